@@ -1,0 +1,21 @@
+//! Numeric kernels of state-space language models on plain slices.
+//!
+//! No tensor library, no files, no global state. A wrong length is a bug of the caller: kernels panic
+//! and name the argument. Every kernel is tested against its plain definition, on every instruction
+//! set that the processor has ([`Level`]); results do not depend on the number of threads.
+
+mod conv;
+mod linear;
+pub mod math;
+mod norm;
+mod rows;
+mod simd;
+pub mod ssd;
+#[cfg(test)]
+mod testing;
+
+pub use conv::conv1d;
+pub use linear::{Weights, linear};
+pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
+pub use rows::Rows;
+pub use simd::Level;

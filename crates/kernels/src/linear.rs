@@ -1,0 +1,504 @@
+//! Dense product `x · Wᵀ` with weights `[out, in]` in the type they are stored in.
+//!
+//! ```text
+//! out[t, n] += sum over k of x[t, k] * w[n, k]
+//! ```
+//!
+//! Rows of `x` and of `w` are both contiguous along `k`, so a vector holds neighbouring `k` and each
+//! output owns one vector accumulator. What differs from the plain loop, and why:
+//!
+//! 1. A tile of 3 x 4 outputs runs together: 12 accumulators hide the latency of the multiply-add,
+//!    and 7 loads feed 12 of them.
+//! 2. `k` is cut at multiples of `K_BLOCK`, so that the rows of a tile stay in the first-level cache.
+//! 3. 16-bit weights are widened once per block of outputs when several rows of `x` share them, and in
+//!    registers when only a few do.
+//! 4. Blocks of outputs run in parallel.
+//!
+//! The order in which an output is summed depends on the width of `x` and the instruction set alone:
+//! neither on the number of rows nor of threads. A row gives the same bits alone and in any batch.
+
+use rayon::prelude::*;
+
+use crate::rows::{Rows, column_blocks};
+use crate::simd::{Level, Simd, dispatch};
+
+/// A weight matrix `[out, in]`, row-major, in its stored type.
+#[derive(Debug, Clone, Copy)]
+pub enum Weights<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// Bits of bfloat16 values.
+    Bf16(&'a [u16]),
+    /// Bits of IEEE half-precision values.
+    F16(&'a [u16]),
+}
+
+impl<'a> Weights<'a> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(w) => w.len(),
+            Self::Bf16(w) | Self::F16(w) => w.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes elements `first..` of the matrix as f32 until `to` is full.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer elements than that.
+    pub fn widen(&self, first: usize, to: &mut [f32]) {
+        match self {
+            Self::F32(w) => to.copy_from_slice(&w[first..][..to.len()]),
+            Self::Bf16(w) => {
+                let from = &w[first..][..to.len()];
+                for (to, &bits) in to.iter_mut().zip(from) {
+                    *to = f32::from_bits(u32::from(bits) << 16);
+                }
+            }
+            Self::F16(w) => {
+                let from = &w[first..][..to.len()];
+                for (to, &bits) in to.iter_mut().zip(from) {
+                    *to = half::f16::from_bits(bits).to_f32();
+                }
+            }
+        }
+    }
+
+    fn rows(&self, first: usize, count: usize, width: usize) -> Weights<'a> {
+        let range = first * width..(first + count) * width;
+        match self {
+            Self::F32(w) => Weights::F32(&w[range]),
+            Self::Bf16(w) => Weights::Bf16(&w[range]),
+            Self::F16(w) => Weights::F16(&w[range]),
+        }
+    }
+}
+
+/// Outputs per parallel task: their rows of weights fit the second-level cache.
+const OUT_BLOCK: usize = 64;
+/// Most elements of a row that a tile runs through at once.
+const K_BLOCK: usize = 1024;
+/// The length at which rows of `width` are cut: equal pieces of whole cache lines.
+fn k_block(width: usize) -> usize {
+    width.div_ceil(width.div_ceil(K_BLOCK)).next_multiple_of(16)
+}
+
+/// Lanes of the widest instruction set.
+const MAX_LANES: usize = 16;
+/// Up to this many rows, weights are read in place; with more, they are first made ready as f32.
+const FEW_ROWS: usize = 3;
+
+/// Adds `x · wᵀ` to `out`.
+///
+/// | argument | shape | meaning |
+/// |---|---|---|
+/// | `x` | `[rows, in]` | activations |
+/// | `w` | `[out, in]` | weights |
+/// | `out` | `[rows, out]` | added to: zeros, a bias or a residual before the call |
+///
+/// ```
+/// use boostr_kernels::{Rows, Weights, linear};
+/// let mut out = [0.0; 2];
+/// linear(Rows::dense(&[1.0, 2.0], 2), Weights::F32(&[3.0, 4.0, 5.0, 6.0]), &mut out);
+/// assert_eq!(out, [11.0, 17.0]);
+/// ```
+///
+/// # Panics
+///
+/// If the lengths disagree.
+#[track_caller]
+pub fn linear(x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
+    linear_at(Level::detect(), x, w, out);
+}
+
+#[track_caller]
+fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
+    let (rows, width) = (x.len(), x.width());
+    if rows == 0 || width == 0 {
+        return;
+    }
+    let features = w.len() / width;
+    assert_eq!(w.len(), features * width, "w: not whole rows of {width}");
+    assert_eq!(out.len(), rows * features, "out");
+    if features == 0 {
+        return;
+    }
+    if rows == 1 {
+        out.par_chunks_mut(OUT_BLOCK).enumerate().for_each(|(i, out)| {
+            let w = w.rows(i * OUT_BLOCK, out.len(), width);
+            few_rows(level, x, w, &mut [out]);
+        });
+        return;
+    }
+    // With many rows, those of `x` too are made whole chunks, which no real model needs.
+    let padded = width.next_multiple_of(MAX_LANES);
+    let mut copy = Vec::new();
+    let x = if rows > FEW_ROWS && padded > width {
+        copy.resize(rows * padded, 0.0);
+        for (i, row) in copy.chunks_exact_mut(padded).enumerate() {
+            row[..width].copy_from_slice(x.row(i));
+        }
+        Rows::dense(&copy, padded)
+    } else {
+        x
+    };
+    let blocks = column_blocks(out, features, OUT_BLOCK);
+    blocks.into_par_iter().enumerate().for_each_init(Vec::new, |panel, (i, mut out)| {
+        let w = w.rows(i * OUT_BLOCK, out[0].len(), width);
+        if rows <= FEW_ROWS {
+            few_rows(level, x, w, &mut out);
+        } else {
+            many_rows(level, x, w, width, &mut out, panel);
+        }
+    });
+}
+
+/// `x · wᵀ` of few features in one task, added to pieces of rows: for products inside other kernels.
+pub(crate) fn linear_rows(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
+    for (i, out) in out.chunks_mut(FEW_ROWS).enumerate() {
+        few_rows(level, x.slice(i * FEW_ROWS, out.len()), w, out);
+    }
+}
+
+dispatch! { fn few_rows = few_rows_body(x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) }
+
+#[inline(always)]
+fn few_rows_body<S: Simd>(simd: S, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
+    match w {
+        Weights::F32(w) => few_rows_stored::<S, F32>(simd, x, w, out),
+        Weights::Bf16(w) => few_rows_stored::<S, Bf16>(simd, x, w, out),
+        Weights::F16(w) => few_rows_stored::<S, F16>(simd, x, w, out),
+    }
+}
+
+/// Runs along each row of weights to its end before the next, as memory likes it best.
+#[inline(always)]
+fn few_rows_stored<S: Simd, W: Stored<S>>(simd: S, x: Rows<'_>, w: &[W::Elem], out: &mut [&mut [f32]]) {
+    let width = x.width();
+    let features = out[0].len();
+    let k_block = k_block(width);
+    for n in (0..features).step_by(4) {
+        for k in (0..width).step_by(k_block) {
+            let len = k_block.min(width - k);
+            let w = |n: usize| &w[n * width + k..][..len];
+            let x = |m: usize| &x.row(m)[k..][..len];
+            if n + 4 <= features {
+                let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
+                match out {
+                    [a] => tile::<S, W, 1, 4>(simd, [x(0)], w, [&mut a[n..]]),
+                    [a, b] => tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, [&mut a[n..], &mut b[n..]]),
+                    [a, b, c] => tile::<S, W, 3, 4>(
+                        simd,
+                        [x(0), x(1), x(2)],
+                        w,
+                        [&mut a[n..], &mut b[n..], &mut c[n..]],
+                    ),
+                    _ => unreachable!("more than {FEW_ROWS} rows"),
+                }
+            } else {
+                for n in n..features {
+                    for (m, out) in out.iter_mut().enumerate() {
+                        tile::<S, W, 1, 1>(simd, [x(m)], [w(n)], [&mut out[n..]]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+dispatch! {
+    fn many_rows = many_rows_body(
+        x: Rows<'_>, w: Weights<'_>, width: usize, out: &mut [&mut [f32]], panel: &mut Vec<f32>,
+    )
+}
+
+#[inline(always)]
+fn many_rows_body<S: Simd>(
+    simd: S,
+    x: Rows<'_>,
+    w: Weights<'_>,
+    width: usize,
+    out: &mut [&mut [f32]],
+    panel: &mut Vec<f32>,
+) {
+    let features = out[0].len();
+    let k_block = k_block(width);
+    panel.resize(OUT_BLOCK * k_block, 0.0);
+    for k in (0..width).step_by(k_block) {
+        let (len, stored) = (k_block.min(x.width() - k), k_block.min(width - k));
+        for (n, row) in panel.chunks_exact_mut(k_block).take(features).enumerate() {
+            w.widen(n * width + k, &mut row[..stored]);
+            row[stored..len].fill(0.0);
+        }
+        let w = |n: usize| &panel[n * k_block..][..len];
+        let x = |m: usize| &x.row(m)[k..][..len];
+        for (i, out) in out.chunks_mut(3).enumerate() {
+            let m = i * 3;
+            for n in (0..features).step_by(4) {
+                if n + 4 <= features {
+                    let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
+                    if let [a, b, c] = out {
+                        tile::<S, Panel, 3, 4>(
+                            simd,
+                            [x(m), x(m + 1), x(m + 2)],
+                            w,
+                            [&mut a[n..], &mut b[n..], &mut c[n..]],
+                        );
+                    } else {
+                        for (i, out) in out.iter_mut().enumerate() {
+                            tile::<S, Panel, 1, 4>(simd, [x(m + i)], w, [&mut out[n..]]);
+                        }
+                    }
+                } else {
+                    for n in n..features {
+                        for (i, out) in out.iter_mut().enumerate() {
+                            tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)], [&mut out[n..]]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of `M` rows of `x` and `N <= 4` of `w`, all of one length, to the heads of `out`.
+#[inline(always)]
+fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
+    simd: S,
+    x: [&[f32]; M],
+    w: [&[W::Elem]; N],
+    out: [&mut [f32]; M],
+) {
+    let len = x[0].len();
+    let whole = len / S::LANES;
+    let mut xs: [&[S::Chunk]; M] = [&[]; M];
+    for m in 0..M {
+        xs[m] = &S::chunks(x[m]).0[..whole];
+    }
+    let mut ws: [&[W::Chunk]; N] = [&[]; N];
+    for n in 0..N {
+        ws[n] = &W::chunks(w[n]).0[..whole];
+    }
+    let mut acc = [[simd.splat(0.0); 4]; M];
+    for i in 0..whole {
+        let mut x = [simd.splat(0.0); M];
+        for m in 0..M {
+            x[m] = simd.load(&xs[m][i]);
+        }
+        for n in 0..N {
+            let w = W::load(simd, &ws[n][i]);
+            for m in 0..M {
+                acc[m][n] = simd.mul_add(x[m], w, acc[m][n]);
+            }
+        }
+    }
+    if W::PADDED {
+        debug_assert_eq!(whole * S::LANES, len);
+    } else if whole * S::LANES < len {
+        for n in 0..N {
+            let w = W::load_tail(simd, W::chunks(w[n]).1);
+            for m in 0..M {
+                let x = simd.load(&S::tail(S::chunks(x[m]).1));
+                acc[m][n] = simd.mul_add(x, w, acc[m][n]);
+            }
+        }
+    }
+    for (m, out) in out.into_iter().enumerate() {
+        let sums = simd.reduce4(acc[m]);
+        let out = &mut out[..N];
+        for n in 0..N {
+            out[n] += sums[n];
+        }
+    }
+}
+
+/// How a stored type becomes vectors of f32.
+trait Stored<S: Simd> {
+    /// Whether rows are known to be whole chunks.
+    const PADDED: bool = false;
+    type Elem;
+    type Chunk;
+    fn chunks(w: &[Self::Elem]) -> (&[Self::Chunk], &[Self::Elem]);
+    fn load(simd: S, w: &Self::Chunk) -> S::F;
+    fn load_tail(simd: S, w: &[Self::Elem]) -> S::F;
+}
+
+struct F32;
+/// f32 in rows of whole chunks.
+struct Panel;
+struct Bf16;
+struct F16;
+
+macro_rules! stored_f32 { ($name:ident, $padded:literal) => {
+impl<S: Simd> Stored<S> for $name {
+    const PADDED: bool = $padded;
+    type Elem = f32;
+    type Chunk = S::Chunk;
+    #[inline(always)]
+    fn chunks(w: &[f32]) -> (&[S::Chunk], &[f32]) {
+        S::chunks(w)
+    }
+    #[inline(always)]
+    fn load(simd: S, w: &S::Chunk) -> S::F {
+        simd.load(w)
+    }
+    #[inline(always)]
+    fn load_tail(simd: S, w: &[f32]) -> S::F {
+        simd.load(&S::tail(w))
+    }
+}
+}; }
+stored_f32!(F32, false);
+stored_f32!(Panel, true);
+
+macro_rules! stored_half {
+    ($name:ident, $load:ident) => {
+        impl<S: Simd> Stored<S> for $name {
+            type Elem = u16;
+            type Chunk = S::Half;
+            #[inline(always)]
+            fn chunks(w: &[u16]) -> (&[S::Half], &[u16]) {
+                S::halves(w)
+            }
+            #[inline(always)]
+            fn load(simd: S, w: &S::Half) -> S::F {
+                simd.$load(w)
+            }
+            #[inline(always)]
+            fn load_tail(simd: S, w: &[u16]) -> S::F {
+                simd.$load(&S::tail_half(w))
+            }
+        }
+    };
+}
+stored_half!(Bf16, load_bf16);
+stored_half!(F16, load_f16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, close};
+
+    const SIZES: [usize; 10] = [1, 2, 3, 7, 16, 17, 33, 65, 130, 1031];
+
+    fn reference(x: &[f32], w: &[f32], out: &[f32], width: usize) -> Vec<f64> {
+        let features = w.len() / width;
+        (0..out.len())
+            .map(|i| {
+                let (t, n) = (i / features, i % features);
+                let (x, w) = (&x[t * width..][..width], &w[n * width..][..width]);
+                let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                f64::from(out[i]) + terms.sum::<f64>()
+            })
+            .collect()
+    }
+
+    fn stored(w: &[f32], kind: usize) -> (Vec<u16>, Vec<f32>) {
+        let bits: Vec<u16> = match kind {
+            1 => w.iter().map(|w| half::bf16::from_f32(*w).to_bits()).collect(),
+            _ => w.iter().map(|w| half::f16::from_f32(*w).to_bits()).collect(),
+        };
+        let mut exact = vec![0.0; w.len()];
+        weights(&[], &bits, kind).widen(0, &mut exact);
+        (bits, exact)
+    }
+
+    fn weights<'a>(w: &'a [f32], bits: &'a [u16], kind: usize) -> Weights<'a> {
+        match kind {
+            0 => Weights::F32(w),
+            1 => Weights::Bf16(bits),
+            _ => Weights::F16(bits),
+        }
+    }
+
+    #[test]
+    fn equals_the_definition_for_any_sizes_and_types_on_every_instruction_set() {
+        let mut rng = Rng::new(5);
+        for (i, &width) in SIZES.iter().enumerate() {
+            for features in [1, 3, 4, 66, 131] {
+                let rows = SIZES[(i * 3 + features) % 6];
+                let x = rng.floats(rows * width);
+                let w = rng.floats(features * width);
+                let before = rng.floats(rows * features);
+                for kind in 0..3 {
+                    let (bits, exact) = if kind == 0 { (vec![], w.clone()) } else { stored(&w, kind) };
+                    let want = reference(&x, &exact, &before, width);
+                    for &level in Level::available() {
+                        let mut out = before.clone();
+                        linear_at(level, Rows::dense(&x, width), weights(&w, &bits, kind), &mut out);
+                        close(&out, &want, 2e-6 * (width as f64).sqrt());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_any_batch() {
+        let mut rng = Rng::new(6);
+        for width in [5, 48, 500, 1031, 2100] {
+            let (rows, features) = (14, 70);
+            let (x, w) = (rng.floats(rows * width), rng.floats(features * width));
+            for kind in 0..3 {
+                let bits = if kind == 0 { vec![] } else { stored(&w, kind).0 };
+                for &level in Level::available() {
+                    let run = |first: usize, count: usize| {
+                        let x = Rows::dense(&x, width).slice(first, count);
+                        let mut out = vec![0.5; count * features];
+                        linear_at(level, x, weights(&w, &bits, kind), &mut out);
+                        out
+                    };
+                    let whole = run(0, rows);
+                    for count in [1, 2, 3, 4, 5, 7] {
+                        for first in 0..=rows - count {
+                            let want = &whole[first * features..(first + count) * features];
+                            assert_eq!(run(first, count), want, "{count} rows at {first}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let mut rng = Rng::new(7);
+        let (x, w) = (rng.floats(9 * 100), rng.floats(300 * 100));
+        let with = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![0.0; 9 * 300];
+            pool.install(|| linear(Rows::dense(&x, 100), Weights::F32(&w), &mut out));
+            out
+        };
+        let one = with(1);
+        assert_eq!(with(2), one);
+        assert_eq!(with(5), one);
+    }
+
+    #[test]
+    fn every_half_widens_as_the_half_crate_does() {
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        let mut got = vec![0.0; 1 << 16];
+        for &level in Level::available() {
+            // Widened in registers: a product with ones of width 1.
+            for (kind, want) in [
+                (1, all.iter().map(|b| half::bf16::from_bits(*b).to_f32()).collect::<Vec<_>>()),
+                (2, all.iter().map(|b| half::f16::from_bits(*b).to_f32()).collect::<Vec<_>>()),
+            ] {
+                got.fill(0.0);
+                linear_at(level, Rows::dense(&[1.0], 1), weights(&[], &all, kind), &mut got);
+                for (got, want) in got.iter().zip(want) {
+                    assert!(*got == want || (got.is_nan() && want.is_nan()), "{got} != {want}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Root-mean-square norms.
+//!
+//! ```text
+//! rms_norm(x) = x / sqrt(mean(x²) + eps) * weight
+//! gated, gate first:  rms_norm(y * silu(z))          (Mamba-2's default)
+//! gated, norm first:  rms_norm(y) * silu(z)
+//! ```
+//!
+//! The gated norm takes its mean over groups of `weight.len() / ngroups` neighbouring channels. Each
+//! row is its own sum, in an order that depends on its width and the instruction set alone.
+
+use rayon::prelude::*;
+
+use crate::math::silu_lanes;
+use crate::rows::Rows;
+use crate::simd::{Level, Simd, dispatch};
+
+/// Rows per parallel task.
+const ROW_BLOCK: usize = 8;
+
+/// Normalises each row of `x` `[T, width]` to `out` `[T, width]`; `weight` is `[width]`.
+///
+/// # Panics
+///
+/// If the lengths disagree.
+#[track_caller]
+pub fn rms_norm(x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = x.width();
+    assert_eq!(weight.len(), width, "weight");
+    assert_eq!(out.len(), x.len() * width, "out");
+    let level = Level::detect();
+    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            out.copy_from_slice(x.row(block * ROW_BLOCK + i));
+            normalize(level, out, weight, eps);
+        }
+    });
+}
+
+/// How [`gated_rms_norm`] combines its gate and its norm.
+#[derive(Debug, Clone, Copy)]
+pub struct GatedNorm<'a> {
+    /// `[width]`; `None` multiplies by one.
+    pub weight: Option<&'a [f32]>,
+    /// Groups of neighbouring channels with a mean of their own; divides the width.
+    pub ngroups: usize,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Norm first, then gate; else gate first.
+    pub norm_before_gate: bool,
+}
+
+/// Gates rows of `y` `[T, width]` by `z` `[T, width]` and normalises them by groups, to `out`.
+///
+/// # Panics
+///
+/// If the lengths disagree or `ngroups` does not divide the width.
+#[track_caller]
+pub fn gated_rms_norm(y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [f32]) {
+    gated_rms_norm_at(Level::detect(), y, z, norm, out);
+}
+
+#[track_caller]
+fn gated_rms_norm_at(
+    level: Level,
+    y: Rows<'_>,
+    z: Rows<'_>,
+    norm: GatedNorm<'_>,
+    out: &mut [f32],
+) {
+    let width = y.width();
+    assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
+    assert_eq!((z.len(), z.width()), (y.len(), width), "z");
+    assert!(norm.weight.is_none_or(|w| w.len() == width), "weight");
+    assert_eq!(out.len(), y.len() * width, "out");
+    let group = width / norm.ngroups;
+    let ones = vec![1.0; if norm.weight.is_none() { width } else { 0 }];
+    let weight = norm.weight.unwrap_or(&ones);
+    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let row = block * ROW_BLOCK + i;
+            out.copy_from_slice(y.row(row));
+            if !norm.norm_before_gate {
+                gate(level, out, z.row(row));
+            }
+            for (out, weight) in out.chunks_exact_mut(group).zip(weight.chunks_exact(group)) {
+                normalize(level, out, weight, norm.eps);
+            }
+            if norm.norm_before_gate {
+                gate(level, out, z.row(row));
+            }
+        }
+    });
+}
+
+dispatch! { fn normalize = normalize_body(x: &mut [f32], weight: &[f32], eps: f32) }
+
+#[inline(always)]
+fn normalize_body<S: Simd>(simd: S, x: &mut [f32], weight: &[f32], eps: f32) {
+    let width = x.len() as f32;
+    let (chunks, rest) = S::chunks_mut(x);
+    let mut tail = S::tail(rest);
+    let last = simd.load(&tail);
+    let mut squares = [simd.mul(last, last), simd.splat(0.0)];
+    for (i, chunk) in chunks.iter().enumerate() {
+        let x = simd.load(chunk);
+        squares[i % 2] = simd.mul_add(x, x, squares[i % 2]);
+    }
+    let mean = simd.reduce(simd.add(squares[0], squares[1])) / width;
+    let scale = simd.splat(1.0 / (mean + eps).sqrt());
+    let (weights, weight_rest) = S::chunks(weight);
+    for (chunk, weight) in chunks.iter_mut().zip(weights) {
+        simd.store(simd.mul(simd.mul(simd.load(chunk), scale), simd.load(weight)), chunk);
+    }
+    let weight = simd.load(&S::tail(weight_rest));
+    simd.store(simd.mul(simd.mul(last, scale), weight), &mut tail);
+    S::write_tail(&tail, rest);
+}
+
+dispatch! { pub(crate) fn gate = gate_body(y: &mut [f32], z: &[f32]) }
+
+/// `y *= silu(z)`.
+#[inline(always)]
+pub(crate) fn gate_body<S: Simd>(simd: S, y: &mut [f32], z: &[f32]) {
+    let (chunks, rest) = S::chunks_mut(y);
+    let (gates, gate_rest) = S::chunks(z);
+    for (chunk, gate) in chunks.iter_mut().zip(gates) {
+        simd.store(simd.mul(simd.load(chunk), silu_lanes(simd, simd.load(gate))), chunk);
+    }
+    let mut tail = S::tail(rest);
+    let gate = silu_lanes(simd, simd.load(&S::tail(gate_rest)));
+    simd.store(simd.mul(simd.load(&tail), gate), &mut tail);
+    S::write_tail(&tail, rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, close};
+
+    fn reference(y: &[f32], z: Option<&[f32]>, norm: &GatedNorm<'_>) -> Vec<f64> {
+        let silu = |z: f32| f64::from(z) / (1.0 + (-f64::from(z)).exp());
+        let gate = |i: usize| z.map_or(1.0, |z| silu(z[i]));
+        let group = y.len() / norm.ngroups;
+        let before = |i: usize| f64::from(y[i]) * if norm.norm_before_gate { 1.0 } else { gate(i) };
+        (0..y.len())
+            .map(|i| {
+                let first = i / group * group;
+                let mean =
+                    (first..first + group).map(|j| before(j).powi(2)).sum::<f64>() / group as f64;
+                let weight = norm.weight.map_or(1.0, |w| f64::from(w[i]));
+                let after = if norm.norm_before_gate { gate(i) } else { 1.0 };
+                before(i) / (mean + f64::from(norm.eps)).sqrt() * weight * after
+            })
+            .collect()
+    }
+
+    #[test]
+    fn both_orders_equal_the_definition_for_any_width_and_groups() {
+        let mut rng = Rng::new(3);
+        for &level in Level::available() {
+            for (width, ngroups) in [(1, 1), (6, 2), (16, 1), (48, 3), (51, 3), (200, 8)] {
+                for norm_before_gate in [false, true] {
+                    let (y, z) = (rng.floats(3 * width), rng.floats(3 * width));
+                    let weight = rng.floats(width);
+                    let norm =
+                        GatedNorm { weight: Some(&weight), ngroups, eps: 1e-5, norm_before_gate };
+                    let mut out = vec![0.0; 3 * width];
+                    let (y, z) = (Rows::dense(&y, width), Rows::dense(&z, width));
+                    gated_rms_norm_at(level, y, z, norm, &mut out);
+                    for (i, out) in out.chunks(width).enumerate() {
+                        close(out, &reference(y.row(i), Some(z.row(i)), &norm), 2e-6);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn plain_norm_equals_the_definition() {
+        let mut rng = Rng::new(4);
+        let (x, weight) = (rng.floats(2 * 37), rng.floats(37));
+        let mut out = vec![0.0; 2 * 37];
+        rms_norm(Rows::dense(&x, 37), &weight, 1e-5, &mut out);
+        let norm =
+            GatedNorm { weight: Some(&weight), ngroups: 1, eps: 1e-5, norm_before_gate: false };
+        for (x, out) in x.chunks(37).zip(out.chunks(37)) {
+            close(out, &reference(x, None, &norm), 2e-6);
+        }
+    }
+
+    #[test]
+    fn each_group_has_its_own_mean() {
+        let y = [1.0, 1.0, 100.0, 100.0];
+        let z = [50.0; 4]; // silu(50) = 50, which the norm takes out again
+        let norm = GatedNorm { weight: None, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+        let mut out = [0.0; 4];
+        gated_rms_norm(Rows::dense(&y, 4), Rows::dense(&z, 4), norm, &mut out);
+        assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-5), "{out:?}");
+    }
+}

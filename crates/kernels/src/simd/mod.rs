@@ -1,0 +1,191 @@
+//! One vector type per instruction set, and the choice among them.
+//!
+//! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function; the macro
+//! `dispatch!` compiles it for every instruction set of the target and calls the widest that this
+//! processor has. A value of an instruction set's type is the proof that the processor has it: such
+//! values come from [`Level::detect`] alone.
+//!
+//! Instruction sets differ in the number of lanes, and so in the order of a sum: results agree
+//! within rounding between instruction sets, and to the bit on any one of them.
+
+use std::sync::OnceLock;
+
+/// The methods of [`Simd`] that cut slices into arrays of a number of lanes.
+macro_rules! split_by_arrays {
+    ($lanes:literal) => {
+        #[inline(always)]
+        fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]) {
+            x.as_chunks()
+        }
+        #[inline(always)]
+        fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]) {
+            x.as_chunks_mut()
+        }
+        #[inline(always)]
+        fn halves(x: &[u16]) -> (&[Self::Half], &[u16]) {
+            x.as_chunks()
+        }
+        #[inline(always)]
+        fn tail(x: &[f32]) -> Self::Chunk {
+            let mut chunk = [0.0; $lanes];
+            chunk[..x.len()].copy_from_slice(x);
+            chunk
+        }
+        #[inline(always)]
+        fn write_tail(tail: &Self::Chunk, to: &mut [f32]) {
+            to.copy_from_slice(&tail[..to.len()]);
+        }
+        #[inline(always)]
+        fn tail_half(x: &[u16]) -> Self::Half {
+            let mut half = [0; $lanes];
+            half[..x.len()].copy_from_slice(x);
+            half
+        }
+    };
+}
+pub(crate) use split_by_arrays;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod baseline;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+
+/// What kernels need of an instruction set; `Copy` so that it can be passed everywhere for free.
+///
+/// `max` and `min` return their second operand when either is NaN. `reduce4` sums each vector in a
+/// fixed tree, the same for each of the four.
+pub(crate) trait Simd: Copy + Send + Sync {
+    /// A vector of `LANES` floats.
+    type F: Copy;
+    /// `[f32; LANES]`.
+    type Chunk: Copy + Send + Sync;
+    /// `[u16; LANES]`, bits of bf16 or f16 values.
+    type Half: Copy + Send + Sync;
+    const LANES: usize;
+    const ZERO: Self::Chunk;
+
+    /// Splits into whole chunks and the rest.
+    fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
+    fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);
+    fn halves(x: &[u16]) -> (&[Self::Half], &[u16]);
+    /// The rest of a split, filled up with zeros.
+    fn tail(x: &[f32]) -> Self::Chunk;
+    fn tail_half(x: &[u16]) -> Self::Half;
+    /// The first lanes of `tail`, as many as `to` has.
+    fn write_tail(tail: &Self::Chunk, to: &mut [f32]);
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, x: &Self::Chunk) -> Self::F;
+    fn load_bf16(self, x: &Self::Half) -> Self::F;
+    fn load_f16(self, x: &Self::Half) -> Self::F;
+    fn store(self, x: Self::F, to: &mut Self::Chunk);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, fused where the instruction set can.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Nearest integer.
+    fn round(self, a: Self::F) -> Self::F;
+    /// 2^n for integers n in -126..=127.
+    fn exp2i(self, n: Self::F) -> Self::F;
+    fn reduce4(self, x: [Self::F; 4]) -> [f32; 4];
+    fn reduce(self, x: Self::F) -> f32 {
+        let zero = self.splat(0.0);
+        self.reduce4([x, zero, zero, zero])[0]
+    }
+}
+
+/// The instruction sets that kernels are compiled for; the widest present is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Level {
+    /// What the compiler may assume of any processor of the target.
+    Baseline,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512F.
+    Avx512,
+    /// 64-bit Arm.
+    Neon,
+}
+
+impl Level {
+    /// The widest level of this processor, found once.
+    #[must_use]
+    pub fn detect() -> Self {
+        static LEVEL: OnceLock<Level> = OnceLock::new();
+        *LEVEL.get_or_init(|| *Self::available().last().unwrap_or(&Self::Baseline))
+    }
+
+    /// Every level that this processor can run, narrowest first.
+    #[must_use]
+    pub fn available() -> &'static [Self] {
+        #[cfg(target_arch = "x86_64")]
+        if !cfg!(miri) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+            if is_x86_feature_detected!("avx512f") {
+                return &[Self::Baseline, Self::Avx2, Self::Avx512];
+            }
+            return &[Self::Baseline, Self::Avx2];
+        }
+        #[cfg(target_arch = "aarch64")]
+        if !cfg!(miri) {
+            return &[Self::Baseline, Self::Neon];
+        }
+        &[Self::Baseline]
+    }
+
+    /// Short name, as `boostr doctor` prints it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Neon => "neon",
+        }
+    }
+}
+
+/// Compiles an `#[inline(always)] fn name<S: Simd>(simd: S, args..)` for each instruction set and
+/// defines `fn name(level, args..)` that calls the one of `level`.
+macro_rules! dispatch {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident = $body:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "mirrors the body's own arguments")]
+        $vis fn $name(level: crate::simd::Level, $($arg: $ty),*) $(-> $ret)? {
+            use crate::simd::Level;
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => {
+                    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+                    fn wide(simd: crate::simd::avx512::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                        $body(simd, $($arg),*)
+                    }
+                    let simd = crate::simd::avx512::Avx512::detected();
+                    // SAFETY: `detected` panics unless the processor has these features.
+                    unsafe { wide(simd, $($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => {
+                    #[target_feature(enable = "avx2,fma,f16c")]
+                    fn wide(simd: crate::simd::avx2::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                        $body(simd, $($arg),*)
+                    }
+                    let simd = crate::simd::avx2::Avx2::detected();
+                    // SAFETY: `detected` panics unless the processor has these features.
+                    unsafe { wide(simd, $($arg),*) }
+                }
+                #[cfg(target_arch = "aarch64")]
+                Level::Neon => $body(crate::simd::neon::Neon, $($arg),*),
+                _ => $body(crate::simd::baseline::Baseline, $($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use dispatch;

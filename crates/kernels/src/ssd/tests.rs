@@ -1,0 +1,315 @@
+//! Stages and the fused path against the definition in f64, over random shapes.
+
+use proptest::prelude::*;
+
+use super::fused::ssd_at;
+use super::*;
+use crate::rows::Rows;
+use crate::simd::Level;
+use crate::testing::{Rng, close};
+
+/// f32 against f64: rounding of sums over a few thousand terms.
+const TOLERANCE: f64 = 1e-5;
+
+#[derive(Debug, Clone)]
+struct Problem {
+    runs: Vec<usize>,
+    ngroups: usize,
+    heads_per_group: usize,
+    headdim: usize,
+    dstate: usize,
+    seed: u64,
+}
+
+impl Problem {
+    fn tokens(&self) -> usize {
+        self.runs.iter().sum()
+    }
+    fn nheads(&self) -> usize {
+        self.ngroups * self.heads_per_group
+    }
+    fn state_len(&self) -> usize {
+        self.nheads() * self.headdim * self.dstate
+    }
+}
+
+fn problems() -> impl Strategy<Value = Problem> {
+    let len = prop_oneof![0usize..4, 10usize..20, 60usize..70, Just(128usize), 190usize..200];
+    (prop::collection::vec(len, 1..4), 1usize..3, 1usize..4, 1usize..40, 1usize..40, any::<u64>())
+        .prop_map(|(runs, ngroups, heads_per_group, headdim, dstate, seed)| Problem {
+            runs,
+            ngroups,
+            heads_per_group,
+            headdim,
+            dstate,
+            seed,
+        })
+}
+
+struct Data {
+    x: Vec<f32>,
+    dt: Vec<f32>,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+    bias: Vec<f32>,
+    d: Vec<f32>,
+    z: Vec<f32>,
+    states: Vec<Vec<f32>>,
+}
+
+impl Data {
+    fn new(p: &Problem) -> Self {
+        let mut rng = Rng::new(p.seed);
+        let (t, h) = (p.tokens(), p.nheads());
+        Self {
+            x: rng.floats(t * h * p.headdim),
+            dt: rng.floats(t * h),
+            a: (0..h).map(|_| -(3.0 * rng.float()).exp()).collect(),
+            b: rng.floats(t * p.ngroups * p.dstate),
+            c: rng.floats(t * p.ngroups * p.dstate),
+            bias: rng.floats(h).iter().map(|b| 2.0 * b - 1.0).collect(),
+            d: rng.floats(if p.seed % 2 == 0 { h } else { h * p.headdim }),
+            z: rng.floats(t * h * p.headdim),
+            states: p.runs.iter().map(|_| rng.floats(p.state_len())).collect(),
+        }
+    }
+
+    fn input(&self, p: &Problem) -> Ssd<'_> {
+        let dense = |data, width| Rows::new(data, p.tokens(), width, 0, width);
+        Ssd {
+            nheads: p.nheads(),
+            headdim: p.headdim,
+            ngroups: p.ngroups,
+            dstate: p.dstate,
+            x: dense(&self.x, p.nheads() * p.headdim),
+            dt: dense(&self.dt, p.nheads()),
+            a: &self.a,
+            b: dense(&self.b, p.ngroups * p.dstate),
+            c: dense(&self.c, p.ngroups * p.dstate),
+            dt_bias: (p.seed % 3 > 0).then_some(&self.bias),
+            d: (p.seed % 5 > 0).then_some(&self.d),
+            z: (p.seed % 7 > 2).then(|| dense(&self.z, p.nheads() * p.headdim)),
+            dt_softplus: p.seed % 11 > 1,
+            dt_limit: if p.seed % 4 == 0 { (0.05, 0.6) } else { (0.0, f32::INFINITY) },
+        }
+    }
+}
+
+fn run(
+    level: Level,
+    input: &Ssd<'_>,
+    runs: &[usize],
+    states: &[Vec<f32>],
+) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let mut states = states.to_vec();
+    let mut y = vec![f32::NAN; input.x.len() * input.x.width()];
+    let mut views: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
+    ssd_at(level, input, runs, &mut views, &mut y);
+    (y, states)
+}
+
+fn in_f64(
+    input: &Ssd<'_>,
+    runs: &[usize],
+    states: &[Vec<f32>],
+) -> (Vec<f64>, Vec<Vec<f64>>) {
+    let widen = |s: &Vec<f32>| s.iter().copied().map(f64::from).collect();
+    let mut states: Vec<Vec<f64>> = states.iter().map(widen).collect();
+    let y = recurrence(input, runs, &mut states);
+    (y, states)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn the_whole_equals_the_recurrence_on_every_instruction_set(p in problems()) {
+        let data = Data::new(&p);
+        let input = data.input(&p);
+        let (want, want_states) = in_f64(&input, &p.runs, &data.states);
+        for &level in Level::available() {
+            let (y, states) = run(level, &input, &p.runs, &data.states);
+            close(&y, &want, TOLERANCE);
+            for (state, want) in states.iter().zip(&want_states) {
+                close(state, want, TOLERANCE);
+            }
+        }
+    }
+
+    #[test]
+    fn runs_together_have_the_bits_of_each_alone(p in problems()) {
+        let data = Data::new(&p);
+        let input = data.input(&p);
+        let (y, states) = run(Level::detect(), &input, &p.runs, &data.states);
+        let mut first = 0;
+        for (r, &len) in p.runs.iter().enumerate() {
+            let alone = Ssd {
+                x: input.x.slice(first, len),
+                dt: input.dt.slice(first, len),
+                b: input.b.slice(first, len),
+                c: input.c.slice(first, len),
+                z: input.z.map(|z| z.slice(first, len)),
+                ..input
+            };
+            let (one, one_state) =
+                run(Level::detect(), &alone, &[len], &data.states[r..=r]);
+            let row = input.x.width();
+            prop_assert_eq!(&y[first * row..(first + len) * row], &one[..]);
+            prop_assert_eq!(&states[r], &one_state[0]);
+            first += len;
+        }
+    }
+
+    #[test]
+    fn a_run_split_anywhere_equals_the_whole(p in problems(), cut in 0.0f64..1.0) {
+        let data = Data::new(&p);
+        let input = data.input(&p);
+        let len = p.tokens();
+        let cut = (cut * (len + 1) as f64) as usize;
+        let state = &data.states[..1];
+        let (want, want_states) = in_f64(&input, &[len], state);
+        let part = |first: usize, len: usize| Ssd {
+            x: input.x.slice(first, len),
+            dt: input.dt.slice(first, len),
+            b: input.b.slice(first, len),
+            c: input.c.slice(first, len),
+            z: input.z.map(|z| z.slice(first, len)),
+            ..input
+        };
+        let (mut y, state) = run(Level::detect(), &part(0, cut), &[cut], state);
+        let (rest, state) = run(Level::detect(), &part(cut, len - cut), &[len - cut], &state);
+        y.extend(rest);
+        close(&y, &want, TOLERANCE);
+        close(&state[0], &want_states[0], TOLERANCE);
+    }
+
+    #[test]
+    fn the_chain_of_stages_equals_the_recurrence_for_any_chunk_size(
+        p in problems(),
+        batch in 1usize..3,
+        chunk_size in prop_oneof![Just(1usize), 2usize..9, Just(16), Just(64), Just(256)],
+    ) {
+        let p = Problem { runs: vec![p.runs[0].max(1); batch], ..p };
+        let data = Data::new(&p);
+        let input = Ssd {
+            z: None, dt_limit: (0.0, f32::INFINITY), ..data.input(&p)
+        };
+        let zeros = vec![vec![0.0; p.state_len()]; batch];
+        let (want, want_states) = in_f64(&input, &p.runs, &zeros);
+        let dims = Dims {
+            batch,
+            seqlen: p.runs[0],
+            nheads: p.nheads(),
+            headdim: p.headdim,
+            ngroups: p.ngroups,
+            dstate: p.dstate,
+            chunk_size,
+        };
+        let (dt, da_cumsum) =
+            chunk_cumsum(dims, &data.dt, &data.a, input.dt_bias, input.dt_softplus);
+        let own = chunk_state(dims, &data.x, &data.b, &dt, &da_cumsum);
+        let passed = state_passing(dims, &own, &da_cumsum);
+        let mut y = chunk_scan(dims, &data.x, &passed, &data.c, &da_cumsum, input.d);
+        let intra = chunk_intra(dims, &data.x, &data.b, &data.c, &dt, &da_cumsum);
+        y.iter_mut().zip(intra).for_each(|(y, intra)| *y += intra);
+        close(&y, &want, TOLERANCE);
+        let row = p.state_len();
+        for (batch, want) in want_states.iter().enumerate() {
+            let last = (batch + 1) * dims.nchunks() * row;
+            close(&passed[last - row..last], want, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let p = Problem {
+        runs: vec![300, 1, 17, 1],
+        ngroups: 2,
+        heads_per_group: 3,
+        headdim: 20,
+        dstate: 24,
+        seed: 9,
+    };
+    let data = Data::new(&p);
+    let input = data.input(&p);
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| run(Level::detect(), &input, &p.runs, &data.states))
+    };
+    let one = with(1);
+    for threads in [2, 3, 7] {
+        assert_eq!(with(threads), one, "{threads} threads");
+    }
+}
+
+/// Steps from 1e-9 to 1e3 and decays down to -1e4 a step, strong and weak in turn.
+#[test]
+fn extreme_steps_and_decays_stay_finite_and_exact() {
+    for (kind, decays) in
+        [[-50.0f32, -50.0], [-1e-4, -1e3], [-1e4, -1e4], [-1e-6, -1e-6], [-0.0, -1e4]]
+            .into_iter()
+            .enumerate()
+    {
+        let p = Problem {
+            runs: vec![200],
+            ngroups: 1,
+            heads_per_group: 2,
+            headdim: 9,
+            dstate: 17,
+            seed: 13 + kind as u64,
+        };
+        let mut data = Data::new(&p);
+        // a = -1, so that the steps are the decays; a second head with dt 1e3 and weak decay.
+        data.a = vec![-1.0, -1e-5];
+        for (t, dt) in data.dt.chunks_mut(2).enumerate() {
+            dt[0] = -decays[t % 2];
+            dt[1] = if t % 3 == 0 { 1e3 } else { 1e-9 };
+        }
+        let input = Ssd {
+            dt_softplus: false,
+            dt_bias: None,
+            dt_limit: (0.0, f32::INFINITY),
+            z: None,
+            ..data.input(&p)
+        };
+        let (want, want_states) = in_f64(&input, &p.runs, &data.states);
+        for &level in Level::available() {
+            let (y, states) = run(level, &input, &p.runs, &data.states);
+            assert!(y.iter().chain(&states[0]).all(|x| x.is_finite()));
+            close(&y, &want, TOLERANCE);
+            close(&states[0], &want_states[0], TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn bias_comes_before_softplus() {
+    let mut dt = [0.0];
+    timestep(&mut dt, Some(&[-4.6]), true, (0.0, f32::INFINITY));
+    assert!((dt[0] - 0.010_002).abs() < 1e-5, "{}", dt[0]);
+}
+
+#[test]
+fn heads_use_the_group_of_their_block() {
+    // G = 2, H = 4, distinct b: heads 0 and 1 see group 0, heads 2 and 3 group 1.
+    let input = Ssd {
+        nheads: 4,
+        headdim: 1,
+        ngroups: 2,
+        dstate: 1,
+        x: Rows::dense(&[1.0; 4], 4),
+        dt: Rows::dense(&[1.0; 4], 4),
+        a: &[0.0; 4],
+        b: Rows::dense(&[1.0, 10.0], 2),
+        c: Rows::dense(&[1.0, 1.0], 2),
+        dt_bias: None,
+        d: None,
+        z: None,
+        dt_softplus: false,
+        dt_limit: (0.0, f32::INFINITY),
+    };
+    let (y, _) = run(Level::detect(), &input, &[1], &[vec![0.0; 4]]);
+    assert_eq!(y, [1.0, 1.0, 10.0, 10.0]);
+}
