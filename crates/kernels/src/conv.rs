@@ -143,10 +143,9 @@ mod tests {
         let taps = weight.len();
         (0..inputs.len() + 1 - taps)
             .map(|t| {
-                let sum: f64 = (0..taps)
-                    .map(|k| f64::from(weight[k]) * f64::from(inputs[t + k]))
-                    .sum::<f64>()
-                    + f64::from(bias);
+                let sum: f64 =
+                    (0..taps).map(|k| f64::from(weight[k]) * f64::from(inputs[t + k])).sum::<f64>()
+                        + f64::from(bias);
                 if silu { sum / (1.0 + (-sum).exp()) } else { sum }
             })
             .collect()
@@ -172,7 +171,14 @@ mod tests {
                         let mut out = vec![f32::NAN; total * channels];
                         let rows = Rows::dense(&x, channels);
                         conv1d_at(
-                            level, rows, &runs, &weight, Some(&bias), silu, &mut windows, &mut out,
+                            level,
+                            rows,
+                            &runs,
+                            &weight,
+                            Some(&bias),
+                            silu,
+                            &mut windows,
+                            &mut out,
                         );
                         let mut first = 0;
                         for (r, &len) in runs.iter().enumerate() {
@@ -182,9 +188,8 @@ mod tests {
                                 inputs.extend((first..first + len).map(|t| rows.row(t)[c]));
                                 let w: Vec<f32> =
                                     weight.iter().skip(c).step_by(channels).copied().collect();
-                                let got: Vec<f32> = (first..first + len)
-                                    .map(|t| out[t * channels + c])
-                                    .collect();
+                                let got: Vec<f32> =
+                                    (first..first + len).map(|t| out[t * channels + c]).collect();
                                 if len > 0 {
                                     close(&got, &reference(&inputs, &w, bias[c], silu), 1e-6);
                                 }

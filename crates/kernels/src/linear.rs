@@ -181,7 +181,12 @@ fn few_rows_body<S: Simd>(simd: S, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut 
 
 /// Runs along each row of weights to its end before the next, as memory likes it best.
 #[inline(always)]
-fn few_rows_stored<S: Simd, W: Stored<S>>(simd: S, x: Rows<'_>, w: &[W::Elem], out: &mut [&mut [f32]]) {
+fn few_rows_stored<S: Simd, W: Stored<S>>(
+    simd: S,
+    x: Rows<'_>,
+    w: &[W::Elem],
+    out: &mut [&mut [f32]],
+) {
     let width = x.width();
     let features = out[0].len();
     let k_block = k_block(width);
@@ -337,25 +342,27 @@ struct Panel;
 struct Bf16;
 struct F16;
 
-macro_rules! stored_f32 { ($name:ident, $padded:literal) => {
-impl<S: Simd> Stored<S> for $name {
-    const PADDED: bool = $padded;
-    type Elem = f32;
-    type Chunk = S::Chunk;
-    #[inline(always)]
-    fn chunks(w: &[f32]) -> (&[S::Chunk], &[f32]) {
-        S::chunks(w)
-    }
-    #[inline(always)]
-    fn load(simd: S, w: &S::Chunk) -> S::F {
-        simd.load(w)
-    }
-    #[inline(always)]
-    fn load_tail(simd: S, w: &[f32]) -> S::F {
-        simd.load(&S::tail(w))
-    }
+macro_rules! stored_f32 {
+    ($name:ident, $padded:literal) => {
+        impl<S: Simd> Stored<S> for $name {
+            const PADDED: bool = $padded;
+            type Elem = f32;
+            type Chunk = S::Chunk;
+            #[inline(always)]
+            fn chunks(w: &[f32]) -> (&[S::Chunk], &[f32]) {
+                S::chunks(w)
+            }
+            #[inline(always)]
+            fn load(simd: S, w: &S::Chunk) -> S::F {
+                simd.load(w)
+            }
+            #[inline(always)]
+            fn load_tail(simd: S, w: &[f32]) -> S::F {
+                simd.load(&S::tail(w))
+            }
+        }
+    };
 }
-}; }
 stored_f32!(F32, false);
 stored_f32!(Panel, true);
 
@@ -429,11 +436,17 @@ mod tests {
                 let w = rng.floats(features * width);
                 let before = rng.floats(rows * features);
                 for kind in 0..3 {
-                    let (bits, exact) = if kind == 0 { (vec![], w.clone()) } else { stored(&w, kind) };
+                    let (bits, exact) =
+                        if kind == 0 { (vec![], w.clone()) } else { stored(&w, kind) };
                     let want = reference(&x, &exact, &before, width);
                     for &level in Level::available() {
                         let mut out = before.clone();
-                        linear_at(level, Rows::dense(&x, width), weights(&w, &bits, kind), &mut out);
+                        linear_at(
+                            level,
+                            Rows::dense(&x, width),
+                            weights(&w, &bits, kind),
+                            &mut out,
+                        );
                         close(&out, &want, 2e-6 * (width as f64).sqrt());
                     }
                 }

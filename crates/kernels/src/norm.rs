@@ -61,13 +61,7 @@ pub fn gated_rms_norm(y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [
 }
 
 #[track_caller]
-fn gated_rms_norm_at(
-    level: Level,
-    y: Rows<'_>,
-    z: Rows<'_>,
-    norm: GatedNorm<'_>,
-    out: &mut [f32],
-) {
+fn gated_rms_norm_at(level: Level, y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [f32]) {
     let width = y.width();
     assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
     assert_eq!((z.len(), z.width()), (y.len(), width), "z");

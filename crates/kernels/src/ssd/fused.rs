@@ -12,12 +12,14 @@
 //! What differs from the stages, and why:
 //!
 //! 1. `C Bᵀ` belongs to a group: it is computed once for the heads that share it. So are the packed
-//!    copies of C and Bᵀ, which turn strided rows into adjacent ones.
-//! 2. All products run in one micro-kernel: tiles of 6 rows by two vectors of columns, whose left
-//!    operand is read one number at a time and whose right operand lies in panels of two vectors.
+//!    copies of C and Bᵀ.
+//! 2. All products run in one micro-kernel of 6 rows by two vectors of columns. Its left operand is
+//!    packed in tiles, six rows interleaved, the last tile filled up with zeros; its right operand
+//!    lies in panels of two vectors.
 //! 3. Sᵀ stays in panels from a run's first chunk to its last.
-//! 4. The sums `cum` are kept as pairs of f32, so that their differences stay exact where they matter.
-//! 5. Long runs go chunk block by chunk block, heads in parallel; short runs go token by token.
+//! 4. A skip weight that a head has for itself is added to M's diagonal: it costs nothing there.
+//! 5. The sums `cum` are kept as pairs of f32, so that their differences stay exact where they matter.
+//! 6. Long runs go chunk block by chunk block, heads in parallel; short runs go token by token.
 //!
 //! Every run is computed by itself: its result depends on its own tokens and state alone.
 
@@ -31,10 +33,12 @@ use crate::norm::gate;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
-/// Q: the chunk length of the fused path.
-const CHUNK: usize = 64;
+/// Q: the chunk length of the fused path, a multiple of `TILE`.
+const CHUNK: usize = 60;
 /// Chunks whose shared products are kept at once.
-const BLOCK_CHUNKS: usize = 16;
+const BLOCK_CHUNKS: usize = 8;
+/// Rows of the micro-kernel.
+const TILE: usize = 6;
 /// Runs from this length on are computed by chunks.
 const LONG: usize = 16;
 
@@ -83,28 +87,29 @@ impl Ssd<'_> {
         assert_eq!((self.c.len(), self.c.width()), (tokens, self.ngroups * self.dstate), "c");
         assert!(self.dt_bias.is_none_or(|b| b.len() == heads), "dt_bias");
         assert!(self.d.is_none_or(|d| d.len() == heads || d.len() == heads * self.headdim), "d");
-        assert!(
-            self.z.is_none_or(|z| (z.len(), z.width()) == (tokens, heads * self.headdim)),
-            "z"
-        );
+        assert!(self.z.is_none_or(|z| (z.len(), z.width()) == (tokens, heads * self.headdim)), "z");
         assert_eq!(runs.iter().sum::<usize>(), tokens, "runs");
     }
 
-    /// Adds the skip to one head's output `[P]` of token `t` and gates it.
+    /// Adds the skip to one head's output `[P]` of token `t`.
     #[inline(always)]
-    pub(crate) fn finish(&self, t: usize, head: usize, y: &mut [f32]) {
+    pub(crate) fn skip(&self, t: usize, head: usize, y: &mut [f32]) {
+        let Some(d) = self.d else { return };
         let first = head * self.headdim;
-        if let Some(d) = self.d {
-            let x = &self.x.row(t)[first..][..y.len()];
-            if d.len() == self.nheads {
-                y.iter_mut().zip(x).for_each(|(y, x)| *y += d[head] * x);
-            } else {
-                let d = &d[first..][..y.len()];
-                y.iter_mut().zip(x).zip(d).for_each(|((y, x), d)| *y += d * x);
-            }
+        let x = &self.x.row(t)[first..][..y.len()];
+        if d.len() == self.nheads {
+            y.iter_mut().zip(x).for_each(|(y, x)| *y += d[head] * x);
+        } else {
+            let d = &d[first..][..y.len()];
+            y.iter_mut().zip(x).zip(d).for_each(|((y, x), d)| *y += d * x);
         }
+    }
+
+    /// Gates one head's output `[P]` of token `t`.
+    #[inline(always)]
+    pub(crate) fn gate(&self, t: usize, head: usize, y: &mut [f32]) {
         if let Some(z) = self.z {
-            gate(Level::detect(), y, &z.row(t)[first..][..y.len()]);
+            gate(Level::detect(), y, &z.row(t)[head * self.headdim..][..y.len()]);
         }
     }
 }
@@ -142,7 +147,10 @@ pub(super) fn ssd_at(
     if y.is_empty() || dstate == 0 {
         for (t, y) in y.chunks_exact_mut((nheads * headdim).max(1)).enumerate() {
             y.fill(0.0);
-            y.chunks_exact_mut(headdim).enumerate().for_each(|(h, y)| input.finish(t, h, y));
+            for (head, y) in y.chunks_exact_mut(headdim).enumerate() {
+                input.skip(t, head, y);
+                input.gate(t, head, y);
+            }
         }
         return;
     }
@@ -185,10 +193,10 @@ struct Task<'a> {
 /// What the heads of a group share in a chunk of `len` tokens.
 struct Shared {
     len: usize,
-    /// C `[len, N]`
-    c: Vec<f32>,
-    /// Bᵀ `[N, len]`
-    bt: Vec<f32>,
+    /// C `[len, N]` in tiles `[len / 6][N][6]`
+    c: Vec<[f32; TILE]>,
+    /// Bᵀ `[N, len]` in tiles `[N / 6][len][6]`
+    bt: Vec<[f32; TILE]>,
     /// C Bᵀ `[len, len]`
     cb: Vec<f32>,
 }
@@ -210,8 +218,7 @@ fn by_chunks(level: Level, input: &Ssd<'_>, dt: &[f32], mut tasks: Vec<Task<'_>>
             .collect();
         tasks.par_iter_mut().for_each_init(Scratch::default, |scratch, task| {
             let group = task.head / heads_per_group;
-            let shared: Vec<&Shared> =
-                shared.iter().skip(group).step_by(input.ngroups).collect();
+            let shared: Vec<&Shared> = shared.iter().skip(group).step_by(input.ngroups).collect();
             let y = &mut task.y[block..block + block_len];
             head_block(level, input, dt, task.head, first + block, &shared, task.state, y, scratch);
         });
@@ -224,31 +231,32 @@ fn share(level: Level, input: &Ssd<'_>, first: usize, len: usize, group: usize) 
         input.c.slice(first, len).columns(group * n, n),
         input.b.slice(first, len).columns(group * n, n),
     );
-    let mut c = Vec::with_capacity(len * n);
     let mut b = Vec::with_capacity(len * n);
+    let mut c = vec![[0.0; TILE]; len.div_ceil(TILE) * n];
+    let mut bt = vec![[0.0; TILE]; n.div_ceil(TILE) * len];
     for t in 0..len {
-        c.extend_from_slice(c_rows.row(t));
         b.extend_from_slice(b_rows.row(t));
-    }
-    let mut bt = vec![0.0; n * len];
-    for (s, b) in b.chunks_exact(n).enumerate() {
-        for (bt, b) in bt.chunks_exact_mut(len).zip(b) {
-            bt[s] = *b;
+        for (tile, c) in c[t / TILE * n..][..n].iter_mut().zip(c_rows.row(t)) {
+            tile[t % TILE] = *c;
+        }
+        for (i, b) in b_rows.row(t).chunks(TILE).enumerate() {
+            bt[i * len + t][..b.len()].copy_from_slice(b);
         }
     }
     let mut cb = vec![0.0; len * len];
     let mut cb_rows: Vec<&mut [f32]> = cb.chunks_exact_mut(len).collect();
-    linear_rows(level, Rows::dense(&c, n), Weights::F32(&b), &mut cb_rows);
+    linear_rows(level, c_rows, Weights::F32(&b), &mut cb_rows);
     Shared { len, c, bt, cb }
 }
 
 /// Buffers of one worker, kept from head to head.
 #[derive(Default)]
 struct Scratch {
-    /// Sᵀ in panels `[P / W][N][W]`
+    /// Sᵀ in panels `[P / W][N][W]`, N filled up to whole tiles
     state: Vec<f32>,
-    /// M `[Q, Q]`
-    m: Vec<f32>,
+    /// A row of M, and M in tiles `[len / 6][Q][6]`
+    row: Vec<f32>,
+    m: Vec<[f32; TILE]>,
     /// X and w ∘ X in panels `[P / W][len][W]`
     x: Vec<f32>,
     xw: Vec<f32>,
@@ -290,15 +298,17 @@ fn head_block_body<S: Simd>(
     let (p, n) = (input.headdim, input.dstate);
     let width = 2 * S::LANES;
     let npanels = p.div_ceil(width);
+    let rows = n.next_multiple_of(TILE);
     scratch.state.clear();
-    scratch.state.resize(npanels * n * width, 0.0);
+    scratch.state.resize(npanels * rows * width, 0.0);
     for (i, row) in state.chunks_exact(n).enumerate() {
-        let panel = &mut scratch.state[i / width * n * width..][..n * width];
+        let panel = &mut scratch.state[i / width * rows * width..][..n * width];
         for (to, from) in panel.chunks_exact_mut(width).zip(row) {
             to[i % width] = *from;
         }
     }
 
+    let skip_by_channel = input.d.is_some_and(|d| d.len() != input.nheads);
     let mut done = 0;
     for shared in shared {
         let len = shared.len;
@@ -306,55 +316,39 @@ fn head_block_body<S: Simd>(
         let y = &mut y[done..done + len];
         done += len;
         sums(simd, input, dt, head, from, len, scratch);
-        masked(simd, shared, scratch);
+        let skip = input.d.filter(|d| d.len() == input.nheads).map_or(0.0, |d| d[head]);
+        masked(simd, shared, skip, scratch);
         let Scratch { state, m, x, xw, decay, w, .. } = &mut *scratch;
         pack(input, head, from, len, width, npanels, w, x, xw);
         let through = decay[len - 1];
 
         for panel in 0..npanels {
-            let state = &mut state[panel * n * width..][..n * width];
+            let state = &mut state[panel * rows * width..][..rows * width];
             let x = &x[panel * len * width..][..len * width];
             let xw = &xw[panel * len * width..][..len * width];
             let columns = panel * width..p.min((panel + 1) * width);
-            let mut t = 0;
-            while t < len {
-                let rows = (len - t).min(6);
-                macro_rules! outputs {
-                    ($rows:literal) => {{
-                        output_tile::<S, $rows>(simd, shared, m, decay, state, x, t, y, &columns);
-                        t += $rows;
-                    }};
-                }
-                match rows {
-                    6 => outputs!(6),
-                    4 | 5 => outputs!(4),
-                    2 | 3 => outputs!(2),
-                    _ => outputs!(1),
-                }
+            for t in (0..len).step_by(TILE) {
+                let c = &shared.c[t / TILE * n..][..n];
+                let reach = len.min(t + TILE);
+                let m = &m[t / TILE * CHUNK..][..reach];
+                let y = &mut y[t..reach];
+                output_tile(simd, c, state, &decay[t..reach], m, x, y, &columns);
             }
-            let mut row = 0;
-            while row < n {
-                macro_rules! states {
-                    ($rows:literal) => {{
-                        state_tile::<S, $rows>(simd, &shared.bt, len, through, state, xw, row);
-                        row += $rows;
-                    }};
-                }
-                match n - row {
-                    1 => states!(1),
-                    2 | 3 => states!(2),
-                    4 | 5 => states!(4),
-                    _ => states!(6),
-                }
+            for (bt, state) in shared.bt.chunks_exact(len).zip(state.chunks_exact_mut(TILE * width))
+            {
+                state_tile(simd, bt, through, xw, state);
             }
         }
         for (i, y) in y.iter_mut().enumerate() {
-            input.finish(from + i, head, y);
+            if skip_by_channel {
+                input.skip(from + i, head, y);
+            }
+            input.gate(from + i, head, y);
         }
     }
 
     for (i, row) in state.chunks_exact_mut(n).enumerate() {
-        let panel = &scratch.state[i / width * n * width..][..n * width];
+        let panel = &scratch.state[i / width * rows * width..][..n * width];
         for (from, to) in panel.chunks_exact(width).zip(row) {
             *to = from[i % width];
         }
@@ -399,38 +393,48 @@ fn sums<S: Simd>(
     }
 }
 
-/// Fills M: row t holds its first t + 1 values, then zeros to the end of the longest tile's row.
+/// Fills M plus `skip` on its diagonal; tiles hold all s up to their last token, zeros where s > t.
 #[inline(always)]
-fn masked<S: Simd>(simd: S, shared: &Shared, scratch: &mut Scratch) {
+fn masked<S: Simd>(simd: S, shared: &Shared, skip: f32, scratch: &mut Scratch) {
     let len = shared.len;
-    let Scratch { m, dt, cum_high, cum_low, .. } = scratch;
-    m.resize(CHUNK * CHUNK, 0.0);
-    let zero = simd.splat(0.0);
+    let Scratch { row, m, dt, cum_high, cum_low, .. } = scratch;
+    m.resize(CHUNK.div_ceil(TILE) * CHUNK, [0.0; TILE]);
+    row.resize(CHUNK.next_multiple_of(S::LANES), 0.0);
     let (dt, high, low) = (S::chunks(dt).0, S::chunks(cum_high).0, S::chunks(cum_low).0);
-    for (t, (m, cb)) in m.chunks_exact_mut(CHUNK).zip(shared.cb.chunks_exact(len)).enumerate() {
-        let here_high = simd.splat(cum_high[t]);
-        let here_low = simd.splat(cum_low[t]);
-        let (to, to_rest) = S::chunks_mut(&mut m[..len]);
+    for (t, cb) in shared.cb.chunks_exact(len).enumerate() {
+        let here = (simd.splat(cum_high[t]), simd.splat(cum_low[t]));
         let (cb, cb_rest) = S::chunks(cb);
-        let weight = |i: usize| {
-            let high = simd.sub(here_high, simd.load(&high[i]));
-            let low = simd.sub(here_low, simd.load(&low[i]));
-            let decay = exp_lanes(simd, simd.min(zero, simd.add(high, low)));
-            simd.mul(decay, simd.load(&dt[i]))
-        };
-        let whole = (t / S::LANES + 1).min(to.len());
-        for i in 0..whole {
-            simd.store(simd.mul(simd.load(&cb[i]), weight(i)), &mut to[i]);
+        let to = S::chunks_mut(&mut *row).0;
+        for i in 0..=t / S::LANES {
+            let cb = if i < cb.len() { simd.load(&cb[i]) } else { simd.load(&S::tail(cb_rest)) };
+            let weight = pair_weight(simd, here, &high[i], &low[i], &dt[i]);
+            simd.store(simd.mul(cb, weight), &mut to[i]);
         }
-        if whole * S::LANES <= t {
-            let mut tail = S::tail(cb_rest);
-            let value = simd.mul(simd.load(&tail), weight(whole));
-            simd.store(value, &mut tail);
-            S::write_tail(&tail, to_rest);
+        row[t] += skip;
+        let first = t / TILE * TILE;
+        let tile = &mut m[t / TILE * CHUNK..][..first + TILE];
+        for (tile, value) in tile[..=t].iter_mut().zip(&row[..=t]) {
+            tile[t % TILE] = *value;
         }
-        // Rows of one tile are summed to the tile's last token.
-        m[t + 1..len.min(t + 6).max(t + 1)].fill(0.0);
+        for tile in &mut tile[t + 1..] {
+            tile[t % TILE] = 0.0;
+        }
     }
+}
+
+/// `exp(cum[t] - cum[s]) dt[s]` for a vector of s; never an exponential of more than 0.
+#[inline(always)]
+fn pair_weight<S: Simd>(
+    simd: S,
+    here: (S::F, S::F),
+    high: &S::Chunk,
+    low: &S::Chunk,
+    dt: &S::Chunk,
+) -> S::F {
+    let high = simd.sub(here.0, simd.load(high));
+    let low = simd.sub(here.1, simd.load(low));
+    let decay = exp_lanes(simd, simd.min(simd.splat(0.0), simd.add(high, low)));
+    simd.mul(decay, simd.load(dt))
 }
 
 /// Packs one head's X and w ∘ X into panels.
@@ -465,98 +469,67 @@ fn pack(
     }
 }
 
-/// `ROWS` outputs from token `t` on, in the columns of one panel.
+/// The outputs of a tile of tokens, at most six, in the columns of one panel.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "called for each number of rows")]
-fn output_tile<S: Simd, const ROWS: usize>(
+#[expect(clippy::too_many_arguments, reason = "one call")]
+fn output_tile<S: Simd>(
     simd: S,
-    shared: &Shared,
-    m: &[f32],
-    decay: &[f32],
+    c: &[[f32; TILE]],
     state: &[f32],
+    decay: &[f32],
+    m: &[[f32; TILE]],
     x: &[f32],
-    t: usize,
     y: &mut [&mut [f32]],
     columns: &std::ops::Range<usize>,
 ) {
-    let n = state.len() / (2 * S::LANES);
-    let mut left: [&[f32]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        left[i] = &shared.c[(t + i) * n..][..n];
+    let mut acc = add_product(simd, [[simd.splat(0.0); 2]; TILE], c, state);
+    for (acc, decay) in acc.iter_mut().zip(decay) {
+        let decay = simd.splat(*decay);
+        *acc = [simd.mul(acc[0], decay), simd.mul(acc[1], decay)];
     }
-    let mut acc = [[simd.splat(0.0); 2]; ROWS];
-    acc = add_product(simd, acc, left, state);
-    for i in 0..ROWS {
-        let decay = simd.splat(decay[t + i]);
-        acc[i] = [simd.mul(acc[i][0], decay), simd.mul(acc[i][1], decay)];
-    }
-    let reach = t + ROWS;
-    for i in 0..ROWS {
-        left[i] = &m[(t + i) * CHUNK..][..reach];
-    }
-    acc = add_product(simd, acc, left, &x[..reach * 2 * S::LANES]);
-    for i in 0..ROWS {
-        let to = &mut y[t + i][columns.clone()];
-        let (whole, rest) = S::chunks_mut(to);
-        for (lane, to) in whole.iter_mut().enumerate() {
-            simd.store(acc[i][lane], to);
+    acc = add_product(simd, acc, m, x);
+    for (acc, y) in acc.iter().zip(y) {
+        let (whole, rest) = S::chunks_mut(&mut y[columns.clone()]);
+        for (acc, to) in acc.iter().zip(&mut *whole) {
+            simd.store(*acc, to);
         }
         if !rest.is_empty() {
             let mut tail = S::ZERO;
-            simd.store(acc[i][whole.len()], &mut tail);
+            simd.store(acc[whole.len()], &mut tail);
             S::write_tail(&tail, rest);
         }
     }
 }
 
-/// Moves rows `row..row + ROWS` of Sᵀ, in one panel, past the chunk.
+/// Moves six rows of Sᵀ, in one panel, past the chunk.
 #[inline(always)]
-fn state_tile<S: Simd, const ROWS: usize>(
-    simd: S,
-    bt: &[f32],
-    len: usize,
-    through: f32,
-    state: &mut [f32],
-    xw: &[f32],
-    row: usize,
-) {
+fn state_tile<S: Simd>(simd: S, bt: &[[f32; TILE]], through: f32, xw: &[f32], state: &mut [f32]) {
     let through = simd.splat(through);
-    let mut left: [&[f32]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        left[i] = &bt[(row + i) * len..][..len];
+    let (state, _) = S::chunks_mut(state).0.as_chunks_mut::<2>();
+    let mut acc = [[simd.splat(0.0); 2]; TILE];
+    for (acc, state) in acc.iter_mut().zip(&*state) {
+        *acc = [simd.mul(through, simd.load(&state[0])), simd.mul(through, simd.load(&state[1]))];
     }
-    let state = &mut S::chunks_mut(state).0[row * 2..][..ROWS * 2];
-    let mut acc = [[simd.splat(0.0); 2]; ROWS];
-    for i in 0..ROWS {
-        acc[i] = [
-            simd.mul(through, simd.load(&state[i * 2])),
-            simd.mul(through, simd.load(&state[i * 2 + 1])),
-        ];
-    }
-    acc = add_product(simd, acc, left, xw);
-    for i in 0..ROWS {
-        simd.store(acc[i][0], &mut state[i * 2]);
-        simd.store(acc[i][1], &mut state[i * 2 + 1]);
+    acc = add_product(simd, acc, bt, xw);
+    for (acc, state) in acc.iter().zip(state) {
+        simd.store(acc[0], &mut state[0]);
+        simd.store(acc[1], &mut state[1]);
     }
 }
 
-/// The micro-kernel: `acc[i] += sum over k of left[i][k] * right[k]`, `right` in rows of two vectors.
+/// The micro-kernel: `acc[i] += sum over k of left[k][i] * right[k]`, `right` in rows of two vectors.
 #[inline(always)]
-fn add_product<S: Simd, const ROWS: usize>(
+fn add_product<S: Simd>(
     simd: S,
-    mut acc: [[S::F; 2]; ROWS],
-    left: [&[f32]; ROWS],
+    mut acc: [[S::F; 2]; TILE],
+    left: &[[f32; TILE]],
     right: &[f32],
-) -> [[S::F; 2]; ROWS] {
+) -> [[S::F; 2]; TILE] {
     let (right, _) = S::chunks(right).0.as_chunks::<2>();
-    let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        rows[i] = &left[i][..right.len()];
-    }
-    for (k, right) in right.iter().enumerate() {
+    for (left, right) in left.iter().zip(right) {
         let (r0, r1) = (simd.load(&right[0]), simd.load(&right[1]));
-        for i in 0..ROWS {
-            let left = simd.splat(rows[i][k]);
+        for i in 0..TILE {
+            let left = simd.splat(left[i]);
             acc[i][0] = simd.mul_add(left, r0, acc[i][0]);
             acc[i][1] = simd.mul_add(left, r1, acc[i][1]);
         }

@@ -52,6 +52,7 @@ fn steps_body<S: Simd>(
             }
             *y = simd.reduce(simd.add(sums[0], sums[1]));
         }
-        input.finish(t, head, y);
+        input.skip(t, head, y);
+        input.gate(t, head, y);
     }
 }

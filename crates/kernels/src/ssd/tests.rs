@@ -109,11 +109,7 @@ fn run(
     (y, states)
 }
 
-fn in_f64(
-    input: &Ssd<'_>,
-    runs: &[usize],
-    states: &[Vec<f32>],
-) -> (Vec<f64>, Vec<Vec<f64>>) {
+fn in_f64(input: &Ssd<'_>, runs: &[usize], states: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let widen = |s: &Vec<f32>| s.iter().copied().map(f64::from).collect();
     let mut states: Vec<Vec<f64>> = states.iter().map(widen).collect();
     let y = recurrence(input, runs, &mut states);
