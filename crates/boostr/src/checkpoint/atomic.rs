@@ -1,0 +1,138 @@
+//! Writing a file so that a reader finds the old one or the new one, never a part.
+//!
+//! The bytes go to a new file in the same folder, are forced to disk, and the new file then takes
+//! the old one's name in one step. Last the folder is forced to disk, for the name lives there.
+//! Only when all of that has succeeded is the file called saved.
+
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::entry::cut;
+use crate::error::{Error, Result};
+
+/// Symbolic links followed before the system is asked what it makes of so many.
+const MAX_LINKS: usize = 40;
+
+/// Bytes of the final name kept in the temporary one, which must stay below 255.
+const MAX_STEM: usize = 180;
+
+/// Replaces the file at `path` by what `write` writes, or leaves everything as it was.
+///
+/// A symbolic link is followed: its target is replaced, the link stays. The new file has the mode
+/// of the old one, or the one that any new file gets (0666 less the umask). While it is being
+/// written it is called `.NAME.tmp-PID-RANDOM`; only a killed process leaves it behind.
+///
+/// # Errors
+///
+/// [`Error::Io`] with the path for whatever fails, `write` included. The old file is then intact,
+/// unless it was the very last step, forcing the folder to disk, that failed: then the new file is
+/// in place but may not survive a power cut.
+///
+/// ```
+/// let path = std::env::temp_dir().join(format!("boostr-doc-{}", std::process::id()));
+/// boostr::checkpoint::atomic_write(&path, |out| out.write_all(b"all or nothing"))?;
+/// assert_eq!(std::fs::read(&path)?, b"all or nothing");
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn atomic_write(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<()> {
+    replace(path, write).map_err(|e| Error::io(path, e))
+}
+
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let target = follow_links(path)?;
+    let old = match fs::metadata(&target) {
+        Ok(old) if old.is_file() => Some(old),
+        Ok(old) if old.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => return Err(io::Error::other("not a regular file")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(e),
+    };
+    let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    let folder = match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+
+    let (temp, file) = Temp::create(folder, &name)?;
+    if let Some(old) = old {
+        // Before the first byte, so that a private file's successor is never readable by others.
+        file.set_permissions(old.permissions())?;
+    }
+    let mut out = BufWriter::with_capacity(1 << 18, file);
+    write(&mut out)?;
+    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
+    drop(file);
+    temp.rename_to(&target)?;
+    sync_folder(folder)
+}
+
+/// The path that a chain of symbolic links ends at, whether or not there is a file.
+fn follow_links(path: &Path) -> io::Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&target) {
+            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    fs::metadata(&target).map(|_| target)
+}
+
+#[cfg(unix)]
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Elsewhere a folder cannot be opened as a file, and the system keeps its names safe by itself.
+#[cfg(not(unix))]
+fn sync_folder(_folder: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// A file that is removed when it is dropped before it got its final name.
+struct Temp {
+    path: Option<PathBuf>,
+}
+
+impl Temp {
+    fn create(folder: &Path, name: &str) -> io::Result<(Self, File)> {
+        let stem = cut(name, MAX_STEM);
+        let mut attempts = 0..8;
+        loop {
+            let random = RandomState::new().hash_one(attempts.start);
+            let temp = format!(".{stem}.tmp-{}-{random:016x}", std::process::id());
+            let path = folder.join(temp);
+            match File::create_new(&path) {
+                Ok(file) => return Ok((Self { path: Some(path) }, file)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempts.next().is_some() => {
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn rename_to(mut self, target: &Path) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            fs::rename(path, target)?;
+        }
+        self.path = None;
+        Ok(())
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // The first error is the one to report; this one has nobody to tell.
+            let _ = fs::remove_file(path);
+        }
+    }
+}

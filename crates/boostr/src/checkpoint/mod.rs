@@ -1,0 +1,208 @@
+//! Checkpoints: bytes in, named tensors and metadata out.
+//!
+//! A [`Checkpoint`] is a sorted table of names, each with a type, a shape and a view into bytes
+//! that stay where they are: a memory-mapped file, or an array compiled into the program. Nothing
+//! is converted or copied on opening (the one exception: a transposed tensor of a torch file).
+//!
+//! Every file is taken as hostile. Whatever its bytes, opening returns a checkpoint or an error
+//! that names the file, the tensor, what was expected and what was found; it does not panic, does
+//! not run anything, and does not allocate out of proportion to the file.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `entry` | [`Dtype`], [`Bytes`], [`TensorEntry`] |
+//! | `folder` | which files of a folder make the checkpoint |
+//! | `map` | the memory map, the only unsafe code here |
+//! | [`safetensors`] | that format, both ways |
+//! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
+//! | `atomic` | [`atomic_write`] |
+//! | `json` | maps in which a repeated key is an error |
+
+#![deny(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects
+    )
+)]
+
+mod atomic;
+mod entry;
+mod folder;
+mod json;
+mod map;
+mod pickle;
+pub mod safetensors;
+mod torch;
+mod values;
+mod zip;
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
+
+pub use atomic::atomic_write;
+pub use entry::{Bytes, Dtype, Owner, TensorEntry};
+
+use crate::error::{Error, Result};
+use entry::quoted;
+
+/// Named tensors of a model, and the metadata of the files they came from.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    tensors: BTreeMap<String, TensorEntry>,
+    metadata: BTreeMap<String, String>,
+    path: PathBuf,
+}
+
+/// What one file, or the files of one folder, hold.
+#[derive(Debug, Default)]
+struct Contents {
+    tensors: BTreeMap<String, TensorEntry>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens a model folder, or one file whatever its name.
+    ///
+    /// In a folder the first of these is used: `model.safetensors.index.json` with its shards,
+    /// `model.safetensors`, the only `*.safetensors` there is, `pytorch_model.bin`. A file is told
+    /// by its first bytes: safetensors, or the zip that `torch.save` writes.
+    ///
+    /// A torch file is a Python pickle, a program. It is refused unless `allow_pickle`, and then
+    /// read by an interpreter that knows the few types a weight file needs and executes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the system refuses a path; [`Error::Format`] when there is no checkpoint
+    /// in the folder, a shard is missing, a download is incomplete, or a file breaks its format.
+    ///
+    /// ```no_run
+    /// use boostr::checkpoint::Checkpoint;
+    ///
+    /// let checkpoint = Checkpoint::open("models/mamba2-130m".as_ref(), false)?;
+    /// println!("{} tensors", checkpoint.len());
+    /// # Ok::<(), boostr::error::Error>(())
+    /// ```
+    pub fn open(path: &Path, allow_pickle: bool) -> Result<Self> {
+        Ok(Self::new(path, folder::read(path, allow_pickle)?))
+    }
+
+    /// Reads a safetensors file that is already in memory; `name` stands for its path in errors.
+    ///
+    /// The bytes are kept, and shared by all tensors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when the bytes break the format.
+    ///
+    /// ```
+    /// use boostr::checkpoint::Checkpoint;
+    ///
+    /// let file: &'static [u8] = b"\x02\0\0\0\0\0\0\0{}";
+    /// assert!(Checkpoint::from_safetensors("built-in", file)?.is_empty());
+    /// # Ok::<(), boostr::error::Error>(())
+    /// ```
+    pub fn from_safetensors(
+        name: &str,
+        bytes: impl AsRef<[u8]> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let path = Path::new(name);
+        Ok(Self::new(path, safetensors::read(path, &Bytes::new(bytes))?))
+    }
+
+    /// Reads a torch zip file that is already in memory; `name` stands for its path in errors.
+    ///
+    /// The same reader, with the same closed list of types, as [`Checkpoint::open`] with
+    /// `allow_pickle`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when the bytes are no torch zip, break it, or ask for anything but
+    /// tensors.
+    pub fn from_torch_zip(
+        name: &str,
+        bytes: impl AsRef<[u8]> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let path = Path::new(name);
+        Ok(Self::new(path, torch::read(path, &Bytes::new(bytes))?))
+    }
+
+    fn new(path: &Path, contents: Contents) -> Self {
+        let Contents { tensors, metadata } = contents;
+        Self { tensors, metadata, path: path.to_path_buf() }
+    }
+
+    /// The tensor called `name`.
+    pub fn get(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// All tensors with their names, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there is no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// The folder or file as it was given to [`Checkpoint::open`].
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The `__metadata__` of the safetensors files; where shards disagree, the first one's.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Gives each tensor the name that `new_name` returns, or leaves it where that is `None`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when two tensors would have one name; then nothing is renamed.
+    ///
+    /// ```
+    /// # use boostr::checkpoint::Checkpoint;
+    /// # let mut checkpoint = Checkpoint::from_safetensors("x", b"\x02\0\0\0\0\0\0\0{}")?;
+    /// checkpoint.rename(|name| name.strip_prefix("model.").map(String::from))?;
+    /// # Ok::<(), boostr::error::Error>(())
+    /// ```
+    pub fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) -> Result<()> {
+        let mut renamed = BTreeMap::new();
+        for old in self.tensors.keys() {
+            match renamed.entry(new_name(old).unwrap_or_else(|| old.clone())) {
+                Entry::Vacant(slot) => {
+                    slot.insert(old.as_str());
+                }
+                Entry::Occupied(slot) => {
+                    let (first, new) = (quoted(slot.get()), quoted(slot.key()));
+                    let reason = format!("tensors {first} and {} are both {new}", quoted(old));
+                    return Err(Error::format(&self.path, reason));
+                }
+            }
+        }
+        let tensors = renamed
+            .into_iter()
+            .filter_map(|(new, old)| Some((new, self.tensors.get(old)?.clone())))
+            .collect();
+        self.tensors = tensors;
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! The safetensors format, read strictly and written as its own library writes it.
+//!
+//! ```text
+//! 8 bytes    n, the length of the header, little-endian
+//! n bytes    JSON: {"__metadata__": {text: text}, NAME: {"dtype", "shape", "data_offsets"}, ...}
+//! the rest   the tensors' bytes, back to back
+//! ```
+//!
+//! Beyond what the format's library checks, the header starts with `{` at once, no name comes
+//! twice, a tensor has its three fields and no other, written as an object, and at most 16
+//! dimensions. NaN and infinity are values like others.
+
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use super::entry::{MAX_RANK, cut, quoted};
+use super::json::{UniqueMap, duplicate, named};
+use super::{Bytes, Contents, Dtype, TensorEntry, atomic_write};
+use crate::error::{Error, Result};
+
+/// Longest header that the format allows.
+const MAX_HEADER: usize = 100_000_000;
+
+/// Bytes of the JSON reader's message that an error repeats; it may quote the file at length.
+const MAX_MESSAGE: usize = 400;
+
+const METADATA: &str = "__metadata__";
+
+/// Reads a whole file; the tensors are ranges of `bytes`.
+pub(super) fn read(path: &Path, bytes: &Bytes) -> Result<Contents> {
+    parse(path, bytes).map_err(|reason| Error::format(path, reason))
+}
+
+fn parse(path: &Path, bytes: &Bytes) -> Result<Contents, String> {
+    let (header, data) = split(bytes)?;
+    let header: Header = serde_json::from_slice(header)
+        .map_err(|e| format!("safetensors header: {}", cut(&e.to_string(), MAX_MESSAGE)))?;
+
+    let mut in_order: Vec<(&String, &Info)> = header.tensors.iter().collect();
+    in_order.sort_by_key(|(_, info)| info.data_offsets);
+    check_layout(&in_order, data.len())?;
+
+    let file: Arc<Path> = path.into();
+    let mut tensors = BTreeMap::new();
+    for (name, Info { dtype, shape, data_offsets: (begin, end) }) in header.tensors {
+        let data = data
+            .slice(begin..end)
+            .ok_or_else(|| format!("tensor {} is outside of the data", quoted(&name)))?;
+        tensors.insert(name, TensorEntry { dtype, shape, data, file: Arc::clone(&file) });
+    }
+    Ok(Contents { tensors, metadata: header.metadata })
+}
+
+/// The header's JSON and the bytes after it.
+fn split(bytes: &Bytes) -> Result<(&[u8], Bytes), String> {
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(format!(
+            "file has {} bytes, a safetensors file starts with the 8 of its header length{}",
+            bytes.len(),
+            looks_like(bytes)
+        ));
+    };
+    let length = u64::from_le_bytes(*length);
+    let Some(length) = usize::try_from(length).ok().filter(|&n| n <= MAX_HEADER) else {
+        return Err(format!(
+            "safetensors header length is {length}, at most {MAX_HEADER} is allowed{}",
+            looks_like(bytes)
+        ));
+    };
+    let Some((header, data)) = rest.split_at_checked(length) else {
+        return Err(format!(
+            "safetensors header length is {length}, but only {} bytes follow (truncated file?)",
+            rest.len()
+        ));
+    };
+    if header.first() != Some(&b'{') {
+        let found = header.first().map_or("nothing".into(), |b| format!("byte 0x{b:02x}"));
+        return Err(format!("safetensors header: expected `{{` at byte 8, found {found}"));
+    }
+    let start = bytes.len().saturating_sub(data.len());
+    let data = bytes.slice(start..bytes.len()).ok_or("safetensors data is outside of the file")?;
+    Ok((header, data))
+}
+
+/// What a file that is not safetensors seems to be instead.
+fn looks_like(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [b'P', b'K', 3, 4, ..] => "; it looks like a zip file (a torch pickle?)",
+        [b'G', b'G', b'U', b'F', ..] => "; it looks like a GGUF file",
+        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', ..] => {
+            "; it looks like a Git LFS pointer: incomplete download"
+        }
+        [b'<', ..] => "; it looks like a web page",
+        _ => "",
+    }
+}
+
+/// Checks that the tensors, sorted by offset, fill `len` bytes without a hole or an overlap.
+fn check_layout(tensors: &[(&String, &Info)], len: usize) -> Result<(), String> {
+    let (mut at, mut before) = (0, "the start of the data".to_string());
+    for (name, info) in tensors {
+        let (begin, end) = info.data_offsets;
+        let tensor = format!("tensor {}", quoted(name));
+        if end < begin {
+            return Err(format!("{tensor}: data_offsets [{begin}, {end}] run backwards"));
+        }
+        if begin > at {
+            return Err(format!("hole: {before} ends at {at}, {tensor} begins at {begin}"));
+        }
+        if begin < at {
+            return Err(format!("overlap: {before} ends at {at}, {tensor} begins at {begin}"));
+        }
+        let (dtype, shape) = (info.dtype.name(), &info.shape);
+        let Some(need) = info.dtype.bytes_of(shape) else {
+            return Err(format!("{tensor}: {dtype} {shape:?} is more bytes than memory has"));
+        };
+        let have = end.saturating_sub(begin);
+        if need != have {
+            return Err(format!(
+                "{tensor}: {dtype} {shape:?} is {need} bytes, \
+                 data_offsets [{begin}, {end}] have {have}"
+            ));
+        }
+        if end > len {
+            return Err(format!("{tensor} ends at {end}, the data at {len} (truncated file?)"));
+        }
+        (at, before) = (end, tensor);
+    }
+    if at != len {
+        return Err(format!("trailing bytes: {before} ends at {at}, the data at {len}"));
+    }
+    Ok(())
+}
+
+struct Header {
+    metadata: BTreeMap<String, String>,
+    tensors: BTreeMap<String, Info>,
+}
+
+struct Info {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+                let mut metadata: Option<Option<UniqueMap<String>>> = None;
+                let mut tensors = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == METADATA {
+                        if metadata.is_some() {
+                            return Err(duplicate("key", METADATA));
+                        }
+                        metadata = Some(named("key", METADATA, map.next_value())?);
+                        continue;
+                    }
+                    match tensors.entry(key) {
+                        Entry::Vacant(slot) => {
+                            let info = named("tensor", slot.key(), map.next_value())?;
+                            slot.insert(info);
+                        }
+                        Entry::Occupied(slot) => return Err(duplicate("tensor", slot.key())),
+                    }
+                }
+                let metadata = metadata.flatten().map(|map| map.0).unwrap_or_default();
+                Ok(Header { metadata, tensors })
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+impl<'de> Deserialize<'de> for Info {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Info;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with dtype, shape and data_offsets")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Info, A::Error> {
+                let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
+                while let Some(key) = map.next_key::<String>()? {
+                    let again = match key.as_str() {
+                        "dtype" => dtype.replace(map.next_value()?).is_some(),
+                        "shape" => shape.replace(map.next_value()?).is_some(),
+                        "data_offsets" => data_offsets.replace(map.next_value()?).is_some(),
+                        other => {
+                            return Err(de::Error::custom(format_args!(
+                                "unknown field {}",
+                                quoted(other)
+                            )));
+                        }
+                    };
+                    if again {
+                        return Err(duplicate("field", &key));
+                    }
+                }
+                let dtype: DtypeName = dtype.ok_or(de::Error::missing_field("dtype"))?;
+                let shape: Shape = shape.ok_or(de::Error::missing_field("shape"))?;
+                let data_offsets = data_offsets.ok_or(de::Error::missing_field("data_offsets"))?;
+                Ok(Info { dtype: dtype.0, shape: shape.0, data_offsets })
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+struct DtypeName(Dtype);
+
+impl<'de> Deserialize<'de> for DtypeName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Dtype::from_name(&name).map(Self).ok_or_else(|| {
+            let known = Dtype::ALL.map(Dtype::name).join(", ");
+            de::Error::custom(format_args!("unsupported dtype {} ({known})", quoted(&name)))
+        })
+    }
+}
+
+struct Shape(Vec<usize>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Dims;
+
+        impl<'de> Visitor<'de> for Dims {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+                let mut dims = Vec::new();
+                while let Some(dim) = seq.next_element()? {
+                    if dims.len() == MAX_RANK {
+                        return Err(de::Error::custom(format_args!(
+                            "shape has more than {MAX_RANK} dimensions"
+                        )));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Shape(dims))
+            }
+        }
+        deserializer.deserialize_seq(Dims)
+    }
+}
+
+/// Writes a safetensors file through [`atomic_write`]; each tensor is `(name, type, shape, bytes)`.
+///
+/// The file is byte for byte that of the format's own library: widest type first, then by name, so
+/// that each tensor is aligned to its type; the header padded with spaces to a multiple of 8.
+///
+/// # Errors
+///
+/// [`Error::Argument`] when two tensors have one name or one is called `__metadata__`, when the
+/// bytes of one are not what its type and shape need, or when the header is longer than the format
+/// allows; [`Error::Io`] as [`atomic_write`].
+///
+/// ```
+/// use boostr::checkpoint::{Checkpoint, Dtype, safetensors};
+///
+/// let path = std::env::temp_dir().join(format!("boostr-doc-{}.safetensors", std::process::id()));
+/// let tensors = [("bias", Dtype::F32, &[2][..], &[0, 0, 128, 63, 0, 0, 0, 64][..])];
+/// safetensors::write(&path, &tensors, &[("format".into(), "pt".into())].into())?;
+/// let back = Checkpoint::open(&path, false)?;
+/// assert_eq!(back.get("bias").unwrap().to_f32()?, [1.0, 2.0]);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write(
+    path: &Path,
+    tensors: &[(&str, Dtype, &[usize], &[u8])],
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    let argument = |reason| Error::Argument { name: "tensors", reason };
+    let mut names = BTreeSet::from([METADATA]);
+    for &(name, dtype, shape, data) in tensors {
+        if !names.insert(name) {
+            return Err(argument(format!("the name {} is taken", quoted(name))));
+        }
+        if dtype.bytes_of(shape) != Some(data.len()) {
+            return Err(argument(format!(
+                "tensor {}: {} bytes are given for {} {shape:?}",
+                quoted(name),
+                data.len(),
+                dtype.name()
+            )));
+        }
+    }
+    let mut tensors = tensors.to_vec();
+    tensors.sort_by_key(|&(name, dtype, ..)| (Reverse(dtype), name));
+
+    let mut header = serde_json::to_vec(&Written { tensors: &tensors, metadata })
+        .map_err(|e| argument(e.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() > MAX_HEADER {
+        return Err(argument(format!(
+            "the header would have {} bytes, at most {MAX_HEADER} are allowed",
+            header.len()
+        )));
+    }
+    atomic_write(path, |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|&(.., data)| out.write_all(data))
+    })
+}
+
+/// The header of the tensors in the order of the file.
+struct Written<'a> {
+    tensors: &'a [(&'a str, Dtype, &'a [usize], &'a [u8])],
+    metadata: &'a BTreeMap<String, String>,
+}
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(serde::Serialize)]
+        struct Info<'a> {
+            dtype: &'a str,
+            shape: &'a [usize],
+            data_offsets: (usize, usize),
+        }
+
+        let mut map = serializer.serialize_map(None)?;
+        if !self.metadata.is_empty() {
+            map.serialize_entry(METADATA, self.metadata)?;
+        }
+        let mut begin = 0usize;
+        for &(name, dtype, shape, data) in self.tensors {
+            // Slices that overlap in memory could count more bytes than there are addresses.
+            let end = begin
+                .checked_add(data.len())
+                .ok_or_else(|| serde::ser::Error::custom("more bytes than a file holds"))?;
+            let info = Info { dtype: dtype.name(), shape, data_offsets: (begin, end) };
+            map.serialize_entry(name, &info)?;
+            begin = end;
+        }
+        map.end()
+    }
+}

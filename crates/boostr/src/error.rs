@@ -1,0 +1,97 @@
+//! The one error type of the library.
+//!
+//! Variants are chosen by what the reader can do about them; each message names the thing, what was
+//! expected and what was found.
+
+use std::path::{Path, PathBuf};
+
+/// Result with the library's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in the library.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused a file operation.
+    #[error("`{}`", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is not what its format says.
+    #[error("`{}`: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file, what was expected, what was found.
+        reason: String,
+    },
+    /// A value of a model's configuration is missing or impossible.
+    #[error("config field `{field}`: {reason}")]
+    Config {
+        /// The key in config.json.
+        field: &'static str,
+        /// What was expected and what was found.
+        reason: String,
+    },
+    /// A checkpoint lacks tensors that its configuration asks for.
+    #[error("missing tensor {name}")]
+    MissingTensor {
+        /// Name and expected shape of the tensor, up to five of them.
+        name: String,
+    },
+    /// A tensor has another shape than expected.
+    #[error("tensor `{name}` has shape {got:?}, expected {expected:?}")]
+    Shape {
+        /// The tensor or argument.
+        name: String,
+        /// The shape that was expected.
+        expected: Vec<usize>,
+        /// The shape that was found.
+        got: Vec<usize>,
+    },
+    /// A value outside of what the library can do.
+    #[error("unsupported {what}")]
+    Unsupported {
+        /// The thing, and what is supported in its place.
+        what: String,
+    },
+    /// An argument of a call is out of its range.
+    #[error("argument `{name}`: {reason}")]
+    Argument {
+        /// The argument.
+        name: &'static str,
+        /// What was expected and what was found.
+        reason: String,
+    },
+    /// The tokenizer could not be read, or refused a text.
+    #[error("`{}`: tokenizer: {reason}", path.display())]
+    Tokenizer {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What it said.
+        reason: String,
+    },
+    /// The tensor library failed, for instance to allocate.
+    #[error("tensor library")]
+    Backend(#[from] numr::error::Error),
+}
+
+impl Error {
+    /// [`Error::Io`] for `path`.
+    pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Self::Io { path: path.as_ref().to_path_buf(), source }
+    }
+
+    /// [`Error::Format`] for `path`.
+    pub fn format(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
+        Self::Format { path: path.as_ref().to_path_buf(), reason: reason.into() }
+    }
+}
+
+const _: () = {
+    const fn shareable<T: Send + Sync + 'static>() {}
+    shareable::<Error>();
+};

@@ -1,0 +1,365 @@
+//! The operations on the CPU: `boostr-kernels` on the tensors' own memory.
+
+use boostr_kernels::{self as kernels, Rows, Weights, ssd};
+use numr::dtype::DType;
+use numr::runtime::RuntimeClient;
+use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use numr::tensor::Tensor;
+
+use super::weight::{self, HostBytes};
+use super::{
+    CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps, Weight,
+    expect, host, shape_error, tensor,
+};
+use crate::error::{Error, Result};
+
+type Cpu = Tensor<CpuRuntime>;
+
+/// A tensor whose rows are contiguous: itself, or a copy.
+fn with_rows(x: &Cpu) -> Result<Cpu> {
+    if host::rows("x", x).is_ok() { Ok(x.clone()) } else { Ok(x.contiguous()?) }
+}
+
+fn optional<'a>(name: &'static str, x: Option<&'a Cpu>) -> Result<Option<&'a [f32]>> {
+    x.map(|x| host::slice(name, x)).transpose()
+}
+
+/// The mutable slices of one tensor for each run.
+fn slices_mut<'a>(
+    name: &'static str,
+    tensors: &'a mut [&mut Cpu],
+) -> Result<Vec<&'a mut [f32]>> {
+    tensors.iter_mut().map(|x| host::slice_mut(name, x)).collect()
+}
+
+/// Sizes of the staged operations, from x or b/c and the cumulative sums.
+fn dims(x: [usize; 4], bc: Option<[usize; 4]>, da_cumsum: &Cpu) -> Result<ssd::Dims> {
+    let [batch, seqlen, nheads, headdim] = x;
+    let [_, _, ngroups, dstate] = bc.unwrap_or([batch, seqlen, 1, 0]);
+    let &[b, h, nchunks, chunk_size] = da_cumsum.shape() else {
+        return Err(shape_error("da_cumsum", &[batch, nheads, 0, 0], da_cumsum.shape()));
+    };
+    let dims = ssd::Dims { batch, seqlen, nheads, headdim, ngroups, dstate, chunk_size };
+    if chunk_size == 0 || (b, h, nchunks) != (batch, nheads, dims.nchunks()) {
+        let expected = [batch, nheads, seqlen.div_ceil(chunk_size.max(1)), chunk_size];
+        return Err(shape_error("da_cumsum", &expected, da_cumsum.shape()));
+    }
+    if ngroups == 0 || !nheads.is_multiple_of(ngroups) {
+        let reason = format!("{ngroups} groups do not divide {nheads} heads");
+        return Err(Error::Argument { name: "b", reason });
+    }
+    Ok(dims)
+}
+
+fn four(name: &'static str, x: &Cpu) -> Result<[usize; 4]> {
+    x.shape().try_into().map_err(|_| shape_error(name, &[0; 4], x.shape()))
+}
+
+impl SsmKernelOps<CpuRuntime> for CpuClient {
+    fn ssd_chunk_cumsum(
+        &self,
+        dt: &Cpu,
+        a: &Cpu,
+        dt_bias: Option<&Cpu>,
+        chunk_size: usize,
+        dt_softplus: bool,
+    ) -> Result<(Cpu, Cpu)> {
+        let &[batch, seqlen, nheads] = dt.shape() else {
+            return Err(shape_error("dt", &[0, 0, 0], dt.shape()));
+        };
+        if chunk_size == 0 {
+            let reason = "expected at least 1, found 0".into();
+            return Err(Error::Argument { name: "chunk_size", reason });
+        }
+        expect("a", a, &[nheads])?;
+        if let Some(bias) = dt_bias {
+            expect("dt_bias", bias, &[nheads])?;
+        }
+        let dims =
+            ssd::Dims { batch, seqlen, nheads, headdim: 0, ngroups: 1, dstate: 0, chunk_size };
+        let (dt, a) = (dt.contiguous()?, a.contiguous()?);
+        let dt_bias = dt_bias.map(Tensor::contiguous).transpose()?;
+        let (dt, da_cumsum) = ssd::chunk_cumsum(
+            dims,
+            host::slice("dt", &dt)?,
+            host::slice("a", &a)?,
+            optional("dt_bias", dt_bias.as_ref())?,
+            dt_softplus,
+        );
+        let shape = [batch, nheads, dims.nchunks(), chunk_size];
+        Ok((tensor(self, &dt, &shape)?, tensor(self, &da_cumsum, &shape)?))
+    }
+
+    fn ssd_chunk_state(&self, x: &Cpu, b: &Cpu, dt: &Cpu, da_cumsum: &Cpu) -> Result<Cpu> {
+        let dims = dims(four("x", x)?, Some(four("b", b)?), da_cumsum)?;
+        expect("b", b, &[dims.batch, dims.seqlen, dims.ngroups, dims.dstate])?;
+        expect("dt", dt, da_cumsum.shape())?;
+        let [x, b, dt, da_cumsum] = contiguous([x, b, dt, da_cumsum])?;
+        let states = ssd::chunk_state(
+            dims,
+            host::slice("x", &x)?,
+            host::slice("b", &b)?,
+            host::slice("dt", &dt)?,
+            host::slice("da_cumsum", &da_cumsum)?,
+        );
+        tensor(
+            self,
+            &states,
+            &[dims.batch, dims.nchunks(), dims.nheads, dims.headdim, dims.dstate],
+        )
+    }
+
+    fn ssd_state_passing(&self, states: &Cpu, da_cumsum: &Cpu) -> Result<Cpu> {
+        let &[batch, nchunks, nheads, headdim, dstate] = states.shape() else {
+            return Err(shape_error("states", &[0; 5], states.shape()));
+        };
+        let chunk_size = da_cumsum.shape().last().copied().unwrap_or(0);
+        expect("da_cumsum", da_cumsum, &[batch, nheads, nchunks, chunk_size])?;
+        if chunk_size == 0 {
+            return Err(shape_error("da_cumsum", &[batch, nheads, nchunks, 1], da_cumsum.shape()));
+        }
+        let seqlen = nchunks * chunk_size;
+        let dims = ssd::Dims { batch, seqlen, nheads, headdim, ngroups: 1, dstate, chunk_size };
+        let [own, da_cumsum] = contiguous([states, da_cumsum])?;
+        let passed = ssd::state_passing(
+            dims,
+            host::slice("states", &own)?,
+            host::slice("da_cumsum", &da_cumsum)?,
+        );
+        tensor(self, &passed, states.shape())
+    }
+
+    fn ssd_chunk_scan(
+        &self,
+        x: &Cpu,
+        states: &Cpu,
+        c: &Cpu,
+        da_cumsum: &Cpu,
+        d: Option<&Cpu>,
+    ) -> Result<Cpu> {
+        let shape = x.shape();
+        let dims = dims(four("x", x)?, Some(four("c", c)?), da_cumsum)?;
+        expect("c", c, &[dims.batch, dims.seqlen, dims.ngroups, dims.dstate])?;
+        expect(
+            "states",
+            states,
+            &[dims.batch, dims.nchunks(), dims.nheads, dims.headdim, dims.dstate],
+        )?;
+        if let Some(d) = d.filter(|d| d.shape() != [dims.nheads]) {
+            expect("d", d, &[dims.nheads, dims.headdim])?;
+        }
+        let [x, states, c, da_cumsum] = contiguous([x, states, c, da_cumsum])?;
+        let d = d.map(Tensor::contiguous).transpose()?;
+        let y = ssd::chunk_scan(
+            dims,
+            host::slice("x", &x)?,
+            host::slice("states", &states)?,
+            host::slice("c", &c)?,
+            host::slice("da_cumsum", &da_cumsum)?,
+            optional("d", d.as_ref())?,
+        );
+        tensor(self, &y, shape)
+    }
+
+    fn ssd_chunk_intra(
+        &self,
+        x: &Cpu,
+        b: &Cpu,
+        c: &Cpu,
+        dt: &Cpu,
+        da_cumsum: &Cpu,
+    ) -> Result<Cpu> {
+        let shape = x.shape();
+        let dims = dims(four("x", x)?, Some(four("b", b)?), da_cumsum)?;
+        let bc = [dims.batch, dims.seqlen, dims.ngroups, dims.dstate];
+        expect("b", b, &bc)?;
+        expect("c", c, &bc)?;
+        expect("dt", dt, da_cumsum.shape())?;
+        let [x, b, c, dt, da_cumsum] = contiguous([x, b, c, dt, da_cumsum])?;
+        let y = ssd::chunk_intra(
+            dims,
+            host::slice("x", &x)?,
+            host::slice("b", &b)?,
+            host::slice("c", &c)?,
+            host::slice("dt", &dt)?,
+            host::slice("da_cumsum", &da_cumsum)?,
+        );
+        tensor(self, &y, shape)
+    }
+
+    fn ssd(
+        &self,
+        input: &SsdInput<'_, CpuRuntime>,
+        runs: &[usize],
+        states: &mut [&mut Cpu],
+    ) -> Result<Cpu> {
+        let dims = input.dims(runs, states)?;
+        let [x, b, c, dt] =
+            [with_rows(input.x)?, with_rows(input.b)?, with_rows(input.c)?, with_rows(input.dt)?];
+        let z = input.z.map(with_rows).transpose()?;
+        let [a] = contiguous([input.a])?;
+        let dt_bias = input.dt_bias.map(Tensor::contiguous).transpose()?;
+        let d = input.d.map(Tensor::contiguous).transpose()?;
+        let kernel = ssd::Ssd {
+            nheads: dims.nheads,
+            headdim: dims.headdim,
+            ngroups: dims.ngroups,
+            dstate: dims.dstate,
+            x: host::rows("x", &x)?,
+            dt: host::rows("dt", &dt)?,
+            a: host::slice("a", &a)?,
+            b: host::rows("b", &b)?,
+            c: host::rows("c", &c)?,
+            dt_bias: optional("dt_bias", dt_bias.as_ref())?,
+            d: optional("d", d.as_ref())?,
+            z: z.as_ref().map(|z| host::rows("z", z)).transpose()?,
+            dt_softplus: input.dt_softplus,
+            dt_limit: input.dt_limit,
+        };
+        let mut y = host::zeros(&[dims.tokens, dims.nheads, dims.headdim])?;
+        let mut states = slices_mut("states", states)?;
+        ssd::ssd(&kernel, runs, &mut states, host::slice_mut("y", &mut y)?);
+        Ok(y)
+    }
+}
+
+fn contiguous<const N: usize>(tensors: [&Cpu; N]) -> Result<[Cpu; N]> {
+    let mut out = tensors.map(Clone::clone);
+    for x in &mut out {
+        if !x.is_contiguous() {
+            *x = x.contiguous()?;
+        }
+    }
+    Ok(out)
+}
+
+impl CausalConvOps<CpuRuntime> for CpuClient {
+    fn causal_conv1d(
+        &self,
+        x: &Cpu,
+        conv: &CausalConv<'_, CpuRuntime>,
+        runs: &[usize],
+        windows: &mut [&mut Cpu],
+    ) -> Result<Cpu> {
+        let (tokens, channels) = conv.check(x, runs, windows)?;
+        let x = with_rows(x)?;
+        let mut out = host::zeros(&[tokens, channels])?;
+        if channels > 0 {
+            kernels::conv1d(
+                host::rows("x", &x)?,
+                runs,
+                host::slice("weight", conv.weight)?,
+                optional("bias", conv.bias)?,
+                conv.silu,
+                &mut slices_mut("windows", windows)?,
+                host::slice_mut("out", &mut out)?,
+            );
+        }
+        Ok(out)
+    }
+}
+
+
+impl NormOps<CpuRuntime> for CpuClient {
+    fn rmsnorm(&self, x: &Cpu, weight: &Cpu, eps: f32) -> Result<Cpu> {
+        let &[tokens, width] = x.shape() else {
+            return Err(shape_error("x", &[0, 0], x.shape()));
+        };
+        expect("weight", weight, &[width])?;
+        let x = with_rows(x)?;
+        let mut out = host::zeros(&[tokens, width])?;
+        kernels::rms_norm(
+            host::rows("x", &x)?,
+            host::slice("weight", weight)?,
+            eps,
+            host::slice_mut("out", &mut out)?,
+        );
+        Ok(out)
+    }
+
+    fn gated_rmsnorm(&self, y: &Cpu, z: &Cpu, norm: &GatedNorm<'_, CpuRuntime>) -> Result<Cpu> {
+        let (tokens, width) = norm.check(y, z)?;
+        let (y, z) = (with_rows(y)?, with_rows(z)?);
+        let mut out = host::zeros(&[tokens, width])?;
+        let kernel = kernels::GatedNorm {
+            weight: Some(host::slice("weight", norm.weight)?),
+            ngroups: norm.ngroups,
+            eps: norm.eps,
+            norm_before_gate: norm.norm_before_gate,
+        };
+        kernels::gated_rms_norm(
+            host::rows("y", &y)?,
+            host::rows("z", &z)?,
+            kernel,
+            host::slice_mut("out", &mut out)?,
+        );
+        Ok(out)
+    }
+}
+
+/// The elements of a weight, in their type.
+fn elements(w: &Weight<CpuRuntime>) -> Result<Weights<'_>> {
+    Ok(match w.dtype() {
+        DType::BF16 => Weights::Bf16(host::bits_slice("w", w.tensor())?),
+        DType::F16 => Weights::F16(host::bits_slice("w", w.tensor())?),
+        _ => Weights::F32(host::slice("w", w.tensor())?),
+    })
+}
+
+impl LinearOps<CpuRuntime> for CpuClient {
+    fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<CpuRuntime>> {
+        weight::check(&bytes, dtype, shape)?;
+        match host::borrowed(&bytes, dtype, shape) {
+            Some(tensor) => Ok(Weight::new(tensor, Some(bytes))),
+            None => Weight::copied(&bytes, dtype, shape, self.device()),
+        }
+    }
+
+    fn linear(
+        &self,
+        x: &Cpu,
+        w: &Weight<CpuRuntime>,
+        bias: Option<&Cpu>,
+        add_to: Option<Cpu>,
+    ) -> Result<Cpu> {
+        let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
+        let x = with_rows(x)?;
+        let mut out = match add_to {
+            Some(out) => out,
+            None => host::zeros(&[tokens, features])?,
+        };
+        let to = host::slice_mut("add_to", &mut out)?;
+        if let Some(bias) = optional("bias", bias)? {
+            for row in to.chunks_exact_mut(features.max(1)) {
+                row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+            }
+        }
+        kernels::linear(host::rows("x", &x)?, elements(w)?, to);
+        Ok(out)
+    }
+
+    fn embedding(&self, w: &Weight<CpuRuntime>, ids: &[u32]) -> Result<Cpu> {
+        let width = super::generic::check_ids(w, ids)?;
+        let mut out = host::zeros(&[ids.len(), width])?;
+        let elements = elements(w)?;
+        if width > 0 {
+            let rows = host::slice_mut("out", &mut out)?.chunks_exact_mut(width);
+            for (row, &id) in rows.zip(ids) {
+                elements.widen(id as usize * width, row);
+            }
+        }
+        Ok(out)
+    }
+
+    fn select_rows(&self, x: &Cpu, rows: &[usize]) -> Result<Cpu> {
+        let width = super::generic::check_rows(x, rows)?;
+        let x = with_rows(x)?;
+        let from: Rows<'_> = host::rows("x", &x)?;
+        let mut out = host::zeros(&[rows.len(), width])?;
+        if width > 0 {
+            let to = host::slice_mut("out", &mut out)?.chunks_exact_mut(width);
+            to.zip(rows).for_each(|(to, &row)| to.copy_from_slice(from.row(row)));
+        }
+        Ok(out)
+    }
+}

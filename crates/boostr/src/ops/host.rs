@@ -1,0 +1,155 @@
+//! Views of CPU tensors as slices, and of borrowed bytes as tensors: all the unsafe code of `ops`.
+//!
+//! The tensor library trusts the shapes it is given and hands out no slices; here a layout is checked
+//! against its storage before a slice is made of it.
+
+use boostr_kernels::Rows;
+use numr::dtype::DType;
+use numr::runtime::cpu::{CpuDevice, CpuRuntime};
+use numr::tensor::{Storage, Tensor};
+
+use super::weight::HostBytes;
+use crate::error::{Error, Result};
+
+type Cpu = Tensor<CpuRuntime>;
+
+fn refuse(name: &'static str, reason: impl Into<String>) -> Error {
+    Error::Argument { name, reason: reason.into() }
+}
+
+/// Elements `offset..offset + len` of the tensor's storage, if it has them.
+fn check_extent(name: &'static str, x: &Cpu, len: usize) -> Result<()> {
+    let end = x.offset().checked_add(len);
+    if end.is_none_or(|end| end > x.storage().len()) {
+        let reason = format!(
+            "layout of {len} elements from {} on is outside its storage of {}",
+            x.offset(),
+            x.storage().len()
+        );
+        return Err(refuse(name, reason));
+    }
+    Ok(())
+}
+
+fn check_type(name: &'static str, x: &Cpu, dtype: DType) -> Result<()> {
+    if x.dtype() != dtype {
+        return Err(refuse(name, format!("expected {dtype:?}, found {:?}", x.dtype())));
+    }
+    Ok(())
+}
+
+/// The elements of a contiguous f32 tensor.
+pub(super) fn slice<'a>(name: &'static str, x: &'a Cpu) -> Result<&'a [f32]> {
+    check_type(name, x, DType::F32)?;
+    if !x.is_contiguous() {
+        return Err(refuse(name, "expected a contiguous tensor"));
+    }
+    storage_slice(name, x, x.numel())
+}
+
+fn storage_slice<'a>(name: &'static str, x: &'a Cpu, len: usize) -> Result<&'a [f32]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    check_extent(name, x, len)?;
+    // SAFETY: the extent lies within the storage's allocation, whose elements are f32 (checked by the
+    // callers) and initialised: tensors come from data, zeros or completed operations. `x` keeps the
+    // storage alive for 'a. Nobody writes it meanwhile: `slice_mut` demands sole ownership, and the
+    // tensor library writes to inputs only in its `_into` functions, which take its own tensors.
+    Ok(unsafe { std::slice::from_raw_parts(x.ptr() as *const f32, len) })
+}
+
+/// The elements of a 16-bit tensor as bits.
+pub(super) fn bits_slice<'a>(name: &'static str, x: &'a Cpu) -> Result<&'a [u16]> {
+    if !matches!(x.dtype(), DType::BF16 | DType::F16) || !x.is_contiguous() {
+        return Err(refuse(name, "expected a contiguous 16-bit float tensor"));
+    }
+    if x.numel() == 0 {
+        return Ok(&[]);
+    }
+    check_extent(name, x, x.numel())?;
+    // SAFETY: as in `storage_slice`; any bits are a valid u16.
+    Ok(unsafe { std::slice::from_raw_parts(x.ptr() as *const u16, x.numel()) })
+}
+
+/// An f32 tensor `[T, ..]` as `T` rows, which may be bands of wider rows.
+///
+/// The dimensions after the first must be contiguous among themselves.
+pub(super) fn rows<'a>(name: &'static str, x: &'a Cpu) -> Result<Rows<'a>> {
+    check_type(name, x, DType::F32)?;
+    let (&count, inner) = x.shape().split_first().unwrap_or((&1, &[]));
+    let width: usize = inner.iter().product();
+    let mut expected = 1isize;
+    for (&size, &stride) in inner.iter().zip(&x.strides()[x.ndim() - inner.len()..]).rev() {
+        if size != 1 && stride != expected {
+            return Err(refuse(name, "expected contiguous rows"));
+        }
+        expected = expected.saturating_mul(size.cast_signed());
+    }
+    let stride = match (count, x.strides().first()) {
+        (0 | 1, _) | (_, None) => width,
+        (_, Some(&stride)) => usize::try_from(stride)
+            .ok()
+            .filter(|&stride| stride >= width)
+            .ok_or_else(|| refuse(name, "expected rows that do not overlap"))?,
+    };
+    let len = match count {
+        0 => Some(0),
+        _ => (count - 1).checked_mul(stride).and_then(|len| len.checked_add(width)),
+    }
+    .ok_or_else(|| refuse(name, "rows reach past the address space"))?;
+    Ok(Rows::new(storage_slice(name, x, len)?, count, stride, 0, width))
+}
+
+/// The elements of an f32 tensor for writing; first copied where they are shared or not contiguous.
+pub(super) fn slice_mut<'a>(name: &'static str, x: &'a mut Cpu) -> Result<&'a mut [f32]> {
+    check_type(name, x, DType::F32)?;
+    let whole = x.is_contiguous() && x.offset() == 0 && x.storage().len() == x.numel();
+    if !whole || x.ref_count() != 1 || !x.owns_memory() {
+        let mut copy = uninitialised(x.shape())?;
+        let source = x.contiguous()?;
+        let from = slice(name, &source)?;
+        // SAFETY: a fresh allocation of as many elements as `from`, which it does not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), copy.ptr() as *mut f32, from.len());
+        }
+        std::mem::swap(x, &mut copy);
+    }
+    if x.numel() == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: the storage is owned, has exactly these elements, all initialised, and `x`, borrowed
+    // mutably for 'a, is its only reference.
+    Ok(unsafe { std::slice::from_raw_parts_mut(x.ptr() as *mut f32, x.numel()) })
+}
+
+fn uninitialised(shape: &[usize]) -> Result<Cpu> {
+    Ok(Tensor::empty(shape, DType::F32, &CpuDevice::new())?)
+}
+
+/// A new tensor of zeros, without the copies that the tensor library makes.
+pub(super) fn zeros(shape: &[usize]) -> Result<Cpu> {
+    let x = uninitialised(shape)?;
+    // SAFETY: the fresh allocation has this many f32, for which all-zero bytes are 0.0.
+    unsafe { std::ptr::write_bytes(x.ptr() as *mut f32, 0, x.numel()) };
+    Ok(x)
+}
+
+/// A tensor over borrowed bytes, where they lie; `None` when they are not aligned for their type.
+///
+/// The caller keeps `bytes` alive as long as the tensor and all its views: [`Weight`](super::Weight)
+/// owns both and gives no view away.
+pub(super) fn borrowed(bytes: &HostBytes, dtype: DType, shape: &[usize]) -> Option<Cpu> {
+    let data = bytes.as_slice();
+    let align = dtype.size_in_bytes();
+    if !(data.as_ptr() as usize).is_multiple_of(align) || cfg!(target_endian = "big") {
+        return None;
+    }
+    let len = data.len() / align;
+    // SAFETY: `len` aligned elements of a type for which all bits are valid, never written through
+    // this storage: `slice_mut` refuses memory that is not owned. Its life is the caller's duty above.
+    let storage = unsafe {
+        Storage::from_ptr(data.as_ptr() as u64, len, dtype, &CpuDevice::new())
+    };
+    Some(Tensor::from_storage_contiguous(storage, shape))
+}

@@ -1,0 +1,469 @@
+//! Operations on tensors, as traits over the clients of the tensor library.
+//!
+//! | trait | operations |
+//! |---|---|
+//! | [`SsmKernelOps`] | SSD by stages and whole |
+//! | [`CausalConvOps`] | depthwise convolution with a carried window |
+//! | [`NormOps`] | RMS norm, gated and grouped |
+//! | [`LinearOps`] | weights, products with them, rows of them |
+//!
+//! Every method has a portable body composed of the tensor library's own operations (`generic`), so a
+//! backend without kernels of its own is one `impl` line. `cpu` overrides them with `boostr-kernels`
+//! on the tensors' memory. Only this module, `backend` and `error` name the tensor library.
+//!
+//! Activations are ragged, never padded: the tokens of several runs (sequences) are the rows of one
+//! `[T, width]` tensor, one run after another; `runs` holds their lengths. What a sequence must
+//! remember between calls is a tensor for each run, replaced by the call. A state that is shared with
+//! a clone is copied before it is written; one that is not is updated in place.
+
+mod cpu;
+pub mod generic;
+mod host;
+mod weight;
+
+use numr::dtype::DType;
+use numr::ops::{ScalarOps, TensorOps};
+use numr::runtime::{Runtime, RuntimeClient};
+use numr::tensor::Tensor;
+
+pub use weight::Weight;
+
+use crate::error::{Error, Result};
+
+/// What the portable bodies need of a client; every client of the tensor library has it.
+pub trait TensorClient<R: Runtime<DType = DType>>:
+    RuntimeClient<R> + TensorOps<R> + ScalarOps<R>
+{
+}
+
+impl<R, C> TensorClient<R> for C
+where
+    R: Runtime<DType = DType>,
+    C: RuntimeClient<R> + TensorOps<R> + ScalarOps<R>,
+{
+}
+
+/// Inputs of [`SsmKernelOps::ssd`]: the tokens of all runs, one after another.
+///
+/// Letters: T tokens, H heads, P head width, G groups (head h uses group h / (H / G)), N state width.
+#[derive(Debug, Clone)]
+pub struct SsdInput<'a, R: Runtime> {
+    /// `[T, H, P]`
+    pub x: &'a Tensor<R>,
+    /// Raw steps `[T, H]`.
+    pub dt: &'a Tensor<R>,
+    /// `[H]`, negative
+    pub a: &'a Tensor<R>,
+    /// `[T, G, N]`
+    pub b: &'a Tensor<R>,
+    /// `[T, G, N]`
+    pub c: &'a Tensor<R>,
+    /// `[H]`, added to `dt` before softplus.
+    pub dt_bias: Option<&'a Tensor<R>>,
+    /// Skip weights, `[H]` or `[H, P]`.
+    pub d: Option<&'a Tensor<R>>,
+    /// Gate `[T, H, P]`: y becomes `y * silu(z)`.
+    pub z: Option<&'a Tensor<R>>,
+    /// Whether steps go through softplus.
+    pub dt_softplus: bool,
+    /// Bounds of the steps after softplus; `(0, infinity)` does nothing to them.
+    pub dt_limit: (f32, f32),
+}
+
+/// Sizes of an SSD call, read off its tensors and found to agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SsdDims {
+    pub(crate) tokens: usize,
+    pub(crate) nheads: usize,
+    pub(crate) headdim: usize,
+    pub(crate) ngroups: usize,
+    pub(crate) dstate: usize,
+}
+
+impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
+    pub(crate) fn dims(&self, runs: &[usize], states: &[&mut Tensor<R>]) -> Result<SsdDims> {
+        let &[tokens, nheads, headdim] = self.x.shape() else {
+            return Err(shape_error("x", &[0, 0, 0], self.x.shape()));
+        };
+        let &[_, ngroups, dstate] = self.b.shape() else {
+            return Err(shape_error("b", &[tokens, 0, 0], self.b.shape()));
+        };
+        if ngroups == 0 || !nheads.is_multiple_of(ngroups) {
+            let reason = format!("{ngroups} groups do not divide {nheads} heads");
+            return Err(Error::Argument { name: "b", reason });
+        }
+        expect("dt", self.dt, &[tokens, nheads])?;
+        expect("a", self.a, &[nheads])?;
+        expect("b", self.b, &[tokens, ngroups, dstate])?;
+        expect("c", self.c, &[tokens, ngroups, dstate])?;
+        if let Some(bias) = self.dt_bias {
+            expect("dt_bias", bias, &[nheads])?;
+        }
+        if let Some(d) = self.d.filter(|d| d.shape() != [nheads]) {
+            expect("d", d, &[nheads, headdim])?;
+        }
+        if let Some(z) = self.z {
+            expect("z", z, &[tokens, nheads, headdim])?;
+        }
+        let (low, high) = self.dt_limit;
+        if !(low <= high) {
+            let reason = format!("expected low <= high, found ({low}, {high})");
+            return Err(Error::Argument { name: "dt_limit", reason });
+        }
+        check_runs(runs, tokens, states.len())?;
+        for state in states {
+            expect("states", state, &[nheads, headdim, dstate])?;
+        }
+        Ok(SsdDims { tokens, nheads, headdim, ngroups, dstate })
+    }
+}
+
+/// State-space duality, the sequence operation of Mamba-2.
+///
+/// The four stages from [`ssd_chunk_cumsum`](Self::ssd_chunk_cumsum) to
+/// [`ssd_chunk_scan`](Self::ssd_chunk_scan) leave out how tokens of one chunk reach each other; that is
+/// [`ssd_chunk_intra`](Self::ssd_chunk_intra), and scan plus intra is the output. Models call
+/// [`ssd`](Self::ssd). Letters: B batch, L length, Q chunk length, K chunks, others as in [`SsdInput`].
+/// All tensors are f32.
+///
+/// ```
+/// use boostr::ops::{SsdInput, SsmKernelOps};
+/// use numr::prelude::*;
+///
+/// let device = CpuDevice::new();
+/// let client = CpuRuntime::default_client(&device);
+/// let ones = |shape: &[usize]| Tensor::<CpuRuntime>::ones(shape, DType::F32, &device);
+/// let (x, dt, b, c) = (ones(&[3, 1, 2])?, ones(&[3, 1])?, ones(&[3, 1, 4])?, ones(&[3, 1, 4])?);
+/// let a = Tensor::from_slice(&[-0.5f32], &[1], &device)?;
+/// let input = SsdInput {
+///     x: &x, dt: &dt, a: &a, b: &b, c: &c,
+///     dt_bias: None, d: None, z: None, dt_softplus: false, dt_limit: (0.0, f32::INFINITY),
+/// };
+/// // Two sequences, of two tokens and of one; each brings its state and takes it on.
+/// let mut first = Tensor::zeros(&[1, 2, 4], DType::F32, &device)?;
+/// let mut second = first.clone();
+/// let y = client.ssd(&input, &[2, 1], &mut [&mut first, &mut second])?;
+/// let y: Vec<f32> = y.to_vec();
+/// assert_eq!(y[..2], [4.0, 4.0]);
+/// assert_eq!(y[4..], [4.0, 4.0]);
+/// assert!((y[2] - 4.0 * (1.0 + (-0.5f32).exp())).abs() < 1e-6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
+    /// Time steps and their cumulative decay: `(dt_out, da_cumsum)`, both `[B, H, K, Q]`.
+    ///
+    /// `dt` `[B, L, H]`, `a` `[H]`, `dt_bias` `[H]`. Bias first, then softplus, then the inclusive sum of
+    /// `dt * a` inside each chunk. Positions past L are 0: they neither decay nor add.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] or [`Error::Argument`] when arguments disagree; so for all methods here.
+    fn ssd_chunk_cumsum(
+        &self,
+        dt: &Tensor<R>,
+        a: &Tensor<R>,
+        dt_bias: Option<&Tensor<R>>,
+        chunk_size: usize,
+        dt_softplus: bool,
+    ) -> Result<(Tensor<R>, Tensor<R>)> {
+        generic::ssd_chunk_cumsum(self, dt, a, dt_bias, chunk_size, dt_softplus)
+    }
+
+    /// Each chunk's own final state, from zero: `[B, K, H, P, N]`.
+    ///
+    /// `x` `[B, L, H, P]`, `b` `[B, L, G, N]`, `dt` and `da_cumsum` as returned by
+    /// [`ssd_chunk_cumsum`](Self::ssd_chunk_cumsum).
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn ssd_chunk_state(
+        &self,
+        x: &Tensor<R>,
+        b: &Tensor<R>,
+        dt: &Tensor<R>,
+        da_cumsum: &Tensor<R>,
+    ) -> Result<Tensor<R>> {
+        generic::ssd_chunk_state(self, x, b, dt, da_cumsum)
+    }
+
+    /// The state after each chunk, `[B, K, H, P, N]`, from the chunks' own ones.
+    ///
+    /// `h[k] = exp(da_cumsum[k, last]) h[k-1] + own[k]` with `h[-1] = 0`.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn ssd_state_passing(&self, states: &Tensor<R>, da_cumsum: &Tensor<R>) -> Result<Tensor<R>> {
+        generic::ssd_state_passing(self, states, da_cumsum)
+    }
+
+    /// What reaches each token through the state that enters its chunk, plus `d * x`: `[B, L, H, P]`.
+    ///
+    /// `states` are those after each chunk, by [`ssd_state_passing`](Self::ssd_state_passing); `c`
+    /// `[B, L, G, N]`; `d` `[H]` or `[H, P]`.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn ssd_chunk_scan(
+        &self,
+        x: &Tensor<R>,
+        states: &Tensor<R>,
+        c: &Tensor<R>,
+        da_cumsum: &Tensor<R>,
+        d: Option<&Tensor<R>>,
+    ) -> Result<Tensor<R>> {
+        generic::ssd_chunk_scan(self, x, states, c, da_cumsum, d)
+    }
+
+    /// What reaches each token from the tokens of its own chunk: `[B, L, H, P]`.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn ssd_chunk_intra(
+        &self,
+        x: &Tensor<R>,
+        b: &Tensor<R>,
+        c: &Tensor<R>,
+        dt: &Tensor<R>,
+        da_cumsum: &Tensor<R>,
+    ) -> Result<Tensor<R>> {
+        generic::ssd_chunk_intra(self, x, b, c, dt, da_cumsum)
+    }
+
+    /// The whole operation over ragged runs: y `[T, H, P]`.
+    ///
+    /// `runs` are the lengths of the sequences, which sum to T and may be 0 or 1. `states` holds an
+    /// `[H, P, N]` tensor for each: what the sequence remembers before its first token here, replaced
+    /// by what it remembers after its last. A run gives the same bits alone and in any company.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree; states are then as they were. A failed allocation may leave some of
+    /// them moved on.
+    fn ssd(
+        &self,
+        input: &SsdInput<'_, R>,
+        runs: &[usize],
+        states: &mut [&mut Tensor<R>],
+    ) -> Result<Tensor<R>> {
+        generic::ssd(self, input, runs, states)
+    }
+}
+
+/// Weights of a causal depthwise convolution.
+#[derive(Debug, Clone)]
+pub struct CausalConv<'a, R: Runtime> {
+    /// Taps `[K, C]`, oldest first, K >= 1.
+    pub weight: &'a Tensor<R>,
+    /// `[C]`
+    pub bias: Option<&'a Tensor<R>>,
+    /// Whether silu follows.
+    pub silu: bool,
+}
+
+/// Causal depthwise convolution.
+pub trait CausalConvOps<R: Runtime<DType = DType>>: TensorClient<R> {
+    /// Convolves the rows `[T, C]` of each run along time.
+    ///
+    /// `windows` holds a `[K - 1, C]` tensor for each run: the last inputs before its first token,
+    /// oldest first (zeros for a new sequence), replaced by the last inputs of the run.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn causal_conv1d(
+        &self,
+        x: &Tensor<R>,
+        conv: &CausalConv<'_, R>,
+        runs: &[usize],
+        windows: &mut [&mut Tensor<R>],
+    ) -> Result<Tensor<R>> {
+        generic::causal_conv1d(self, x, conv, runs, windows)
+    }
+}
+
+/// Options of [`NormOps::gated_rmsnorm`].
+#[derive(Debug, Clone)]
+pub struct GatedNorm<'a, R: Runtime> {
+    /// `[width]`
+    pub weight: &'a Tensor<R>,
+    /// Groups of neighbouring channels with a mean of their own; divides the width.
+    pub ngroups: usize,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Norm first, then gate; else gate first.
+    pub norm_before_gate: bool,
+}
+
+/// Root-mean-square norms of rows.
+pub trait NormOps<R: Runtime<DType = DType>>: TensorClient<R> {
+    /// `x / sqrt(mean(x²) + eps) * weight` for each row of `[T, width]`.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn rmsnorm(&self, x: &Tensor<R>, weight: &Tensor<R>, eps: f32) -> Result<Tensor<R>> {
+        generic::rmsnorm(self, x, weight, eps)
+    }
+
+    /// Gates rows of `y` `[T, width]` by `silu(z)` and normalises them by groups.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn gated_rmsnorm(
+        &self,
+        y: &Tensor<R>,
+        z: &Tensor<R>,
+        norm: &GatedNorm<'_, R>,
+    ) -> Result<Tensor<R>> {
+        generic::gated_rmsnorm(self, y, z, norm)
+    }
+}
+
+/// Products with weight matrices `[out, in]`, kept in the type they are stored in.
+pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
+    /// A weight over bytes that somebody else keeps: `shape`'s elements of `dtype`, little-endian.
+    ///
+    /// A backend that can use them where they lie keeps `bytes` and copies nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when the bytes are not that many; [`Error::Unsupported`] for other types
+    /// than F32, BF16 and F16.
+    fn weight(&self, bytes: weight::HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
+        Weight::copied(&bytes, dtype, shape, self.device())
+    }
+
+    /// `x · wᵀ` plus a bias, added to `add_to` where given: `[T, in]` to `[T, out]`.
+    ///
+    /// A row gives the same bits whatever other rows there are.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn linear(
+        &self,
+        x: &Tensor<R>,
+        w: &Weight<R>,
+        bias: Option<&Tensor<R>>,
+        add_to: Option<Tensor<R>>,
+    ) -> Result<Tensor<R>> {
+        generic::linear(self, x, w, bias, add_to)
+    }
+
+    /// Rows `ids` of a weight `[vocab, width]`, as f32 `[ids, width]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when an id is not a row.
+    fn embedding(&self, w: &Weight<R>, ids: &[u32]) -> Result<Tensor<R>> {
+        generic::embedding(self, w, ids)
+    }
+
+    /// Rows of `x` `[T, width]`, in the order of `rows`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when there is no such row.
+    fn select_rows(&self, x: &Tensor<R>, rows: &[usize]) -> Result<Tensor<R>> {
+        generic::select_rows(self, x, rows)
+    }
+}
+
+/// A view with the last dimension of `x` split into `sizes`, whatever the strides of the others.
+///
+/// # Errors
+///
+/// [`Error::Shape`] when the last dimension is not contiguous or not their product.
+pub fn split_last<R: Runtime<DType = DType>>(
+    x: &Tensor<R>,
+    sizes: &[usize],
+) -> Result<Tensor<R>> {
+    let (&width, outer) = x.shape().split_last().unwrap_or((&1, &[]));
+    let product = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    if product != Some(width) || (width > 1 && x.strides().last() != Some(&1)) {
+        return Err(shape_error("x", sizes, x.shape()));
+    }
+    let mut shape = outer.to_vec();
+    let mut strides = x.strides()[..outer.len()].to_vec();
+    let mut inner = width.max(1);
+    for &size in sizes {
+        inner /= size.max(1);
+        shape.push(size);
+        strides.push(inner.cast_signed());
+    }
+    let layout = numr::tensor::Layout::new(shape, strides, x.offset());
+    Ok(Tensor::from_parts(x.storage().clone(), layout))
+}
+
+/// A new f32 tensor of `shape` that holds `data`.
+///
+/// # Errors
+///
+/// When the sizes disagree or memory is short.
+pub fn tensor<R: Runtime<DType = DType>>(
+    client: &impl RuntimeClient<R>,
+    data: &[f32],
+    shape: &[usize],
+) -> Result<Tensor<R>> {
+    Ok(Tensor::from_slice(data, shape, client.device())?)
+}
+
+/// A new f32 tensor of zeros.
+///
+/// # Errors
+///
+/// When memory is short.
+pub fn zeros<R: Runtime<DType = DType>>(
+    client: &impl RuntimeClient<R>,
+    shape: &[usize],
+) -> Result<Tensor<R>> {
+    Ok(Tensor::zeros(shape, DType::F32, client.device())?)
+}
+
+/// The elements of an f32 tensor, row-major, whatever its strides.
+///
+/// # Errors
+///
+/// [`Error::Argument`] for another type.
+pub fn to_vec<R: Runtime<DType = DType>>(x: &Tensor<R>) -> Result<Vec<f32>> {
+    expect("x", x, x.shape())?;
+    Ok(x.contiguous()?.try_to_vec()?)
+}
+
+pub(crate) fn shape_error(name: &str, expected: &[usize], got: &[usize]) -> Error {
+    Error::Shape { name: name.into(), expected: expected.to_vec(), got: got.to_vec() }
+}
+
+/// Checks type and shape of an argument.
+pub(crate) fn expect<R: Runtime<DType = DType>>(
+    name: &'static str,
+    x: &Tensor<R>,
+    shape: &[usize],
+) -> Result<()> {
+    if x.dtype() != DType::F32 {
+        let reason = format!("expected F32, found {:?}", x.dtype());
+        return Err(Error::Argument { name, reason });
+    }
+    if x.shape() != shape {
+        return Err(shape_error(name, shape, x.shape()));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_runs(runs: &[usize], tokens: usize, states: usize) -> Result<()> {
+    let sum = runs.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+    if sum != Some(tokens) {
+        let reason = format!("expected lengths that sum to {tokens} tokens, found {runs:?}");
+        return Err(Error::Argument { name: "runs", reason });
+    }
+    if states != runs.len() {
+        let reason = format!("expected one for each of {} runs, found {states}", runs.len());
+        return Err(Error::Argument { name: "states", reason });
+    }
+    Ok(())
+}

@@ -1,0 +1,487 @@
+//! Text to token ids and back, for any `tokenizer.json`.
+//!
+//! The work is done by the tokenizers crate; this module fences it. A file and a text come from
+//! strangers, so whatever they make that crate do arrives as an [`Error`]: it is called inside
+//! `catch_unwind`, and sizes and ids are checked before and after. The message of a caught panic still
+//! goes to the process's panic hook, which is not ours to silence.
+//!
+//! Three things differ from the original on purpose:
+//!
+//! - **Control tokens in user text are text.** `<|im_end|>` typed by a user is encoded by its characters,
+//!   so it cannot end the user's turn. Added tokens that the file does not call special (runs of spaces in
+//!   gpt-neox) are still used. [`Part`] says which pieces of a prompt are whose.
+//! - **No truncation, padding or dropout**, whatever the file asks for: a prompt is never cut silently, and
+//!   the same text always gives the same ids.
+//! - **One bad byte costs one character.** The `ByteFallback` decoder turns a whole run of byte tokens into
+//!   U+FFFD if any is wrong; here only the wrong bytes become U+FFFD, so that text which was already
+//!   streamed stays true.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokenizers::models::ModelWrapper;
+use tokenizers::tokenizer::{
+    AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+};
+
+use crate::error::{Error, Result};
+
+mod file;
+mod stream;
+
+use file::Written;
+use stream::Pieces;
+pub use stream::TextStream;
+
+/// Largest `tokenizer.json` that is read, in bytes. The largest published ones have about 35 MB.
+pub const MAX_FILE: usize = 128 << 20;
+
+/// Longest text of one call of [`Tokenizer::encode`], in bytes.
+///
+/// Encoding takes memory of about 60 to 150 times the text, and about a second per megabyte. A file whose
+/// regular expressions backtrack can make that quadratic, so a server encodes on a thread that it can spare.
+pub const MAX_TEXT: usize = 16 << 20;
+
+/// Longest piece of text, in bytes, that the tokenizer's own rules do not split (letters without a space
+/// for most; all of the text for a `SentencePiece` model without a pre-tokenizer).
+pub const MAX_WORD: usize = 4 << 20;
+
+/// Longest sum of a file's regular expressions, in bytes. Compiled, a hostile one takes up to half a megabyte
+/// per byte; published files have a few hundred bytes.
+pub const MAX_REGEX: usize = 4096;
+
+/// Largest token id that is accepted. The largest published vocabularies have about 2^18 tokens.
+pub const MAX_TOKEN_ID: u32 = (1 << 24) - 1;
+
+/// Stands for the text's ids while the post-processor puts special tokens around it; no token has it.
+const TEXT_SLOT: u32 = u32::MAX;
+
+/// A piece of a prompt, by who wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Written by a user, a tool or a file: everything in it is text.
+    Text(&'a str),
+    /// Written by the program or the model's author, as a chat template's own words: strings like
+    /// `<|im_end|>` are the control tokens they spell.
+    Control(&'a str),
+}
+
+impl<'a> Part<'a> {
+    fn content(self) -> &'a str {
+        match self {
+            Self::Text(content) | Self::Control(content) => content,
+        }
+    }
+}
+
+/// A loaded `tokenizer.json`. Cloning is cheap: clones share it.
+///
+/// ```no_run
+/// use boostr::tokenizer::{Part, Tokenizer};
+///
+/// let tokenizer = Tokenizer::from_file("model/tokenizer.json")?;
+/// let ids = tokenizer.encode("It is a truth", true)?;
+/// assert_eq!(tokenizer.decode(&ids, true)?, "It is a truth");
+///
+/// let prompt = [Part::Control("<|user|>\n"), Part::Text("hello"), Part::Control("<|end|>\n")];
+/// let ids = tokenizer.encode_parts(&prompt, false)?;
+/// # Ok::<(), boostr::error::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: PathBuf,
+    hf: tokenizers::Tokenizer,
+    /// The added vocabulary that leaves special tokens in the text.
+    text_vocabulary: AddedVocabulary,
+    vocab_size: usize,
+    max_id: u32,
+    /// What `add_special` puts around the text, with [`TEXT_SLOT`] for the text.
+    frame: Vec<u32>,
+    /// The same without `add_special`: just the slot, except for odd templates.
+    bare_frame: Vec<u32>,
+    /// Sorted ids of the special tokens.
+    special_ids: Vec<u32>,
+    /// What the model writes for characters that it cannot spell.
+    unk_id: Option<u32>,
+    pieces: Pieces,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("path", &self.inner.path)
+            .field("vocab_size", &self.inner.vocab_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read or is no regular file; otherwise as
+    /// [`from_bytes`](Self::from_bytes).
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        // Asked before opening: opening a pipe waits for a writer, and a device may have no end.
+        if !std::fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
+            let reason = "not a regular file";
+            return Err(Error::io(path, std::io::Error::other(reason)));
+        }
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes))
+            .map_err(|e| Error::io(path, e))?;
+        Self::from_bytes(path, &bytes)
+    }
+
+    /// Reads the content of a `tokenizer.json`; `name` only serves messages.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if it is no tokenizer, is longer than [`MAX_FILE`], has an id above
+    /// [`MAX_TOKEN_ID`], gives two tokens one id, or has an added token whose id is not the one that it
+    /// would get.
+    pub fn from_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Self> {
+        let path = name.as_ref();
+        if bytes.len() > MAX_FILE {
+            return fail(path, format!("expected at most {MAX_FILE} bytes, found more"));
+        }
+        let inner = guard(path, "loading", || Inner::load(path, bytes))?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Ids of a user's text; control tokens in it are text. `add_special` puts around it what the file
+    /// prescribes, usually one token for the start or nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the text is longer than [`MAX_TEXT`] or a word of it than [`MAX_WORD`];
+    /// [`Error::Tokenizer`] if the tokenizer refuses it or could only spell it with a control token.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.encode_parts(&[Part::Text(text)], add_special)
+    }
+
+    /// Ids of a text that the program wrote: control tokens in it are parsed.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_control(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.encode_parts(&[Part::Control(text)], add_special)
+    }
+
+    /// Ids of a text in parts. They are those of the joined text, unless a user's part holds, or
+    /// completes, a control token: then each part is encoded on its own.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); the limits hold for the joined text.
+    pub fn encode_parts(&self, parts: &[Part<'_>], add_special: bool) -> Result<Vec<u32>> {
+        let len = parts.iter().fold(0_usize, |sum, part| sum.saturating_add(part.content().len()));
+        if len > MAX_TEXT {
+            let reason = format!("expected at most {MAX_TEXT} bytes, found {len}");
+            return Err(Error::Argument { name: "text", reason });
+        }
+        let inner = &*self.inner;
+        guard(&inner.path, "encoding", || inner.encode_parts(parts, add_special))
+    }
+
+    /// Text of `ids`. Ids without a token, such as padding rows of the weights, give no text;
+    /// `skip_special` leaves control tokens out too. Bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the file's decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        match self.inner.pieces {
+            Pieces::Other => {
+                let tokens = ids.iter().filter_map(|&id| self.inner.spoken(id, skip_special));
+                self.inner.decode_tokens(tokens.collect())
+            }
+            Pieces::ByteLevel | Pieces::ByteFallback { .. } => {
+                let mut stream = self.stream(skip_special);
+                let mut text = String::new();
+                for &id in ids {
+                    text.push_str(&stream.push(id)?.unwrap_or_default());
+                }
+                text.push_str(&stream.finish()?);
+                Ok(text)
+            }
+        }
+    }
+
+    /// Decodes ids one by one as they are generated.
+    #[must_use]
+    pub fn stream(&self, skip_special: bool) -> TextStream {
+        TextStream::new(self.clone(), skip_special)
+    }
+
+    /// Number of tokens, added ones included.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.vocab_size
+    }
+
+    /// The largest id of a token; [`vocab_size`](Self::vocab_size) - 1 if the ids have no gaps.
+    #[must_use]
+    pub fn max_id(&self) -> u32 {
+        self.inner.max_id
+    }
+
+    /// The token of an id, as the file spells it.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.hf.id_to_token(id)
+    }
+
+    /// The id of a token, as the file spells it.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.hf.token_to_id(token)
+    }
+
+    /// Whether the file calls the token special: control, not text.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.inner.is_special(id)
+    }
+}
+
+/// Puts `bos` in front of `ids` unless they start with it: some models need it although their
+/// `tokenizer.json` does not say so, and a chat template may have written it already.
+///
+/// ```
+/// let mut ids = vec![5, 6];
+/// boostr::tokenizer::ensure_bos(&mut ids, 1);
+/// boostr::tokenizer::ensure_bos(&mut ids, 1);
+/// assert_eq!(ids, [1, 5, 6]);
+/// ```
+pub fn ensure_bos(ids: &mut Vec<u32>, bos: u32) {
+    if ids.first() != Some(&bos) {
+        ids.insert(0, bos);
+    }
+}
+
+impl Inner {
+    fn load(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let written = Written::read(path, bytes)?;
+        written.check_memory(path)?;
+        let mut hf = match tokenizers::Tokenizer::from_bytes(bytes) {
+            Ok(hf) => hf,
+            Err(error) => return fail(path, error.to_string()),
+        };
+        written.check_ids(path, &hf)?;
+        let (vocab_size, max_id) = file::check_vocabulary(path, &hf)?;
+
+        if let Err(error) = hf.with_truncation(None) {
+            return fail(path, error.to_string());
+        }
+        hf.with_padding(None);
+        if let ModelWrapper::BPE(bpe) = hf.get_model()
+            && bpe.dropout.is_some()
+        {
+            let mut bpe = bpe.clone();
+            bpe.dropout = None;
+            hf.with_model(ModelWrapper::BPE(bpe));
+        }
+        let added = hf.get_added_vocabulary();
+        let mut text_vocabulary = added.clone();
+        text_vocabulary.set_encode_special_tokens(true);
+
+        let frame = file::frame(path, &hf, true)?;
+        let bare_frame = file::frame(path, &hf, false)?;
+        let mut special_ids: Vec<u32> = added
+            .get_vocab()
+            .iter()
+            .filter(|&(token, _)| added.is_special_token(token))
+            .map(|(_, &id)| id)
+            .collect();
+        special_ids.sort_unstable();
+        let pieces = Pieces::of(hf.get_decoder());
+        let path = path.to_path_buf();
+        Ok(Self {
+            path,
+            text_vocabulary,
+            vocab_size,
+            max_id,
+            frame,
+            bare_frame,
+            special_ids,
+            unk_id: written.unk_id(&hf),
+            hf,
+            pieces,
+        })
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.special_ids.binary_search(&id).is_ok()
+    }
+
+    fn encode_parts(&self, parts: &[Part<'_>], add_special: bool) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        if !self.encode_joined(parts, &mut ids)? {
+            ids.clear();
+            for part in parts {
+                let vocabulary = match part {
+                    Part::Text(_) => &self.text_vocabulary,
+                    Part::Control(_) => self.hf.get_added_vocabulary(),
+                };
+                let split =
+                    vocabulary.extract_and_normalize(self.hf.get_normalizer(), part.content());
+                let users = match part {
+                    Part::Text(content) => Some(0..content.len()),
+                    Part::Control(_) => None,
+                };
+                self.tokenize(split, users.as_slice(), &mut ids)?;
+            }
+        }
+        let frame = if add_special { &self.frame } else { &self.bare_frame };
+        if let [TEXT_SLOT] = frame[..] {
+            return Ok(ids);
+        }
+        let mut framed = Vec::with_capacity(ids.len() + frame.len());
+        for &id in frame {
+            match id {
+                TEXT_SLOT => framed.extend_from_slice(&ids),
+                id => framed.push(id),
+            }
+        }
+        Ok(framed)
+    }
+
+    /// Encodes the parts as one text with control tokens, or returns `false` if one of these would
+    /// touch a user's part.
+    fn encode_joined(&self, parts: &[Part<'_>], ids: &mut Vec<u32>) -> Result<bool> {
+        if let [Part::Text(_)] = parts {
+            return Ok(false);
+        }
+        let mut joined = String::new();
+        let mut users = Vec::new();
+        for part in parts {
+            let start = joined.len();
+            joined.push_str(part.content());
+            if let Part::Text(_) = part {
+                users.push(start..joined.len());
+            }
+        }
+        let split =
+            self.hf.get_added_vocabulary().extract_and_normalize(self.hf.get_normalizer(), &joined);
+        let touched = split
+            .get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .any(|(_, (start, end), tokens)| {
+                tokens.iter().flatten().any(|token| self.is_special(token.id))
+                    && overlaps(&users, start..end)
+            });
+        if touched {
+            return Ok(false);
+        }
+        self.tokenize(split, &users, ids)?;
+        Ok(true)
+    }
+
+    /// Appends the ids of a text from which the added tokens are already split off.
+    ///
+    /// Goes piece by piece rather than through the crate's own `Encoding`, which keeps strings and
+    /// offsets of every token of the text at once.
+    fn tokenize(
+        &self,
+        mut text: PreTokenizedString,
+        users: &[Range<usize>],
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        let refuse = |error: Box<dyn std::error::Error + Send + Sync>| {
+            fail(&self.path, format!("cannot encode the text: {error}"))
+        };
+        if let Some(pre_tokenizer) = self.hf.get_pre_tokenizer()
+            && let Err(error) = pre_tokenizer.pre_tokenize(&mut text)
+        {
+            return refuse(error);
+        }
+        let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        for (word, (start, end), added) in splits {
+            if let Some(added) = added {
+                ids.extend(added.iter().map(|token| token.id));
+                continue;
+            }
+            if word.len() > MAX_WORD {
+                let len = word.len();
+                let reason =
+                    format!("expected words of at most {MAX_WORD} bytes, found one of {len}");
+                return Err(Error::Argument { name: "text", reason });
+            }
+            let tokens = match self.hf.get_model().tokenize(word) {
+                Ok(tokens) => tokens,
+                Err(error) => return refuse(error),
+            };
+            // A model that knows whole words may find a control token by itself.
+            let control = tokens.iter().find(|token| self.is_control(token.id));
+            if let Some(token) = control
+                && overlaps(users, start..end)
+            {
+                let reason = format!(
+                    "this tokenizer can only read `{}` as control token {}, which a user's text \
+                     must not hold",
+                    token.value, token.id
+                );
+                return fail(&self.path, reason);
+            }
+            ids.extend(tokens.iter().map(|token| token.id));
+        }
+        Ok(())
+    }
+
+    /// Special, and not what the model writes for characters that it cannot spell.
+    fn is_control(&self, id: u32) -> bool {
+        Some(id) != self.unk_id && self.is_special(id)
+    }
+
+    /// The token of `id` if it takes part in decoding.
+    fn spoken(&self, id: u32, skip_special: bool) -> Option<String> {
+        let added = self.hf.get_added_vocabulary();
+        self.hf.id_to_token(id).filter(|token| !skip_special || !added.is_special_token(token))
+    }
+
+    /// The file's decoder, for the kinds that [`Pieces`] does not know.
+    fn decode_tokens(&self, tokens: Vec<String>) -> Result<String> {
+        use tokenizers::tokenizer::Decoder;
+
+        // Some decoders subtract 1 from the number of tokens.
+        if tokens.is_empty() {
+            return Ok(String::new());
+        }
+        guard(&self.path, "decoding", || match self.hf.get_decoder() {
+            None => Ok(tokens.join(" ")),
+            Some(decoder) => match decoder.decode(tokens) {
+                Ok(text) => Ok(text),
+                Err(error) => fail(&self.path, format!("cannot decode the tokens: {error}")),
+            },
+        })
+    }
+}
+
+fn overlaps(users: &[Range<usize>], range: Range<usize>) -> bool {
+    users.iter().any(|user| user.start < range.end && range.start < user.end)
+}
+
+fn fail<T>(path: &Path, reason: impl Into<String>) -> Result<T> {
+    Err(Error::Tokenizer { path: path.to_path_buf(), reason: reason.into() })
+}
+
+/// Runs what calls the tokenizers crate; a panic in it becomes an error.
+///
+/// The caches that it shares are locks that it only tries, so a poisoned one costs time, not truth.
+fn guard<T>(path: &Path, doing: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        fail(path, format!("{doing} failed inside the tokenizers crate: {message}"))
+    })
+}
