@@ -1,10 +1,10 @@
 //! What a model asks of a device: one trait, so that models write `B: Backend` and nothing else.
 
-use numr::dtype::DType;
 use numr::runtime::Runtime;
 
 use crate::ops::{CausalConvOps, LinearOps, NormOps, SsmKernelOps};
 
+pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
 pub use numr::runtime::cpu::{CpuClient, CpuRuntime as Cpu};
 pub use numr::tensor::Tensor;

@@ -29,18 +29,22 @@ pub enum Error {
         reason: String,
     },
     /// A value of a model's configuration is missing or impossible.
-    #[error("config field `{field}`: {reason}")]
+    #[error("`{}`: field `{field}`: {reason}", path.display())]
     Config {
-        /// The key in config.json.
-        field: &'static str,
+        /// The configuration file.
+        path: PathBuf,
+        /// The key.
+        field: String,
         /// What was expected and what was found.
         reason: String,
     },
-    /// A checkpoint lacks tensors that its configuration asks for.
-    #[error("missing tensor {name}")]
-    MissingTensor {
-        /// Name and expected shape of the tensor, up to five of them.
-        name: String,
+    /// A checkpoint's tensors are not those that its configuration asks for.
+    #[error("`{}`: {reason}", path.display())]
+    Tensors {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Missing, unexpected and misshapen tensors, up to five of each, with their shapes.
+        reason: String,
     },
     /// A tensor has another shape than expected.
     #[error("tensor `{name}` has shape {got:?}, expected {expected:?}")]

@@ -105,7 +105,8 @@ enum Bodies {
 
 fn stages(case: &Case, bodies: Bodies) {
     let client = &case.client;
-    let (x, b, c, a) = (case.input("in.x"), case.input("in.B"), case.input("in.C"), case.input("in.A"));
+    let (x, b, c, a) =
+        (case.input("in.x"), case.input("in.B"), case.input("in.C"), case.input("in.A"));
     let (mut dt, d, mut bias) = (case.input("in.dt"), case.maybe("in.D"), case.maybe("in.dt_bias"));
     let (q, mut softplus) = (case.chunk_size, case.dt_softplus);
     if case.dt_limit != (0.0, f32::INFINITY) {
@@ -195,9 +196,8 @@ fn whole(case: &Case, bodies: Bodies) {
     .unwrap();
     case.check_values("out.y", &to_vec(&y).unwrap());
     // The fixture keeps the state of each row's last sequence.
-    let last: Vec<f32> = (0..batch)
-        .flat_map(|row| to_vec(&states[(row + 1) * per_row - 1]).unwrap())
-        .collect();
+    let last: Vec<f32> =
+        (0..batch).flat_map(|row| to_vec(&states[(row + 1) * per_row - 1]).unwrap()).collect();
     case.check_values("out.final_state", &last);
     if let Some(initial) = initial {
         case.check_unchanged(&initial);

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `entry` | [`Dtype`], [`Bytes`], [`TensorEntry`] |
 //! | `folder` | which files of a folder make the checkpoint |
+//! | [`ConfigFile`] | the fields of `config.json` |
 //! | `map` | the memory map, the only unsafe code here |
 //! | [`safetensors`] | that format, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
@@ -31,6 +32,7 @@
 )]
 
 mod atomic;
+mod config;
 mod entry;
 mod folder;
 mod json;
@@ -46,6 +48,7 @@ use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 
 pub use atomic::atomic_write;
+pub use config::ConfigFile;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 
 use crate::error::{Error, Result};
@@ -130,6 +133,11 @@ impl Checkpoint {
     ) -> Result<Self> {
         let path = Path::new(name);
         Ok(Self::new(path, torch::read(path, &Bytes::new(bytes))?))
+    }
+
+    /// A checkpoint of tensors that are already in memory; `name` stands for its path in errors.
+    pub fn from_entries(name: &str, tensors: BTreeMap<String, TensorEntry>) -> Self {
+        Self::new(Path::new(name), Contents { tensors, metadata: BTreeMap::new() })
     }
 
     fn new(path: &Path, contents: Contents) -> Self {

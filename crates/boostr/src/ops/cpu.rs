@@ -25,10 +25,7 @@ fn optional<'a>(name: &'static str, x: Option<&'a Cpu>) -> Result<Option<&'a [f3
 }
 
 /// The mutable slices of one tensor for each run.
-fn slices_mut<'a>(
-    name: &'static str,
-    tensors: &'a mut [&mut Cpu],
-) -> Result<Vec<&'a mut [f32]>> {
+fn slices_mut<'a>(name: &'static str, tensors: &'a mut [&mut Cpu]) -> Result<Vec<&'a mut [f32]>> {
     tensors.iter_mut().map(|x| host::slice_mut(name, x)).collect()
 }
 
@@ -102,11 +99,7 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
             host::slice("dt", &dt)?,
             host::slice("da_cumsum", &da_cumsum)?,
         );
-        tensor(
-            self,
-            &states,
-            &[dims.batch, dims.nchunks(), dims.nheads, dims.headdim, dims.dstate],
-        )
+        tensor(self, &states, &[dims.batch, dims.nchunks(), dims.nheads, dims.headdim, dims.dstate])
     }
 
     fn ssd_state_passing(&self, states: &Cpu, da_cumsum: &Cpu) -> Result<Cpu> {
@@ -161,14 +154,7 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
         tensor(self, &y, shape)
     }
 
-    fn ssd_chunk_intra(
-        &self,
-        x: &Cpu,
-        b: &Cpu,
-        c: &Cpu,
-        dt: &Cpu,
-        da_cumsum: &Cpu,
-    ) -> Result<Cpu> {
+    fn ssd_chunk_intra(&self, x: &Cpu, b: &Cpu, c: &Cpu, dt: &Cpu, da_cumsum: &Cpu) -> Result<Cpu> {
         let shape = x.shape();
         let dims = dims(four("x", x)?, Some(four("b", b)?), da_cumsum)?;
         let bc = [dims.batch, dims.seqlen, dims.ngroups, dims.dstate];
@@ -259,7 +245,6 @@ impl CausalConvOps<CpuRuntime> for CpuClient {
     }
 }
 
-
 impl NormOps<CpuRuntime> for CpuClient {
     fn rmsnorm(&self, x: &Cpu, weight: &Cpu, eps: f32) -> Result<Cpu> {
         let &[tokens, width] = x.shape() else {
@@ -307,7 +292,12 @@ fn elements(w: &Weight<CpuRuntime>) -> Result<Weights<'_>> {
 }
 
 impl LinearOps<CpuRuntime> for CpuClient {
-    fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<CpuRuntime>> {
+    fn weight(
+        &self,
+        bytes: HostBytes,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Weight<CpuRuntime>> {
         weight::check(&bytes, dtype, shape)?;
         match host::borrowed(&bytes, dtype, shape) {
             Some(tensor) => Ok(Weight::new(tensor, Some(bytes))),

@@ -32,7 +32,8 @@ where
     R: Runtime<DType = DType>,
     C: TensorClient<R> + ?Sized,
 {
-    let full = |value: f32| Tensor::full_scalar(x.shape(), DType::F32, value.into(), client.device());
+    let full =
+        |value: f32| Tensor::full_scalar(x.shape(), DType::F32, value.into(), client.device());
     let mut x = x.clone();
     if low > f32::NEG_INFINITY {
         x = client.maximum(&x, &full(low)?)?;
@@ -392,8 +393,7 @@ where
     let cb = product(client, &c, &transposed(&b)?)?; // [B, K, H, Q, Q]
     let sums = by_chunk(da_cumsum)?;
     let decay = decay(client, &sums.unsqueeze(-1)?, &sums.unsqueeze(-2)?)?;
-    let mask: Vec<f32> =
-        (0..q * q).map(|i| if i % q <= i / q { 1.0 } else { 0.0 }).collect();
+    let mask: Vec<f32> = (0..q * q).map(|i| if i % q <= i / q { 1.0 } else { 0.0 }).collect();
     let mask = Tensor::from_slice(&mask, &[q, q], client.device())?;
     let m = client.mul(&client.mul(&cb, &decay)?, &mask)?;
     let m = client.mul(&m, &by_chunk(dt)?.unsqueeze(-2)?)?;
@@ -698,7 +698,10 @@ where
 }
 
 /// The width of `x` `[T, width]` that has all `rows`.
-pub(super) fn check_rows<R: Runtime<DType = DType>>(x: &Tensor<R>, rows: &[usize]) -> Result<usize> {
+pub(super) fn check_rows<R: Runtime<DType = DType>>(
+    x: &Tensor<R>,
+    rows: &[usize],
+) -> Result<usize> {
     let &[tokens, width] = x.shape() else {
         return Err(shape_error("x", &[0, 0], x.shape()));
     };

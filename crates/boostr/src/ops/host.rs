@@ -148,8 +148,6 @@ pub(super) fn borrowed(bytes: &HostBytes, dtype: DType, shape: &[usize]) -> Opti
     let len = data.len() / align;
     // SAFETY: `len` aligned elements of a type for which all bits are valid, never written through
     // this storage: `slice_mut` refuses memory that is not owned. Its life is the caller's duty above.
-    let storage = unsafe {
-        Storage::from_ptr(data.as_ptr() as u64, len, dtype, &CpuDevice::new())
-    };
+    let storage = unsafe { Storage::from_ptr(data.as_ptr() as u64, len, dtype, &CpuDevice::new()) };
     Some(Tensor::from_storage_contiguous(storage, shape))
 }

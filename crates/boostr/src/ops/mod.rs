@@ -26,7 +26,7 @@ use numr::ops::{ScalarOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
-pub use weight::Weight;
+pub use weight::{HostBytes, Weight};
 
 use crate::error::{Error, Result};
 
@@ -334,7 +334,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// [`Error::Argument`] when the bytes are not that many; [`Error::Unsupported`] for other types
     /// than F32, BF16 and F16.
-    fn weight(&self, bytes: weight::HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
+    fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
         Weight::copied(&bytes, dtype, shape, self.device())
     }
 
@@ -379,10 +379,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
 /// # Errors
 ///
 /// [`Error::Shape`] when the last dimension is not contiguous or not their product.
-pub fn split_last<R: Runtime<DType = DType>>(
-    x: &Tensor<R>,
-    sizes: &[usize],
-) -> Result<Tensor<R>> {
+pub fn split_last<R: Runtime<DType = DType>>(x: &Tensor<R>, sizes: &[usize]) -> Result<Tensor<R>> {
     let (&width, outer) = x.shape().split_last().unwrap_or((&1, &[]));
     let product = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
     if product != Some(width) || (width > 1 && x.strides().last() != Some(&1)) {
@@ -433,6 +430,24 @@ pub fn zeros<R: Runtime<DType = DType>>(
 pub fn to_vec<R: Runtime<DType = DType>>(x: &Tensor<R>) -> Result<Vec<f32>> {
     expect("x", x, x.shape())?;
     Ok(x.contiguous()?.try_to_vec()?)
+}
+
+/// Rows of several `[T, width]` tensors, one after another.
+pub(crate) fn concat_rows<R, C>(client: &C, parts: &[Tensor<R>]) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    Ok(client.cat(&parts.iter().collect::<Vec<_>>(), 0)?)
+}
+
+/// Checks that `x` has the type and shape of `like`.
+pub(crate) fn check_like<R: Runtime<DType = DType>>(
+    name: &'static str,
+    x: &Tensor<R>,
+    like: &Tensor<R>,
+) -> Result<()> {
+    expect(name, x, like.shape())
 }
 
 pub(crate) fn shape_error(name: &str, expected: &[usize], got: &[usize]) -> Error {

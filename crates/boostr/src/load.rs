@@ -1,0 +1,230 @@
+//! A language model with what belongs to it: weights, tokenizer, and its author's defaults.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::backend::Backend;
+use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::error::{Error, Result};
+use crate::generation_config::{GenerationDefaults, SpecialTokens};
+use crate::models::mamba2::{Config, Mamba2};
+use crate::tokenizer::{Tokenizer, ensure_bos};
+
+/// Longest configuration file read.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// How to open a model.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Read `pytorch_model.bin`, with a closed list of types and without running it.
+    pub allow_pickle: bool,
+    /// A `tokenizer.json` to use in place of the folder's.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// The files of a model that is part of the program.
+#[derive(Debug, Clone, Copy)]
+pub struct Embedded {
+    /// Stands for its folder in messages.
+    pub name: &'static str,
+    /// `config.json`
+    pub config: &'static str,
+    /// `model.safetensors`
+    pub weights: &'static [u8],
+    /// `tokenizer.json`
+    pub tokenizer: &'static str,
+    /// `tokenizer_config.json`
+    pub tokenizer_config: &'static str,
+    /// `generation_config.json`
+    pub generation_config: &'static str,
+}
+
+/// A model, its tokenizer, and how its author meant it to be used.
+pub struct LanguageModel<B: Backend> {
+    /// Where it came from.
+    pub path: PathBuf,
+    /// The weights.
+    pub model: Mamba2<B>,
+    /// Text to ids and back; some releases come without.
+    pub tokenizer: Option<Tokenizer>,
+    /// `generation_config.json`, or nothing set.
+    pub defaults: GenerationDefaults,
+    /// Generation ends at any of these.
+    pub eos: Vec<u32>,
+    bos: Option<u32>,
+}
+
+impl<B: Backend> LanguageModel<B> {
+    /// Opens a model folder: `config.json` (or Codestral's `params.json`), weights as
+    /// [`Checkpoint::open`] finds them, and where they are there `tokenizer.json`,
+    /// `tokenizer_config.json` and `generation_config.json`.
+    ///
+    /// A path to a weight file stands for its folder, with that file as weights.
+    ///
+    /// # Errors
+    ///
+    /// Any of [`Error`], naming the file and what to do.
+    ///
+    /// ```no_run
+    /// use boostr::{backend, load::LanguageModel};
+    ///
+    /// let lm = LanguageModel::open("models/mamba2-130m".as_ref(), &Default::default(), backend::cpu())?;
+    /// println!("{} layers", lm.model.config().n_layer);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn open(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
+        let is_folder = fs::metadata(path).map_err(|e| Error::io(path, e))?.is_dir();
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = if is_folder { path } else { parent };
+
+        let config = Self::read_config(folder)?;
+        let file = |name: &str| read_optional(&folder.join(name));
+        let tokenizer = match &options.tokenizer {
+            Some(path) => Some(Tokenizer::from_file(path)?),
+            None => {
+                let path = folder.join("tokenizer.json");
+                if path.exists() { Some(Tokenizer::from_file(&path)?) } else { None }
+            }
+        };
+        Self::assemble(
+            path,
+            config,
+            Checkpoint::open(path, options.allow_pickle)?,
+            tokenizer,
+            file("tokenizer_config.json")?.as_deref(),
+            file("generation_config.json")?.as_deref(),
+            client,
+        )
+    }
+
+    /// Loads a model that is part of the program.
+    ///
+    /// # Errors
+    ///
+    /// As [`LanguageModel::open`].
+    pub fn embedded(files: Embedded, client: B::Client) -> Result<Self> {
+        let folder = Path::new(files.name);
+        let tokenizer =
+            Tokenizer::from_bytes(folder.join("tokenizer.json"), files.tokenizer.as_bytes())?;
+        Self::assemble(
+            folder,
+            ConfigFile::parse(folder.join("config.json"), files.config)?,
+            Checkpoint::from_safetensors(files.name, files.weights)?,
+            Some(tokenizer),
+            Some(files.tokenizer_config),
+            Some(files.generation_config),
+            client,
+        )
+    }
+
+    /// The configuration file of a model folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when there is none.
+    pub fn read_config(folder: &Path) -> Result<ConfigFile> {
+        for name in ["config.json", "params.json"] {
+            let path = folder.join(name);
+            if let Some(text) = read_optional(&path)? {
+                return ConfigFile::parse(path, &text);
+            }
+        }
+        let reason = "no config.json (or params.json) in this folder: a model needs one beside its \
+                      weights; take it from where the weights came from";
+        Err(Error::format(folder, reason))
+    }
+
+    fn assemble(
+        path: &Path,
+        file: ConfigFile,
+        checkpoint: Checkpoint,
+        tokenizer: Option<Tokenizer>,
+        tokenizer_config: Option<&str>,
+        generation_config: Option<&str>,
+        client: B::Client,
+    ) -> Result<Self> {
+        let folder = file.path().parent().unwrap_or(Path::new("")).to_path_buf();
+        let special = match tokenizer_config {
+            Some(text) => SpecialTokens::from_json(folder.join("tokenizer_config.json"), text)?,
+            None => SpecialTokens::default(),
+        };
+        let defaults = match generation_config {
+            Some(text) => {
+                GenerationDefaults::from_json(folder.join("generation_config.json"), text)?
+            }
+            None => GenerationDefaults::default(),
+        };
+        let named = |name: &Option<String>| tokenizer.as_ref()?.id(name.as_deref()?);
+        let mut eos = match &defaults.eos_token_id {
+            Some(ids) => ids.clone(),
+            None => file.ids("eos_token_id")?,
+        };
+        if eos.is_empty() {
+            eos.extend(named(&special.eos_token));
+        }
+        let bos =
+            if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
+        let model = Mamba2::load(Config::read(&file)?, checkpoint, client)?;
+        Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when the model came without, with the way to give one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        let reason = "no tokenizer.json in this folder: give one with --tokenizer FILE (the \
+                      state-spaces/mamba2 models use that of EleutherAI/gpt-neox-20b), or give ids \
+                      with --tokens";
+        self.tokenizer.as_ref().ok_or_else(|| Error::format(&self.path, reason))
+    }
+
+    /// The ids of a prompt: text as text, with what the tokenizer puts before it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no tokenizer or it refuses the text.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer()?.encode(prompt, true)?;
+        if let Some(bos) = self.bos {
+            ensure_bos(&mut ids, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Ids below this may be sampled: the weights have a row for them and the tokenizer a text.
+    #[must_use]
+    pub fn vocab_limit(&self) -> usize {
+        let known = self.tokenizer.as_ref().map_or(usize::MAX, |t| t.max_id() as usize + 1);
+        self.model.vocab_limit().min(known)
+    }
+}
+
+/// The text of a small file; `None` when there is no such file.
+fn read_optional(path: &Path) -> Result<Option<String>> {
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            if fs::symlink_metadata(path).is_ok() {
+                let reason = "incomplete download: the link leads to no file";
+                return Err(Error::format(path, reason));
+            }
+            return Ok(None);
+        }
+        Err(e) => return Err(Error::io(path, e)),
+    };
+    let mut text = String::new();
+    let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text);
+    match read {
+        Ok(_) if text.len() as u64 > MAX_CONFIG => {
+            Err(Error::format(path, format!("file is longer than {MAX_CONFIG} bytes")))
+        }
+        Ok(_) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            Err(Error::format(path, "file is not UTF-8 text"))
+        }
+        Err(e) => Err(Error::io(path, e)),
+    }
+}

@@ -1,0 +1,3 @@
+//! One architecture, one file. Models open no file and hold no state of a sequence.
+
+pub mod mamba2;

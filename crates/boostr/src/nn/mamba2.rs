@@ -1,0 +1,223 @@
+//! The Mamba-2 mixer: one implementation for all families that have it.
+//!
+//! ```text
+//! u ─ in_proj ─┬ z ──────────────────────────────────┐
+//!              ├ x b c ─ conv1d, silu ─ x b c ┐      │
+//!              └ dt ──────────────────────── ssd ── gated norm ─ out_proj ─ + residual
+//! ```
+//!
+//! Rows of `in_proj` are `[z (H P) | x (H P) | b (G N) | c (G N) | dt (H)]`. Paper: *Transformers are
+//! SSMs* (Dao and Gu, 2024), section 7. Letters as in [`SsdInput`].
+
+use super::linear::Linear;
+use super::params::{Params, Tensors};
+use crate::backend::{Backend, Tensor};
+use crate::error::{Error, Result};
+use crate::ops::{
+    self, CausalConv, CausalConvOps, GatedNorm, NormOps, SsdInput, SsmKernelOps, split_last,
+};
+
+/// Sizes and options of a mixer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MixerConfig {
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// H
+    pub nheads: usize,
+    /// P
+    pub headdim: usize,
+    /// G, divides H
+    pub ngroups: usize,
+    /// N
+    pub d_state: usize,
+    /// Taps of the convolution, at least 1.
+    pub d_conv: usize,
+    /// Whether in_proj and out_proj have a bias.
+    pub bias: bool,
+    /// Whether conv1d has a bias.
+    pub conv_bias: bool,
+    /// Bounds of dt after softplus; `(0, infinity)` for all published Mamba-2 checkpoints.
+    pub dt_limit: (f32, f32),
+    /// Order of the gated norm; gate first by default.
+    pub norm_before_gate: bool,
+    /// Added to the gated norm's mean of squares.
+    pub norm_eps: f32,
+}
+
+impl MixerConfig {
+    /// H P
+    #[must_use]
+    pub fn d_inner(&self) -> usize {
+        self.nheads * self.headdim
+    }
+
+    /// Channels of the convolution: x, b and c.
+    #[must_use]
+    pub fn conv_dim(&self) -> usize {
+        self.d_inner() + 2 * self.ngroups * self.d_state
+    }
+
+    /// Rows of in_proj.
+    #[must_use]
+    pub fn d_in_proj(&self) -> usize {
+        self.d_inner() + self.conv_dim() + self.nheads
+    }
+
+    /// Adds the mixer's tensors to `tensors`, under `name`.
+    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
+        let conv = self.conv_dim();
+        tensors.add(format!("{name}.in_proj.weight"), &[self.d_in_proj(), self.d_model]);
+        tensors.add(format!("{name}.out_proj.weight"), &[self.d_model, self.d_inner()]);
+        if self.bias {
+            tensors.add(format!("{name}.in_proj.bias"), &[self.d_in_proj()]);
+            tensors.add(format!("{name}.out_proj.bias"), &[self.d_model]);
+        }
+        tensors.add(format!("{name}.conv1d.weight"), &[conv, 1, self.d_conv]);
+        if self.conv_bias {
+            tensors.add(format!("{name}.conv1d.bias"), &[conv]);
+        }
+        for parameter in ["A_log", "D", "dt_bias"] {
+            tensors.add(format!("{name}.{parameter}"), &[self.nheads]);
+        }
+        tensors.add(format!("{name}.norm.weight"), &[self.d_inner()]);
+    }
+}
+
+/// What one sequence must remember of one mixer; cloning shares until one of the two is written.
+#[derive(Debug, Clone)]
+pub struct MixerState<B: Backend> {
+    /// Last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`.
+    pub conv: Tensor<B>,
+    /// SSM state `[H, P, N]`.
+    pub ssm: Tensor<B>,
+}
+
+impl<B: Backend> MixerState<B> {
+    /// The state before the first token: zeros.
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    pub fn new(config: &MixerConfig, client: &B::Client) -> Result<Self> {
+        let [conv, ssm] = Self::shapes(config);
+        Ok(Self { conv: ops::zeros(client, &conv)?, ssm: ops::zeros(client, &ssm)? })
+    }
+
+    /// Shapes of `conv` and `ssm`.
+    #[must_use]
+    pub fn shapes(config: &MixerConfig) -> [Vec<usize>; 2] {
+        [
+            vec![config.d_conv - 1, config.conv_dim()],
+            vec![config.nheads, config.headdim, config.d_state],
+        ]
+    }
+}
+
+/// The layer's weights.
+pub struct Mamba2Mixer<B: Backend> {
+    config: MixerConfig,
+    in_proj: Linear<B>,
+    /// `[d_conv, conv_dim]`: taps first, unlike the checkpoint
+    conv1d_weight: Tensor<B>,
+    conv1d_bias: Option<Tensor<B>>,
+    /// `[H]`
+    dt_bias: Tensor<B>,
+    /// `-exp(A_log)` `[H]`
+    a: Tensor<B>,
+    /// `[H]`
+    d: Tensor<B>,
+    /// `[H P]`
+    norm: Tensor<B>,
+    out_proj: Linear<B>,
+}
+
+impl<B: Backend> Mamba2Mixer<B> {
+    /// Loads the mixer; A_log, D, dt_bias and the convolution become f32 whatever their type.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing, is no float, or A_log is not finite.
+    pub fn load(config: &MixerConfig, params: &Params<'_, B>) -> Result<Self> {
+        let client = params.client();
+        let (channels, taps) = (config.conv_dim(), config.d_conv);
+        let stored = params.values("conv1d.weight")?; // [conv_dim, 1, d_conv]
+        let conv: Vec<f32> =
+            (0..taps * channels).map(|i| stored[i % channels * taps + i / channels]).collect();
+        let a: Vec<f32> = params.values("A_log")?.into_iter().map(|a| -a.exp()).collect();
+        if let Some(head) = a.iter().position(|a| !a.is_finite()) {
+            let what = format!("A_log: head {head} gives a decay rate of {}", a[head]);
+            return Err(Error::Unsupported { what });
+        }
+        Ok(Self {
+            in_proj: Linear::load(&params.under("in_proj"), config.bias)?,
+            conv1d_weight: ops::tensor(client, &conv, &[taps, channels])?,
+            conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
+            dt_bias: params.tensor("dt_bias")?,
+            a: ops::tensor(client, &a, &[config.nheads])?,
+            d: params.tensor("D")?,
+            norm: params.tensor("norm.weight")?,
+            out_proj: Linear::load(&params.under("out_proj"), config.bias)?,
+            config: config.clone(),
+        })
+    }
+
+    /// `residual + mixer(u)` for the tokens `[T, d_model]` of all runs.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn forward(
+        &self,
+        client: &B::Client,
+        u: &Tensor<B>,
+        residual: Tensor<B>,
+        runs: &[usize],
+        states: &mut [&mut MixerState<B>],
+    ) -> Result<Tensor<B>> {
+        let config = &self.config;
+        let (d_inner, heads) = (config.d_inner(), [config.nheads, config.headdim]);
+        let groups = [config.ngroups, config.d_state];
+        let width = config.ngroups * config.d_state;
+
+        let zxbcdt = self.in_proj.forward(client, u)?; // [T, d_in_proj]
+        let z = zxbcdt.narrow(1, 0, d_inner)?;
+        let xbc = zxbcdt.narrow(1, d_inner, config.conv_dim())?;
+        let dt = zxbcdt.narrow(1, d_inner + config.conv_dim(), config.nheads)?;
+
+        let conv =
+            CausalConv { weight: &self.conv1d_weight, bias: self.conv1d_bias.as_ref(), silu: true };
+        let mut windows: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.conv).collect();
+        let xbc = client.causal_conv1d(&xbc, &conv, runs, &mut windows)?; // [T, conv_dim]
+
+        let input = SsdInput {
+            x: &split_last(&xbc.narrow(1, 0, d_inner)?, &heads)?, // [T, H, P]
+            b: &split_last(&xbc.narrow(1, d_inner, width)?, &groups)?, // [T, G, N]
+            c: &split_last(&xbc.narrow(1, d_inner + width, width)?, &groups)?,
+            dt: &dt,
+            a: &self.a,
+            dt_bias: Some(&self.dt_bias),
+            d: Some(&self.d),
+            z: None,
+            dt_softplus: true,
+            dt_limit: config.dt_limit,
+        };
+        let mut ssm: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.ssm).collect();
+        let y = client.ssd(&input, runs, &mut ssm)?; // [T, H, P]
+        let y = y.reshape(&[y.shape()[0], d_inner])?;
+
+        let norm = GatedNorm {
+            weight: &self.norm,
+            ngroups: config.ngroups,
+            eps: config.norm_eps,
+            norm_before_gate: config.norm_before_gate,
+        };
+        let y = client.gated_rmsnorm(&y, &z, &norm)?;
+        self.out_proj.forward_onto(client, &y, residual)
+    }
+
+    /// Bytes that a pass over the layer's matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.in_proj.weight().size_in_bytes() + self.out_proj.weight().size_in_bytes()
+    }
+}

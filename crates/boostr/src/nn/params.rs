@@ -1,0 +1,148 @@
+//! Parameters of a checkpoint by their names, and the check that all are there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::backend::{Backend, DType, Tensor};
+use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
+use crate::error::{Error, Result};
+use crate::ops::{self, HostBytes, LinearOps, Weight};
+
+/// Tensors listed in one error.
+const MAX_LISTED: usize = 5;
+
+/// What tensors a model expects: their names and shapes.
+#[derive(Debug, Clone, Default)]
+pub struct Tensors(BTreeMap<String, Vec<usize>>);
+
+impl Tensors {
+    /// Adds a tensor.
+    pub fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
+        self.0.insert(name.into(), shape.to_vec());
+    }
+
+    /// All of them with their shapes, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
+    }
+
+    /// Checks that the checkpoint has these tensors in these shapes and no others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] that lists what is missing, misshapen and unexpected.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let mut missing = Vec::new();
+        let mut misshapen = Vec::new();
+        for (name, shape) in self.iter() {
+            match checkpoint.get(name) {
+                None => missing.push(format!("`{name}` {shape:?}")),
+                Some(entry) if entry.shape != shape => {
+                    misshapen.push(format!("`{name}` {:?}, expected {shape:?}", entry.shape));
+                }
+                Some(_) => {}
+            }
+        }
+        let unexpected: Vec<String> = checkpoint
+            .iter()
+            .filter(|(name, _)| !self.0.contains_key(*name))
+            .map(|(name, entry)| format!("`{}` {:?}", name.escape_debug(), entry.shape))
+            .collect();
+        let lists: Vec<String> =
+            [("missing", missing), ("wrong shape", misshapen), ("unexpected", unexpected)]
+                .into_iter()
+                .filter(|(_, list)| !list.is_empty())
+                .map(|(what, list)| listed(what, &list))
+                .collect();
+        if lists.is_empty() {
+            return Ok(());
+        }
+        let path = checkpoint.path().to_path_buf();
+        Err(Error::Tensors { path, reason: lists.join("; ") })
+    }
+}
+
+fn listed(what: &str, list: &[String]) -> String {
+    let shown = list[..list.len().min(MAX_LISTED)].join(", ");
+    let more = match list.len().saturating_sub(MAX_LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{} tensors {what}: {shown}{more}", list.len())
+}
+
+/// Reads parameters under a prefix of names.
+pub struct Params<'a, B: Backend> {
+    checkpoint: &'a Checkpoint,
+    client: &'a B::Client,
+    prefix: String,
+}
+
+impl<'a, B: Backend> Params<'a, B> {
+    /// All tensors of `checkpoint`.
+    pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
+        Self { checkpoint, client, prefix: String::new() }
+    }
+
+    /// Those whose names begin with `name` and a dot.
+    #[must_use]
+    pub fn under(&self, name: &str) -> Self {
+        let prefix = format!("{}{name}.", self.prefix);
+        Self { checkpoint: self.checkpoint, client: self.client, prefix }
+    }
+
+    /// The client that parameters are made for.
+    #[must_use]
+    pub fn client(&self) -> &B::Client {
+        self.client
+    }
+
+    fn entry(&self, name: &str) -> Result<&TensorEntry> {
+        let name = format!("{}{name}", self.prefix);
+        self.checkpoint.get(&name).ok_or_else(|| Error::Tensors {
+            path: self.checkpoint.path().to_path_buf(),
+            reason: format!("tensor `{name}` is missing"),
+        })
+    }
+
+    /// A weight matrix, in its stored type and place. F64 is narrowed to f32.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, or of a type that is no float.
+    pub fn weight(&self, name: &str) -> Result<Weight<B>> {
+        let entry = self.entry(name)?;
+        let dtype = match entry.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::BF16 => DType::BF16,
+            Dtype::F16 => DType::F16,
+            _ => {
+                let bytes: Vec<u8> =
+                    entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
+                let all = 0..bytes.len();
+                let bytes = HostBytes::new(Arc::new(bytes), all)?;
+                return self.client.weight(bytes, DType::F32, &entry.shape);
+            }
+        };
+        let bytes = HostBytes::new(entry.data.owner().clone(), entry.data.range())?;
+        self.client.weight(bytes, dtype, &entry.shape)
+    }
+
+    /// The elements of a small parameter as f32, whatever its stored type.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, or of a type that is no float.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        self.entry(name)?.to_f32()
+    }
+
+    /// A small parameter as an f32 tensor.
+    ///
+    /// # Errors
+    ///
+    /// As [`Params::values`].
+    pub fn tensor(&self, name: &str) -> Result<Tensor<B>> {
+        ops::tensor(self.client, &self.values(name)?, &self.entry(name)?.shape)
+    }
+}
