@@ -6,9 +6,10 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::checkpoint::ConfigFile;
+use crate::error::Result;
 use crate::tokenizer::MAX_TOKEN_ID;
 
 /// Defaults that a model's author set in `generation_config.json`.
@@ -48,13 +49,13 @@ impl GenerationDefaults {
     /// Reads the text of `generation_config.json`; `path` only serves messages.
     ///
     /// # Errors
-    /// [`Error::Format`] naming file, field, what was expected and what was found.
+    /// [`Error`](crate::Error) naming file, field, what was expected and what was found.
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
-        let file = Fields::parse(path.as_ref(), json)?;
+        let file = ConfigFile::parse(path, json)?;
         Ok(Self {
-            bos_token_id: file.get("bos_token_id", "a token id below 2^24", token_id)?,
+            bos_token_id: file.get(&["bos_token_id"], "a token id below 2^24", token_id)?,
             eos_token_id: file.get(
-                "eos_token_id",
+                &["eos_token_id"],
                 "a token id below 2^24 or a list of them",
                 |value| match value {
                     Value::Array(ids) if !ids.is_empty() => ids.iter().map(token_id).collect(),
@@ -62,14 +63,16 @@ impl GenerationDefaults {
                     id => Some(vec![token_id(id)?]),
                 },
             )?,
-            do_sample: file.get("do_sample", "true or false", Value::as_bool)?,
-            temperature: file.number("temperature", "a number >= 0", |x| x >= 0.0)?,
-            top_k: file.get("top_k", "an integer from 0 to 2^24", |v| integer(v, 0..=1 << 24))?,
-            top_p: file.number("top_p", "a number > 0 and <= 1", |x| x > 0.0 && x <= 1.0)?,
-            min_p: file.number("min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
-            repetition_penalty: file.number("repetition_penalty", "a number > 0", |x| x > 0.0)?,
-            max_new_tokens: file
-                .get("max_new_tokens", "an integer from 1 to 2^31", |v| integer(v, 1..=1 << 31))?,
+            do_sample: file.get(&["do_sample"], "true or false", Value::as_bool)?,
+            temperature: number(&file, "temperature", "a number >= 0", |x| x >= 0.0)?,
+            top_k: file
+                .get(&["top_k"], "an integer from 0 to 2^24", |v| integer(v, 0..=1 << 24))?,
+            top_p: number(&file, "top_p", "a number > 0 and <= 1", |x| x > 0.0 && x <= 1.0)?,
+            min_p: number(&file, "min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
+            repetition_penalty: number(&file, "repetition_penalty", "a number > 0", |x| x > 0.0)?,
+            max_new_tokens: file.get(&["max_new_tokens"], "an integer from 1 to 2^31", |v| {
+                integer(v, 1..=1 << 31)
+            })?,
         })
     }
 }
@@ -105,11 +108,11 @@ impl SpecialTokens {
     /// Reads the text of `tokenizer_config.json`; `path` only serves messages.
     ///
     /// # Errors
-    /// [`Error::Format`] naming file, field, what was expected and what was found.
+    /// [`Error`](crate::Error) naming file, field, what was expected and what was found.
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
-        let file = Fields::parse(path.as_ref(), json)?;
+        let file = ConfigFile::parse(path, json)?;
         let token = |field| {
-            file.get(field, "a string or an object with a string `content`", |value| {
+            file.get(&[field], "a string or an object with a string `content`", |value| {
                 match value {
                     Value::Object(object) => object.get("content")?.as_str(),
                     value => value.as_str(),
@@ -122,59 +125,23 @@ impl SpecialTokens {
             eos_token: token("eos_token")?,
             pad_token: token("pad_token")?,
             unk_token: token("unk_token")?,
-            add_bos_token: file.get("add_bos_token", "true or false", Value::as_bool)?,
-            add_eos_token: file.get("add_eos_token", "true or false", Value::as_bool)?,
+            add_bos_token: file.get(&["add_bos_token"], "true or false", Value::as_bool)?,
+            add_eos_token: file.get(&["add_eos_token"], "true or false", Value::as_bool)?,
         })
     }
 }
 
-/// The object of a JSON file.
-struct Fields<'a> {
-    path: &'a Path,
-    object: Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    fn parse(path: &'a Path, json: &str) -> Result<Self> {
-        match serde_json::from_str(json) {
-            Ok(Value::Object(object)) => Ok(Self { path, object }),
-            Ok(other) => {
-                Err(Error::format(path, format!("expected an object, found {}", describe(&other))))
-            }
-            Err(error) => Err(Error::format(path, format!("not valid JSON: {error}"))),
-        }
-    }
-
-    fn get<T>(
-        &self,
-        field: &str,
-        expected: &str,
-        read: impl Fn(&Value) -> Option<T>,
-    ) -> Result<Option<T>> {
-        match self.object.get(field) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| {
-                let found = describe(value);
-                Error::format(
-                    self.path,
-                    format!("field `{field}`: expected {expected}, found {found}"),
-                )
-            }),
-        }
-    }
-
-    fn number(
-        &self,
-        field: &str,
-        expected: &str,
-        in_range: impl Fn(f32) -> bool,
-    ) -> Result<Option<f32>> {
-        self.get(field, expected, |value| {
-            // Checked as the f32 that is used: 1e-60 would pass as an f64 and then be 0.
-            let number = value.as_f64()? as f32;
-            (number.is_finite() && in_range(number)).then_some(number)
-        })
-    }
+fn number(
+    file: &ConfigFile,
+    field: &str,
+    expected: &str,
+    in_range: impl Fn(f32) -> bool,
+) -> Result<Option<f32>> {
+    file.get(&[field], expected, |value| {
+        // Checked as the f32 that is used: 1e-60 would pass as an f64 and then be 0.
+        let number = value.as_f64()? as f32;
+        (number.is_finite() && in_range(number)).then_some(number)
+    })
 }
 
 fn token_id(value: &Value) -> Option<u32> {
@@ -183,19 +150,4 @@ fn token_id(value: &Value) -> Option<u32> {
 
 fn integer(value: &Value, range: RangeInclusive<u64>) -> Option<usize> {
     value.as_u64().filter(|number| range.contains(number))?.try_into().ok()
-}
-
-/// A value as a message shows it; long ones are cut.
-fn describe(value: &Value) -> String {
-    match value {
-        Value::Array(list) if list.is_empty() => "an empty list".to_owned(),
-        Value::Object(_) => "an object".to_owned(),
-        value => {
-            let text = value.to_string();
-            match text.char_indices().nth(60) {
-                Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
-                None => text,
-            }
-        }
-    }
 }

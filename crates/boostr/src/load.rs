@@ -69,7 +69,7 @@ impl<B: Backend> LanguageModel<B> {
     /// ```no_run
     /// use boostr::{backend, load::LanguageModel};
     ///
-    /// let lm = LanguageModel::open("models/mamba2-130m".as_ref(), &Default::default(), backend::cpu())?;
+    /// let lm = LanguageModel::<backend::Cpu>::open("models/mamba2-130m".as_ref(), &Default::default(), backend::cpu())?;
     /// println!("{} layers", lm.model.config().n_layer);
     /// # Ok::<(), boostr::Error>(())
     /// ```
@@ -84,7 +84,7 @@ impl<B: Backend> LanguageModel<B> {
             Some(path) => Some(Tokenizer::from_file(path)?),
             None => {
                 let path = folder.join("tokenizer.json");
-                if path.exists() { Some(Tokenizer::from_file(&path)?) } else { None }
+                if present(&path)? { Some(Tokenizer::from_file(&path)?) } else { None }
             }
         };
         Self::assemble(
@@ -202,19 +202,22 @@ impl<B: Backend> LanguageModel<B> {
     }
 }
 
+/// Whether there is such a file; a link to nothing is an error.
+fn present(path: &Path) -> Result<bool> {
+    match path.try_exists() {
+        Ok(false) if fs::symlink_metadata(path).is_ok() => {
+            Err(Error::format(path, "incomplete download: the link leads to no file"))
+        }
+        found => found.map_err(|e| Error::io(path, e)),
+    }
+}
+
 /// The text of a small file; `None` when there is no such file.
 fn read_optional(path: &Path) -> Result<Option<String>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            if fs::symlink_metadata(path).is_ok() {
-                let reason = "incomplete download: the link leads to no file";
-                return Err(Error::format(path, reason));
-            }
-            return Ok(None);
-        }
-        Err(e) => return Err(Error::io(path, e)),
-    };
+    if !present(path)? {
+        return Ok(None);
+    }
+    let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
     let mut text = String::new();
     let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text);
     match read {

@@ -109,7 +109,7 @@ fn a_token_is_a_string_or_an_object_with_content() {
 
 #[test]
 fn files_that_are_no_object_are_refused() {
-    for json in ["", "[]", "null", "{", "{\"a\": Infinity}", &"[".repeat(100_000)] {
+    for json in ["", "[]", "null", "{", &"[".repeat(100_000)] {
         let message = defaults(json).unwrap_err();
         assert!(message.starts_with("`m/generation_config.json`: "), "{message}");
     }

@@ -1,1 +1,77 @@
-fn main() {}
+//! The command line of boostr: one file per command, and no arithmetic of its own.
+//!
+//! Answers go to stdout, everything else to stderr. A run ends with one of these codes:
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done, also when whoever read the output went away |
+//! | 1 | failure |
+//! | 2 | wrong usage |
+//! | 3 | bad model file |
+//! | 130 | interrupted |
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod checks;
+mod completions;
+mod doctor;
+mod exit;
+mod logits;
+mod model;
+mod prompt;
+mod run;
+mod sampling;
+mod show;
+mod stream;
+mod system;
+mod term;
+mod tokenizer;
+mod verify;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use args::{Cli, Command};
+use term::Term;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Workers get the stack that a main thread has: they run the whole command.
+const STACK: usize = 8 << 20;
+
+fn main() -> ExitCode {
+    let (cli, bare) = match args::parse(std::env::args_os().collect()) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            // Help and errors go where clap wants them; a reader that left is no failure.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::FAILURE));
+        }
+    };
+    let term = Term::new(&cli.common);
+    match dispatch(cli, bare, &term) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error, &term),
+    }
+}
+
+/// Runs the command inside a pool of the wished number of threads.
+fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(cli.common.threads.unwrap_or(0))
+        .stack_size(STACK)
+        .build()
+        .context("starting threads")?;
+    pool.install(|| match cli.command {
+        Command::Run(args) => run::run(&args, bare, term),
+        Command::Show(args) => show::run(&args, term),
+        Command::Verify(args) => verify::run(&args, term),
+        Command::Tokenizer(args) => tokenizer::run(&args, term),
+        Command::Logits(args) => logits::run(&args, term),
+        Command::Doctor(args) => doctor::run(&args, term),
+        Command::Completions(args) => completions::run(&args),
+    })
+}

@@ -89,8 +89,8 @@ fn ssd_probe(gf: f64) {
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(1, |s| s.parse().unwrap());
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().unwrap();
-    ssd_probe(0.0);
-    if std::env::args().nth(2).is_some() {
+    if std::env::args().nth(2).is_none_or(|a| a != "g") { ssd_probe(0.0); }
+    if std::env::args().nth(2).is_some_and(|a| a == "x") {
         return;
     }
     for _ in 0..1 {

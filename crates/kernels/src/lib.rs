@@ -8,6 +8,7 @@ mod conv;
 mod linear;
 pub mod math;
 mod norm;
+pub mod probe;
 mod rows;
 mod simd;
 pub mod ssd;

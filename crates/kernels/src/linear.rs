@@ -190,6 +190,7 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
     let width = x.width();
     let features = out[0].len();
     let k_block = k_block(width);
+    let ahead = 4 * width * size_of::<W::Elem>(); // the next tile's rows
     for n in (0..features).step_by(4) {
         for k in (0..width).step_by(k_block) {
             let len = k_block.min(width - k);
@@ -198,20 +199,21 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
             if n + 4 <= features {
                 let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
                 match out {
-                    [a] => tile::<S, W, 1, 4>(simd, [x(0)], w, [&mut a[n..]]),
-                    [a, b] => tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, [&mut a[n..], &mut b[n..]]),
+                    [a] => tile::<S, W, 1, 4>(simd, [x(0)], w, [&mut a[n..]], ahead),
+                    [a, b] => tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, [&mut a[n..], &mut b[n..]], ahead),
                     [a, b, c] => tile::<S, W, 3, 4>(
                         simd,
                         [x(0), x(1), x(2)],
                         w,
                         [&mut a[n..], &mut b[n..], &mut c[n..]],
+                        ahead,
                     ),
                     _ => unreachable!("more than {FEW_ROWS} rows"),
                 }
             } else {
                 for n in n..features {
                     for (m, out) in out.iter_mut().enumerate() {
-                        tile::<S, W, 1, 1>(simd, [x(m)], [w(n)], [&mut out[n..]]);
+                        tile::<S, W, 1, 1>(simd, [x(m)], [w(n)], [&mut out[n..]], ahead);
                     }
                 }
             }
@@ -256,16 +258,17 @@ fn many_rows_body<S: Simd>(
                             [x(m), x(m + 1), x(m + 2)],
                             w,
                             [&mut a[n..], &mut b[n..], &mut c[n..]],
+                                0,
                         );
                     } else {
                         for (i, out) in out.iter_mut().enumerate() {
-                            tile::<S, Panel, 1, 4>(simd, [x(m + i)], w, [&mut out[n..]]);
+                            tile::<S, Panel, 1, 4>(simd, [x(m + i)], w, [&mut out[n..]], 0);
                         }
                     }
                 } else {
                     for n in n..features {
                         for (i, out) in out.iter_mut().enumerate() {
-                            tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)], [&mut out[n..]]);
+                            tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)], [&mut out[n..]], 0);
                         }
                     }
                 }
@@ -275,12 +278,16 @@ fn many_rows_body<S: Simd>(
 }
 
 /// Adds the products of `M` rows of `x` and `N <= 4` of `w`, all of one length, to the heads of `out`.
+///
+/// Weights that are read in place are asked for `ahead` bytes before their use: the processor's own
+/// prefetching does not keep up with rows of 16-bit values.
 #[inline(always)]
 fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     simd: S,
     x: [&[f32]; M],
     w: [&[W::Elem]; N],
     out: [&mut [f32]; M],
+    ahead: usize,
 ) {
     let len = x[0].len();
     let whole = len / S::LANES;
@@ -294,6 +301,11 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     }
     let mut acc = [[simd.splat(0.0); 4]; M];
     for i in 0..whole {
+        if !W::PADDED && i % W::CHUNKS_PER_LINE == 0 {
+            for n in 0..N {
+                simd.prefetch(ws[n].as_ptr().wrapping_add(i).cast::<u8>().wrapping_add(ahead));
+            }
+        }
         let mut x = [simd.splat(0.0); M];
         for m in 0..M {
             x[m] = simd.load(&xs[m][i]);
@@ -329,6 +341,8 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
 trait Stored<S: Simd> {
     /// Whether rows are known to be whole chunks.
     const PADDED: bool = false;
+    /// Chunks in a cache line of 64 bytes.
+    const CHUNKS_PER_LINE: usize = (64 / size_of::<Self::Chunk>()).next_power_of_two();
     type Elem;
     type Chunk;
     fn chunks(w: &[Self::Elem]) -> (&[Self::Chunk], &[Self::Elem]);

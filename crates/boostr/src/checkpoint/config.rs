@@ -62,8 +62,8 @@ impl ConfigFile {
 
     /// The first of `keys` that is there and not null.
     fn value<'a, 'k>(&'a self, keys: &[&'k str]) -> Option<(&'k str, &'a Value)> {
-        let found = keys.iter().find_map(|&key| Some((key, self.fields.get(key)?)));
-        found.filter(|(_, value)| !value.is_null())
+        let present = |key| self.fields.get(key).filter(|value| !value.is_null());
+        keys.iter().find_map(|&key| Some((key, present(key)?)))
     }
 
     /// An error about the value of `key`.
@@ -76,21 +76,31 @@ impl ConfigFile {
         self.error(key, format!("expected {expected}, found {}", shown(found)))
     }
 
+    /// What `read` makes of the value of the first of `keys` that is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] that says what was `expected` when `read` returns `None`.
+    pub fn get<'a, T>(
+        &'a self,
+        keys: &[&str],
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some((key, value)) = self.value(keys) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.wrong(key, expected, value))
+    }
+
     /// A whole number within `range`, under the first of `keys` that is there.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] when it is something else.
     pub fn usize(&self, keys: &[&str], range: RangeInclusive<usize>) -> Result<Option<usize>> {
-        let Some((key, value)) = self.value(keys) else { return Ok(None) };
-        let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        match number.filter(|n| range.contains(n)) {
-            Some(n) => Ok(Some(n)),
-            None => {
-                let expected = format!("a whole number from {} to {}", range.start(), range.end());
-                Err(self.wrong(key, &expected, value))
-            }
-        }
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        self.get(keys, &expected, |value| {
+            value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| range.contains(n))
+        })
     }
 
     /// As [`ConfigFile::usize`], for a field that must be there.
@@ -112,14 +122,8 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is something else.
     pub fn float(&self, keys: &[&str], range: RangeInclusive<f32>) -> Result<Option<f32>> {
-        let Some((key, value)) = self.value(keys) else { return Ok(None) };
-        match number(value).filter(|x| range.contains(x)) {
-            Some(x) => Ok(Some(x)),
-            None => {
-                let expected = format!("a number from {} to {}", range.start(), range.end());
-                Err(self.wrong(key, &expected, value))
-            }
-        }
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        self.get(keys, &expected, |value| number(value).filter(|x| range.contains(x)))
     }
 
     /// A list of numbers, infinities included.
@@ -128,9 +132,9 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is something else.
     pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
-        let Some((key, value)) = self.value(&[key]) else { return Ok(None) };
-        let numbers = value.as_array().and_then(|list| list.iter().map(number).collect());
-        numbers.map(Some).ok_or_else(|| self.wrong(key, "a list of numbers", value))
+        self.get(&[key], "a list of numbers", |value| {
+            value.as_array()?.iter().map(number).collect()
+        })
     }
 
     /// A truth value.
@@ -139,8 +143,7 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is something else.
     pub fn bool(&self, keys: &[&str]) -> Result<Option<bool>> {
-        let Some((key, value)) = self.value(keys) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, "true or false", value))
+        self.get(keys, "true or false", Value::as_bool)
     }
 
     /// A string.
@@ -149,8 +152,7 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is something else.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
-        let Some((_, value)) = self.value(&[key]) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a string", value))
+        self.get(&[key], "a string", Value::as_str)
     }
 
     /// Token ids: a whole number or a list of them; none when missing.
@@ -159,13 +161,12 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is something else.
     pub fn ids(&self, key: &str) -> Result<Vec<u32>> {
-        let Some((_, value)) = self.value(&[key]) else { return Ok(Vec::new()) };
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let ids = match value {
+        let ids = self.get(&[key], "a token id or a list of them", |value| match value {
             Value::Array(list) => list.iter().map(id).collect(),
             one => id(one).map(|id| vec![id]),
-        };
-        ids.ok_or_else(|| self.wrong(key, "a token id or a list of them", value))
+        })?;
+        Ok(ids.unwrap_or_default())
     }
 
     /// The length of a list; `None` when it is missing.
@@ -174,11 +175,7 @@ impl ConfigFile {
     ///
     /// [`Error::Config`] when it is no list.
     pub fn list_len(&self, key: &str) -> Result<Option<usize>> {
-        let Some((_, value)) = self.value(&[key]) else { return Ok(None) };
-        value
-            .as_array()
-            .map(|list| Some(list.len()))
-            .ok_or_else(|| self.wrong(key, "a list", value))
+        self.get(&[key], "a list", |value| Some(value.as_array()?.len()))
     }
 
     /// The fields of a nested object; none when it is missing.
@@ -198,11 +195,17 @@ impl ConfigFile {
 }
 
 fn shown(value: &Value) -> String {
-    let text = match value {
-        Value::String(text) => format!("the string {text:?}"),
-        other => other.to_string(),
-    };
-    cut(&text, MAX_SHOWN).to_string()
+    match value {
+        Value::Array(list) if list.is_empty() => "an empty list".into(),
+        Value::Object(_) => "an object".into(),
+        value => {
+            let text = value.to_string();
+            match cut(&text, MAX_SHOWN) {
+                whole if whole.len() == text.len() => text,
+                head => format!("{head}..."),
+            }
+        }
+    }
 }
 
 /// A number in any of its spellings.
@@ -277,7 +280,7 @@ mod tests {
         let message = config.usize(&["a"], 1..=9).unwrap_err().to_string();
         assert_eq!(
             message,
-            "`dir/config.json`: field `a`: expected a whole number from 1 to 9, found the string \"64\""
+            "`dir/config.json`: field `a`: expected a whole number from 1 to 9, found \"64\""
         );
         let nested = config.object("b").unwrap();
         let message = nested.usize(&["c"], 1..=9).unwrap_err().to_string();

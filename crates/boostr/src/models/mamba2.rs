@@ -469,7 +469,7 @@ impl<B: Backend> Mamba2<B> {
     ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
     ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
     /// }"#)?)?;
-    /// let model = Mamba2::synthetic(config, backend::DType::F32, backend::cpu())?;
+    /// let model = Mamba2::<backend::Cpu>::synthetic(config, backend::DType::F32, backend::cpu())?;
     /// let mut state = model.new_state()?;
     /// let mut run = [Run { tokens: &[5, 17, 3], state: &mut state }];
     /// let logits = model.forward(&mut run, Logits::Last)?;
@@ -629,15 +629,17 @@ fn check_tied(checkpoint: &Checkpoint) -> Result<()> {
 /// | dialect | name | here |
 /// |---|---|---|
 /// | Codestral's release | `model.backbone.*`, `model.lm_head.*` | without `model.` |
+/// | saved again by a newer transformers | `model.layers.*`, `model.norm_f.*` | `backbone.*` |
 /// | mamba_ssm, older transformers | `backbone.embedding.weight` | `backbone.embeddings.weight` |
 fn hf_name(name: &str) -> Option<String> {
-    let short = name
-        .strip_prefix("model.")
-        .filter(|rest| rest.starts_with("backbone.") || rest.starts_with("lm_head."))
-        .unwrap_or(name);
-    let new = match short {
-        "backbone.embedding.weight" => "backbone.embeddings.weight",
-        other => other,
+    let new = match name.strip_prefix("model.") {
+        Some(rest) if rest.starts_with("backbone.") || rest.starts_with("lm_head.") => rest.into(),
+        Some(rest) => format!("backbone.{rest}"),
+        None => name.to_string(),
     };
-    (new != name).then(|| new.to_string())
+    let new = match new.as_str() {
+        "backbone.embedding.weight" => "backbone.embeddings.weight".into(),
+        _ => new,
+    };
+    (new != name).then_some(new)
 }

@@ -12,7 +12,7 @@
 use super::linear::Linear;
 use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::{
     self, CausalConv, CausalConvOps, GatedNorm, NormOps, SsdInput, SsmKernelOps, split_last,
 };
@@ -143,10 +143,11 @@ impl<B: Backend> Mamba2Mixer<B> {
         let stored = params.values("conv1d.weight")?; // [conv_dim, 1, d_conv]
         let conv: Vec<f32> =
             (0..taps * channels).map(|i| stored[i % channels * taps + i / channels]).collect();
-        let a: Vec<f32> = params.values("A_log")?.into_iter().map(|a| -a.exp()).collect();
-        if let Some(head) = a.iter().position(|a| !a.is_finite()) {
-            let what = format!("A_log: head {head} gives a decay rate of {}", a[head]);
-            return Err(Error::Unsupported { what });
+        let a_log = params.values("A_log")?;
+        let a: Vec<f32> = a_log.iter().map(|a| -a.exp()).collect();
+        if let Some(head) = (0..a.len()).find(|&i| !a_log[i].is_finite() || !a[i].is_finite()) {
+            let reason = format!("gives no decay rate: head {head} has {}", a_log[head]);
+            return Err(params.error("A_log", &reason));
         }
         Ok(Self {
             in_proj: Linear::load(&params.under("in_proj"), config.bias)?,

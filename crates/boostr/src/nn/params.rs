@@ -97,12 +97,18 @@ impl<'a, B: Backend> Params<'a, B> {
         self.client
     }
 
-    fn entry(&self, name: &str) -> Result<&TensorEntry> {
-        let name = format!("{}{name}", self.prefix);
-        self.checkpoint.get(&name).ok_or_else(|| Error::Tensors {
+    /// An error about the tensor `name`.
+    #[must_use]
+    pub fn error(&self, name: &str, reason: &str) -> Error {
+        Error::Tensors {
             path: self.checkpoint.path().to_path_buf(),
-            reason: format!("tensor `{name}` is missing"),
-        })
+            reason: format!("tensor `{}{name}` {reason}", self.prefix),
+        }
+    }
+
+    fn entry(&self, name: &str) -> Result<&TensorEntry> {
+        let full = format!("{}{name}", self.prefix);
+        self.checkpoint.get(&full).ok_or_else(|| self.error(name, "is missing"))
     }
 
     /// A weight matrix, in its stored type and place. F64 is narrowed to f32.

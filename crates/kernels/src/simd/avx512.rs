@@ -39,6 +39,11 @@ impl Simd for Avx512 {
     super::split_by_arrays!(16);
 
     #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // A prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
         unsafe { _mm512_set1_ps(x) }
     }

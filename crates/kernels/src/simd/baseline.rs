@@ -20,6 +20,8 @@ impl Simd for Baseline {
     super::split_by_arrays!(4);
 
     #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
         [x; 4]
     }

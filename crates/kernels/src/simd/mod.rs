@@ -77,6 +77,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// The first lanes of `tail`, as many as `to` has.
     fn write_tail(tail: &Self::Chunk, to: &mut [f32]);
 
+    /// Asks for the cache line at an address, which need not be one of the program's.
+    fn prefetch(self, address: *const u8);
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &Self::Chunk) -> Self::F;
     fn load_bf16(self, x: &Self::Half) -> Self::F;

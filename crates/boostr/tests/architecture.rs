@@ -1,0 +1,623 @@
+//! The invariants of ARCHITECTURE.md that a machine can check, on the source text of the workspace.
+//!
+//! The checks read tokens, not syntax trees: enough to find a path, an `unsafe` or a macro, and little
+//! enough to be read here. Each check is a function from text to a list of violations, and is itself
+//! tested on text that breaks its rule.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules of the library, first to last, each with all the others that it may name.
+const MODULES: [(&str, &[&str]); 11] = [
+    ("error", &[]),
+    ("ops", &["error"]),
+    ("backend", &["error", "ops"]),
+    ("checkpoint", &["error"]),
+    ("tokenizer", &["error"]),
+    ("generation_config", &["error", "checkpoint", "tokenizer"]),
+    ("nn", &["error", "ops", "backend", "checkpoint"]),
+    ("models", &["error", "ops", "backend", "checkpoint", "nn"]),
+    ("sample", &["error"]),
+    ("load", &["error", "backend", "checkpoint", "tokenizer", "generation_config", "models"]),
+    ("engine", &["error", "ops", "backend", "models", "sample"]),
+];
+
+/// Where the tensor library may be named.
+const NAMES_NUMR: [&str; 3] = ["ops", "backend", "error"];
+
+/// What `boostr-kernels` may depend on.
+const KERNEL_DEPENDENCIES: [&str; 2] = ["half", "rayon"];
+
+/// Functions that read or write the environment.
+const ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
+
+// Reading source text
+
+/// A word, `::`, a string (as `"`), or one other character, and the line it is on.
+#[derive(Debug, Clone, PartialEq)]
+struct Token {
+    text: String,
+    line: usize,
+}
+
+/// The tokens of Rust source, without comments and without what strings hold.
+fn tokens(source: &str) -> Vec<Token> {
+    let chars: Vec<char> = source.chars().collect();
+    let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
+    let mut tokens = Vec::new();
+    let (mut i, mut line) = (0, 1);
+    while i < chars.len() {
+        let start = i;
+        match chars[i] {
+            '/' if at(i + 1) == '/' => {
+                while i < chars.len() && at(i) != '\n' {
+                    i += 1;
+                }
+            }
+            '/' if at(i + 1) == '*' => {
+                let mut depth = 0;
+                while i < chars.len() {
+                    match (at(i), at(i + 1)) {
+                        ('/', '*') => (depth, i) = (depth + 1, i + 2),
+                        ('*', '/') => (depth, i) = (depth - 1, i + 2),
+                        _ => i += 1,
+                    }
+                    if depth == 0 {
+                        break;
+                    }
+                }
+            }
+            'r' if matches!(at(i + 1), '"' | '#') && raw_string_end(&chars, i + 1).is_some() => {
+                i = raw_string_end(&chars, i + 1).unwrap();
+                tokens.push(Token { text: "\"".into(), line });
+            }
+            '"' => {
+                i += 1;
+                while i < chars.len() && at(i) != '"' {
+                    i += if at(i) == '\\' { 2 } else { 1 };
+                }
+                i += 1;
+                tokens.push(Token { text: "\"".into(), line });
+            }
+            '\'' if at(i + 1) == '\\' => {
+                i += 3;
+                while i < chars.len() && at(i) != '\'' {
+                    i += 1;
+                }
+                i += 1;
+            }
+            '\'' if at(i + 2) == '\'' => i += 3,
+            ':' if at(i + 1) == ':' => {
+                i += 2;
+                tokens.push(Token { text: "::".into(), line });
+            }
+            c if c.is_alphanumeric() || c == '_' => {
+                while at(i).is_alphanumeric() || at(i) == '_' {
+                    i += 1;
+                }
+                // `b"` and `c"`: the next token is the string.
+                tokens.push(Token { text: chars[start..i].iter().collect(), line });
+                if matches!(tokens.last().unwrap().text.as_str(), "br" | "cr")
+                    && let Some(end) = raw_string_end(&chars, i)
+                {
+                    i = end;
+                }
+            }
+            c => {
+                i += 1;
+                if !c.is_whitespace() {
+                    tokens.push(Token { text: c.into(), line });
+                }
+            }
+        }
+        line += chars[start..i.min(chars.len())].iter().filter(|&&c| c == '\n').count();
+    }
+    tokens
+}
+
+/// The end of a raw string whose hashes or quote are at `i`; `None` when there is no raw string.
+fn raw_string_end(chars: &[char], mut i: usize) -> Option<usize> {
+    let hashes = chars[i..].iter().take_while(|&&c| c == '#').count();
+    i += hashes;
+    if chars.get(i) != Some(&'"') {
+        return None;
+    }
+    i += 1;
+    while i < chars.len() {
+        let close = &chars[i + 1..chars.len().min(i + 1 + hashes)];
+        if chars[i] == '"' && close.len() == hashes && close.iter().all(|&c| c == '#') {
+            return Some(i + 1 + hashes);
+        }
+        i += 1;
+    }
+    Some(chars.len())
+}
+
+/// A path of at least two names, with how many inline modules it stands in.
+#[derive(Debug, PartialEq)]
+struct Named {
+    names: Vec<String>,
+    inline: usize,
+    line: usize,
+}
+
+/// All paths of the source, groups of `use` taken apart.
+fn paths(tokens: &[Token]) -> Vec<Named> {
+    let text = |i: usize| tokens.get(i).map_or("", |t: &Token| t.text.as_str());
+    let mut found = Vec::new();
+    let (mut braces, mut modules) = (0, Vec::new());
+    let mut i = 0;
+    while i < tokens.len() {
+        match text(i) {
+            "{" => {
+                braces += 1;
+                if i >= 2 && text(i - 2) == "mod" {
+                    modules.push(braces);
+                }
+            }
+            "}" => {
+                if modules.last() == Some(&braces) {
+                    modules.pop();
+                }
+                braces -= 1;
+            }
+            word if is_word(word) && text(i + 1) == "::" => {
+                i = path(tokens, i, &[], modules.len(), &mut found);
+                continue;
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    found
+}
+
+/// Adds the path that begins at `i` and returns where it ends.
+fn path(
+    tokens: &[Token],
+    mut i: usize,
+    prefix: &[String],
+    inline: usize,
+    found: &mut Vec<Named>,
+) -> usize {
+    let text = |i: usize| tokens.get(i).map_or("", |t: &Token| t.text.as_str());
+    let mut names = prefix.to_vec();
+    let line = tokens[i].line;
+    loop {
+        if text(i) == "{" {
+            i += 1;
+            while !matches!(text(i), "}" | "") {
+                i = if text(i) == "," { i + 1 } else { path(tokens, i, &names, inline, found) };
+            }
+            return i + 1;
+        }
+        names.push(text(i).into());
+        i += 1;
+        // Not a generic argument: `f::<T>`.
+        if text(i) != "::" || !(is_word(text(i + 1)) || matches!(text(i + 1), "{" | "*")) {
+            break;
+        }
+        i += 1;
+    }
+    if text(i) == "as" {
+        i += 2;
+    }
+    found.push(Named { names, inline, line });
+    i
+}
+
+fn is_word(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+// The rules
+
+/// Whether module `from` may name module `to`; `None` when one of them is not in the table.
+fn may_name(from: &str, to: &str) -> Option<bool> {
+    MODULES.iter().find(|(name, _)| *name == to)?;
+    let (_, all) = MODULES.iter().find(|(name, _)| *name == from)?;
+    Some(from == to || all.contains(&to))
+}
+
+/// The top module of a file of the library's source, and how deep in the tree the file's module is.
+fn place(file: &str) -> (&str, usize) {
+    let path = file.strip_suffix(".rs").unwrap_or(file);
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    match path.split('/').next() {
+        Some("lib") | None => ("", 0),
+        Some(top) => (top, path.split('/').count()),
+    }
+}
+
+/// Paths of a library's file against the order of modules.
+fn against_the_order(file: &str, source: &str) -> Vec<String> {
+    let (from, depth) = place(file);
+    if depth == 0 {
+        return Vec::new(); // lib.rs declares them all
+    }
+    let mut violations = Vec::new();
+    for Named { names, inline, line } in paths(&tokens(source)) {
+        let supers = names.iter().take_while(|name| *name == "super").count();
+        let to = match names[0].as_str() {
+            "crate" => names.get(1),
+            "super" if supers >= depth + inline => names.get(supers),
+            _ => None,
+        };
+        let Some(to) = to else { continue };
+        let to = match to.as_str() {
+            "Error" | "Result" => "error", // lib.rs exports them again
+            other => other,
+        };
+        match may_name(from, to) {
+            Some(true) => {}
+            Some(false) => violations.push(format!("{file}:{line}: `{from}` names `{to}`")),
+            None => violations
+                .push(format!("{file}:{line}: `{from}` or `{to}` has no place in the order")),
+        }
+    }
+    violations.dedup();
+    violations
+}
+
+/// Paths of which `forbidden` is true.
+fn forbidden_paths(file: &str, source: &str, forbidden: impl Fn(&[String]) -> bool) -> Vec<String> {
+    paths(&tokens(source))
+        .into_iter()
+        .filter(|named| forbidden(&named.names))
+        .map(|named| format!("{file}:{}: `{}`", named.line, named.names.join("::")))
+        .collect()
+}
+
+fn names_numr(names: &[String]) -> bool {
+    names[0] == "numr"
+}
+
+fn names_files(names: &[String]) -> bool {
+    matches!(&names[0][..], "std" | "core") && matches!(&names[1][..], "fs" | "io" | "net" | "*")
+}
+
+fn reads_the_environment(names: &[String]) -> bool {
+    names.windows(2).any(|w| w[0] == "env" && (ENVIRONMENT.contains(&&*w[1]) || w[1] == "*"))
+}
+
+/// Macros that a finished file does not have.
+fn unfinished(file: &str, source: &str) -> Vec<String> {
+    let tokens = tokens(source);
+    tokens
+        .windows(3)
+        .filter(|w| ["todo", "unimplemented", "dbg"].contains(&&*w[0].text))
+        .filter(|w| w[1].text == "!" && matches!(&*w[2].text, "(" | "[" | "{"))
+        .map(|w| format!("{file}:{}: `{}!`", w[0].line, w[0].text))
+        .collect()
+}
+
+/// `unsafe` without a reason: neither a `// SAFETY:` comment just above, nor one for the whole file.
+fn unexplained_unsafe(file: &str, source: &str) -> Vec<String> {
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    let tokens = tokens(source);
+    let whole_file = tokens.windows(5).any(|w| {
+        let words: Vec<&str> = w.iter().map(|t| t.text.as_str()).collect();
+        matches!(words[..], ["clippy", "::", "undocumented_unsafe_blocks", ",", "reason"])
+    }) && lines
+        .iter()
+        .any(|line| line.starts_with("#![allow(") || line.starts_with("#![expect("));
+    if whole_file {
+        return Vec::new();
+    }
+    let explained = |line: usize| {
+        lines[..line - 1]
+            .iter()
+            .rev()
+            .take_while(|line| line.starts_with("//") || line.starts_with("#["))
+            .any(|line| line.starts_with("// SAFETY:"))
+    };
+    tokens
+        .windows(2)
+        .filter(|w| w[0].text == "unsafe" && matches!(&*w[1].text, "{" | "impl"))
+        .filter(|w| !explained(w[0].line))
+        .map(|w| format!("{file}:{}: `unsafe` without a `// SAFETY:` comment above", w[0].line))
+        .collect()
+}
+
+fn has_unsafe(source: &str) -> bool {
+    tokens(source).iter().any(|token| token.text == "unsafe")
+}
+
+/// The files that ARCHITECTURE.md names in its list of unsafe code, each with the reason.
+fn listed_unsafe(architecture: &str) -> Vec<(&str, &str)> {
+    architecture
+        .lines()
+        .skip_while(|line| *line != "## Unsafe code")
+        .skip(1)
+        .take_while(|line| !line.starts_with('#'))
+        .filter_map(|line| line.strip_prefix("- `")?.split_once('`'))
+        .collect()
+}
+
+/// The packages that a Cargo.toml depends on outside of tests.
+fn dependencies(manifest: &str) -> Vec<&str> {
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in manifest.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']');
+            found.extend(section.strip_prefix("dependencies."));
+        } else if section == "dependencies" && !line.starts_with('#') {
+            found.extend(line.split(['.', '=', ' ']).next().filter(|name| !name.is_empty()));
+        }
+    }
+    found
+}
+
+// The workspace
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// All files below a folder, but for build folders and hidden ones other than `.ci`.
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap().to_string_lossy();
+        if path.is_symlink() || (name.starts_with('.') && name != ".ci") || name == "target" {
+            continue;
+        }
+        if path.is_file() {
+            found.push(path);
+        } else if !path.join("CACHEDIR.TAG").exists() {
+            files(&path, found);
+        }
+    }
+}
+
+/// The Rust files below a folder of the repository: path from that folder, and text.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    let folder = root().join(folder);
+    let mut found = Vec::new();
+    files(&folder, &mut found);
+    let sources: Vec<(String, String)> = found
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|e| e == "rs"))
+        .map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            (path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/"), text)
+        })
+        .collect();
+    assert!(!sources.is_empty(), "no sources in {}", folder.display());
+    sources
+}
+
+/// Paths in the Rust files below `folder` of which `forbidden` is true.
+fn forbidden_below(folder: &str, forbidden: fn(&[String]) -> bool) -> Vec<String> {
+    sources(folder)
+        .into_iter()
+        .flat_map(|(file, text)| forbidden_paths(&format!("{folder}/{file}"), &text, forbidden))
+        .collect()
+}
+
+#[track_caller]
+fn none(violations: impl IntoIterator<Item = String>, rule: &str) {
+    let violations: Vec<String> = violations.into_iter().collect();
+    assert!(violations.is_empty(), "{rule}:\n{}", violations.join("\n"));
+}
+
+#[test]
+fn modules_name_only_those_before_them() {
+    let violations = sources("crates/boostr/src")
+        .into_iter()
+        .flat_map(|(file, text)| against_the_order(&file, &text));
+    none(violations, "imports against the order of modules");
+}
+
+#[test]
+fn the_order_is_one_and_the_document_states_it() {
+    for (i, (name, all)) in MODULES.iter().enumerate() {
+        for other in *all {
+            let before = MODULES[..i].iter().any(|(name, _)| name == other);
+            assert!(before, "`{name}` names `{other}`, which does not come before it");
+        }
+    }
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let order = "error < ops < backend < checkpoint < nn < models < sample < load < engine";
+    assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
+}
+
+#[test]
+fn the_tensor_library_is_named_in_three_modules() {
+    let library = sources("crates/boostr/src")
+        .into_iter()
+        .filter(|(file, _)| !NAMES_NUMR.contains(&place(file).0))
+        .flat_map(|(file, text)| forbidden_paths(&file, &text, names_numr));
+    none(library, "numr named outside of ops, backend and error");
+    none(forbidden_below("crates/cli/src", names_numr), "numr named in the command line");
+}
+
+#[test]
+fn kernels_know_no_tensor_and_no_files() {
+    let manifest = fs::read_to_string(root().join("crates/kernels/Cargo.toml")).unwrap();
+    let others: Vec<&str> = dependencies(&manifest)
+        .into_iter()
+        .filter(|name| !KERNEL_DEPENDENCIES.contains(name))
+        .collect();
+    assert!(others.is_empty(), "boostr-kernels depends on {others:?}");
+    none(forbidden_below("crates/kernels/src", names_files), "kernels that do input or output");
+}
+
+#[test]
+fn models_open_no_file() {
+    let files = forbidden_below("crates/boostr/src/models", names_files);
+    none(files, "models that do input or output");
+}
+
+#[test]
+fn the_environment_is_read_by_the_command_line_alone() {
+    let reads = ["crates/kernels/src", "crates/boostr/src"]
+        .into_iter()
+        .flat_map(|folder| forbidden_below(folder, reads_the_environment));
+    none(reads, "environment variables read below the command line");
+}
+
+#[test]
+fn unsafe_code_is_where_the_document_says_and_explained() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let listed = listed_unsafe(&text);
+    assert!(!listed.is_empty(), "ARCHITECTURE.md has no list under `## Unsafe code`");
+    for (file, why) in &listed {
+        assert!(why.len() > 10, "ARCHITECTURE.md does not say why `{file}` is unsafe");
+    }
+    let sources: Vec<(String, String)> = sources("crates")
+        .into_iter()
+        .map(|(file, text)| (format!("crates/{file}"), text))
+        .filter(|(_, text)| has_unsafe(text))
+        .collect();
+    let unlisted = sources
+        .iter()
+        .filter(|(file, _)| !listed.iter().any(|(name, _)| name == file))
+        .map(|(file, _)| file.clone());
+    none(unlisted, "unsafe code in files that ARCHITECTURE.md does not list");
+    let stale = listed
+        .iter()
+        .filter(|(name, _)| !sources.iter().any(|(file, _)| file == name))
+        .map(|(name, _)| (*name).to_string());
+    none(stale, "listed in ARCHITECTURE.md, but without unsafe code");
+    none(sources.iter().flat_map(|(file, text)| unexplained_unsafe(file, text)), "unsafe code");
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let found = sources("crates")
+        .into_iter()
+        .flat_map(|(file, text)| unfinished(&format!("crates/{file}"), &text));
+    none(found, "unfinished code");
+}
+
+#[test]
+fn no_file_needs_what_lies_outside_of_the_repository() {
+    let needle = concat!("..", "/shared");
+    let mut all = Vec::new();
+    files(&root(), &mut all);
+    let found = all
+        .into_iter()
+        .filter(|path| path.extension().is_none_or(|e| e != "md"))
+        .filter_map(|path| Some((fs::read_to_string(&path).ok()?, path)))
+        .filter(|(text, _)| text.contains(needle))
+        .map(|(_, path)| path.display().to_string());
+    none(found, "files that name a folder outside of the repository");
+}
+
+// The checks themselves
+
+#[test]
+fn a_path_against_the_order_is_found_wherever_it_stands() {
+    for (file, source) in [
+        ("sample.rs", "use crate::engine::generate;"),
+        ("sample.rs", "use crate::{\n    error::Error,\n    engine::{self, Request},\n};"),
+        ("sample.rs", "fn f() { crate::engine::generate(); }"),
+        ("sample.rs", "use super::engine;"),
+        ("sample.rs", "mod tests { mod inner { use super::super::super::engine; } }"),
+        ("checkpoint/zip.rs", "use super::super::nn::Linear;"),
+        ("checkpoint/mod.rs", "use crate::ops::Weight;"),
+        ("checkpoint/mod.rs", "use crate::backend::DType;"),
+        ("checkpoint/mod.rs", "mod tests { use crate::nn::Linear; }"),
+        ("nn/linear.rs", "use crate::models::mamba2::Config;"),
+        ("models/mamba2.rs", "type T = crate::tokenizer::Tokenizer;"),
+        ("ops/mod.rs", "use super::backend::Tensor;"),
+        ("extra.rs", "use crate::error::Error;"),
+        ("error.rs", "use crate::extra::Thing;"),
+    ] {
+        assert_eq!(against_the_order(file, source).len(), 1, "{file}: {source}");
+    }
+    let found = against_the_order("nn/linear.rs", "\n\nuse crate::{error::Error, engine};\n");
+    assert_eq!(found, ["nn/linear.rs:3: `nn` names `engine`"]);
+}
+
+#[test]
+fn a_path_along_the_order_is_not_found() {
+    for (file, source) in [
+        ("engine.rs", "use crate::models::mamba2::Mamba2; use crate::{ops, sample::Sampler};"),
+        ("engine.rs", "use crate::Result; use crate::Error;"),
+        ("nn/linear.rs", "use super::params::Params;"),
+        ("nn/linear.rs", "mod tests { use super::super::params; use super::*; }"),
+        ("checkpoint/zip.rs", "pub(super) fn f() {} use super::Bytes;"),
+        ("sample.rs", "mod tests { use super::*; use super::Sampler; }"),
+        ("error.rs", "//! [`crate::engine`]\n/* crate::engine /* crate::nn */ */"),
+        ("error.rs", "const A: &str = \"crate::engine\"; const B: &str = r#\"\" crate::nn\"#;"),
+        ("error.rs", "const Q: char = '\"'; const L: &'static str = \"crate::nn\";"),
+        ("lib.rs", "pub use crate::engine::generate;"),
+    ] {
+        assert_eq!(against_the_order(file, source), [""; 0], "{file}");
+    }
+}
+
+#[test]
+fn forbidden_names_are_found() {
+    let count =
+        |source: &str, rule: fn(&[String]) -> bool| forbidden_paths("f", source, rule).len();
+    assert_eq!(count("use numr::tensor::Tensor; fn f(x: numr::X) {}", names_numr), 2);
+    assert_eq!(count("// numr::tensor\nlet numr = 1; x::numr::y();", names_numr), 0);
+    assert_eq!(count("use std::{fs::File, io}; fn f() { std::net::g() }", names_files), 3);
+    assert_eq!(count("use std::collections::BTreeMap; self.fs.io;", names_files), 0);
+    assert_eq!(count("use std::env; fn f() { env::var(\"A\"); }", reads_the_environment), 1);
+    assert_eq!(
+        count("std::env::var_os(\"A\"); use std::env::{args, vars};", reads_the_environment),
+        2
+    );
+    assert_eq!(
+        count("env!(\"A\"); std::env::args(); std::env::temp_dir();", reads_the_environment),
+        0
+    );
+}
+
+#[test]
+fn unfinished_code_is_found() {
+    assert_eq!(unfinished("f", "fn f() {\n    todo!(); }"), ["f:2: `todo!`"]);
+    assert_eq!(unfinished("f", "unimplemented!(\"x\"); dbg!(x)").len(), 2);
+    assert_eq!(unfinished("f", "// todo!()\nlet todo = \"dbg!()\"; todo != 1;"), [""; 0]);
+}
+
+#[test]
+fn unsafe_code_without_a_reason_is_found() {
+    for source in [
+        "let x = unsafe { f() };",
+        "unsafe impl Send for X {}",
+        "// SAFETY: above something else.\nlet y = 1;\nlet x = unsafe { f() };",
+        "// It is safe.\nunsafe { f() }",
+        "#![allow(clippy::undocumented_unsafe_blocks)]\nunsafe { f() }",
+    ] {
+        assert_eq!(unexplained_unsafe("f", source).len(), 1, "{source}");
+    }
+    for source in [
+        "// SAFETY: x\n// and more.\nlet x = unsafe { f() };",
+        "// SAFETY: x\n#[expect(unsafe_code)]\nunsafe impl Send for X {}",
+        "#![allow(\n    clippy::undocumented_unsafe_blocks,\n    reason = \"x\"\n)]\nunsafe { f() }",
+        "unsafe fn f() {}",
+        "// unsafe { }\nlet x = \"unsafe {\";",
+    ] {
+        assert_eq!(unexplained_unsafe("f", source), [""; 0], "{source}");
+    }
+    assert!(has_unsafe("unsafe fn f() {}") && !has_unsafe("#![deny(unsafe_code)] // unsafe"));
+}
+
+#[test]
+fn lists_are_read() {
+    let document = "## Unsafe code\n\nText `x`.\n\n- `a.rs`: why\n- `b.rs`: why not\n\n## Next\n- `c.rs`: no\n";
+    assert_eq!(listed_unsafe(document), [("a.rs", ": why"), ("b.rs", ": why not")]);
+    let manifest = "[package]\nname = \"x\"\n[dependencies]\nhalf.workspace = true\n# numr = \"1\"\n\
+                    serde = { version = \"1\" }\n[dependencies.numr]\nversion = \"1\"\n\
+                    [dev-dependencies]\nproptest = \"1\"\n";
+    assert_eq!(dependencies(manifest), ["half", "serde", "numr"]);
+}
+
+#[test]
+fn tokens_keep_their_lines() {
+    let found: Vec<(String, usize)> = tokens("a /* \n */ b\n\"x\ny\" c::d '\\'' 'e' f")
+        .into_iter()
+        .map(|token| (token.text, token.line))
+        .collect();
+    let want = [("a", 1), ("b", 2), ("\"", 3), ("c", 4), ("::", 4), ("d", 4), ("f", 4)]
+        .map(|(s, n)| (s.to_string(), n));
+    assert_eq!(found, want);
+}

@@ -1,0 +1,129 @@
+//! `boostr logits`: what the model computes for given tokens, to compare with other runtimes.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use boostr::backend::Cpu;
+use boostr::checkpoint::{Dtype, safetensors};
+use boostr::models::mamba2::{Logits, Run, State};
+use boostr::ops;
+
+use crate::args::LogitsArgs;
+use crate::exit::usage;
+use crate::model::Source;
+use crate::prompt::{self, Prompt};
+use crate::term::Term;
+
+pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
+    let source = Source::of(args.path.as_deref().or(args.model.model.as_deref()))?;
+    let tokens = prompt::parse_ids(&args.tokens)?;
+    let pieces = pieces(&args.split, tokens.len())?;
+
+    let lm = source.open(&args.model.options())?;
+    let tokens = Prompt::Ids(tokens).ids(&lm)?;
+    let vocab = lm.model.vocab_rows();
+    let mut state = lm.model.new_state()?;
+    let mut logits: Vec<u8> = Vec::with_capacity(4 * vocab * tokens.len());
+    let mut rest = tokens.as_slice();
+    for len in pieces {
+        let (tokens, after) = rest.split_at(len.min(rest.len()));
+        rest = after;
+        let rows = lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::All)?;
+        logits.extend(le_bytes(&ops::to_vec(&rows)?));
+    }
+
+    let mut written = Written::default();
+    written.add("logits", vec![tokens.len(), vocab], logits);
+    if args.states {
+        written.add_states(&state)?;
+    }
+    written.save(args, &source)?;
+    if term.chatty() {
+        let states = if args.states {
+            format!(", states of {} layers", state.n_layer())
+        } else {
+            String::new()
+        };
+        let shape = format!("[{}, {vocab}]", tokens.len());
+        term.say(format_args!("{}: logits {shape}{states}", args.out.display()));
+    }
+    Ok(())
+}
+
+/// Lengths of the pieces, which are all of the `total` tokens.
+fn pieces(split: &[usize], total: usize) -> Result<Vec<usize>> {
+    if split.is_empty() {
+        return Ok(vec![total]);
+    }
+    let sum = split.iter().fold(0_usize, |sum, &len| sum.saturating_add(len));
+    if sum != total {
+        let reason = format!("--split is {sum} tokens in all, --tokens has {total}");
+        return Err(usage(reason));
+    }
+    Ok(split.to_vec())
+}
+
+fn le_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Tensors for the file: name, shape, bytes.
+#[derive(Default)]
+struct Written(Vec<(String, Vec<usize>, Vec<u8>)>);
+
+impl Written {
+    fn add(&mut self, name: impl Into<String>, shape: Vec<usize>, bytes: Vec<u8>) {
+        self.0.push((name.into(), shape, bytes));
+    }
+
+    /// States as transformers lays them out, for a batch of one.
+    fn add_states(&mut self, state: &State<Cpu>) -> Result<()> {
+        for layer in 0..state.n_layer() {
+            if let Some(conv) = state.conv(layer) {
+                let values = ops::to_vec(conv)?; // [d_conv - 1, conv_dim]
+                let &[rows, channels] = conv.shape() else { continue };
+                let mut columns = Vec::with_capacity(values.len());
+                for channel in 0..channels {
+                    columns.extend(values.iter().skip(channel).step_by(channels));
+                }
+                let shape = vec![1, channels, rows];
+                self.add(format!("conv_state.{layer}"), shape, le_bytes(&columns));
+            }
+            if let Some(ssm) = state.ssm(layer) {
+                let shape = [&[1], ssm.shape()].concat(); // [1, H, P, N]
+                self.add(format!("ssm_state.{layer}"), shape, le_bytes(&ops::to_vec(ssm)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, args: &LogitsArgs, source: &Source) -> Result<()> {
+        let tensors: Vec<(&str, Dtype, &[usize], &[u8])> = self
+            .0
+            .iter()
+            .map(|(name, shape, bytes)| {
+                (name.as_str(), Dtype::F32, shape.as_slice(), bytes.as_slice())
+            })
+            .collect();
+        let metadata = BTreeMap::from([
+            ("format".to_owned(), "pt".to_owned()),
+            ("model".to_owned(), source.name()),
+            ("made_with".to_owned(), format!("boostr {}", env!("CARGO_PKG_VERSION"))),
+        ]);
+        Ok(safetensors::write(&args.out, &tensors, &metadata)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_must_be_all_of_the_tokens() {
+        assert_eq!(pieces(&[], 3).unwrap(), [3]);
+        assert_eq!(pieces(&[1, 2], 3).unwrap(), [1, 2]);
+        let error = pieces(&[1, 1], 3).unwrap_err().to_string();
+        assert_eq!(error, "--split is 2 tokens in all, --tokens has 3");
+        assert!(pieces(&[usize::MAX, 4], 3).is_err());
+    }
+}

@@ -1,0 +1,300 @@
+//! `boostr run`: completes a prompt, and says how fast.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use boostr::backend::Cpu;
+use boostr::engine::{Finish, Generated, Request, generate};
+use boostr::load::LanguageModel;
+use boostr::sample::{SamplerConfig, StopStrings};
+use boostr_kernels::Level;
+use serde_json::{Value, json};
+
+use crate::args::RunArgs;
+use crate::exit::{Interrupted, usage};
+use crate::model::{Source, Summary};
+use crate::prompt::{self, Prompt};
+use crate::sampling;
+use crate::stream::{self, Show, Stream};
+use crate::system;
+use crate::term::{Style, Term};
+
+pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
+    let (source, text) = model_and_text(args)?;
+    source.check_exists()?;
+    let prompt = prompt_of(args, bare, text)?;
+    let is_own_prompt = prompt.is_none();
+    let prompt = match prompt {
+        Some(prompt) => prompt,
+        None => Prompt::Text(built_in_prompt(&source)?),
+    };
+    let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
+    if args.ctx_size.is_some() {
+        term.say("note: -c is ignored: the state is constant, there is no context limit");
+    }
+
+    let start = Instant::now();
+    let lm = source.open(&args.model.options())?;
+    let load = start.elapsed();
+    let ids = prompt.ids(&lm)?;
+    let sampler = args.sampling.config(&lm.defaults)?;
+    if !args.stop.is_empty() {
+        lm.tokenizer().map_err(crate::exit::BadModel::from)?;
+    }
+    // Opened twice: the model keeps its weights, not their table. It is a map and a header.
+    let summary = Summary::of(&source.checkpoint(args.model.allow_pickle)?);
+    if source == Source::Embedded && term.chatty() && !args.json {
+        banner(&source, &summary, is_own_prompt, term);
+    }
+
+    stream::catch_interrupt();
+    let show = match (&prompt, args.json) {
+        (_, true) => Show::Nothing,
+        (Prompt::Text(_), _) => Show::Text,
+        (Prompt::Ids(_), _) => Show::Ids,
+    };
+    let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
+    let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
+    let mut state = lm.model.new_state()?;
+    let request = Request {
+        prompt: &ids,
+        max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
+        eos: &lm.eos,
+        vocab_limit: lm.vocab_limit(),
+        sampler: sampler.clone(),
+    };
+    let generated = generate(&lm.model, &mut state, &request, &mut observer)?;
+    let (text, stopped) = observer.finish()?;
+
+    let report = Report {
+        source: &source,
+        summary,
+        sampler,
+        load,
+        prompt_n: ids.len(),
+        generated,
+        state_bytes: state.size_in_bytes(),
+        position: state.position(),
+    };
+    if args.json {
+        let reason = stream::reason(report.generated.finish, stopped);
+        term.print_json(&report.json(&lm, text, reason))?;
+    }
+    if term.chatty() {
+        report.say(term);
+    } else if bare {
+        term.say(report.line());
+    }
+    if source == Source::Embedded && term.chatty() {
+        term.say(format_args!("next: {NEXT}"));
+    }
+    if stream::is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+const NEXT: &str = "boostr MODEL -p TEXT | boostr show | boostr doctor | boostr --help";
+
+/// The model that a command line means, and the text it has as a word.
+fn model_and_text(args: &RunArgs) -> Result<(Source, Option<&OsString>)> {
+    let (model, text) = match (&args.model.model, &args.first, &args.second) {
+        (Some(_), Some(_), Some(extra)) => {
+            let extra = extra.to_string_lossy();
+            return Err(usage(format!("unexpected `{extra}`: the model is named by -m already")));
+        }
+        (Some(model), text, _) => (Some(model.as_path()), text),
+        (None, first, second) => (first.as_ref().map(Path::new), second),
+    };
+    Ok((Source::of(model)?, text.as_ref()))
+}
+
+/// The prompt that the user gives; `None` when there is none.
+fn prompt_of(args: &RunArgs, bare: bool, text: Option<&OsString>) -> Result<Option<Prompt>> {
+    if let Some(ids) = &args.tokens {
+        if text.is_some() {
+            return Err(usage("both a prompt and --tokens are given"));
+        }
+        return Ok(Some(Prompt::Ids(prompt::parse_ids(ids)?)));
+    }
+    let given = match (text, &args.prompt, &args.file) {
+        (Some(text), None, None) => Some(prompt::text_of(text)?),
+        (Some(_), ..) => return Err(usage("two prompts are given")),
+        (None, text, _) => text.clone(),
+    };
+    if bare {
+        // Alone it must end whatever stdin is, be it a pipe that nobody closes.
+        return Ok(None);
+    }
+    let is_given = given.is_some() || args.file.is_some();
+    let text = prompt::read_text(given.as_deref(), args.file.as_deref())?;
+    Ok(text.filter(|text| is_given || !text.is_empty()).map(Prompt::Text))
+}
+
+fn built_in_prompt(source: &Source) -> Result<String> {
+    match source {
+        #[cfg(feature = "demo")]
+        Source::Embedded => Ok(crate::model::demo::PROMPT.to_owned()),
+        _ => Err(usage("no prompt: give one with -p TEXT, -f FILE, or on stdin")),
+    }
+}
+
+/// Says what the built-in model is, before it speaks.
+fn banner(source: &Source, summary: &Summary, is_own_prompt: bool, term: &Term) {
+    let threads = rayon::current_num_threads();
+    let head = format!(
+        "boostr {}  {} (embedded, {} params, {}, {})  {threads} threads {}",
+        env!("CARGO_PKG_VERSION"),
+        source.name(),
+        system::count(summary.parameters as u64),
+        summary.dtype,
+        system::bytes(summary.bytes as u64),
+        Level::detect().name(),
+    );
+    term.say(term.on_stderr(Style::Bold, &head));
+    let words = "a demo, not an assistant: it writes prose like its sources, and knows nothing";
+    term.say(term.on_stderr(Style::Dim, words));
+    #[cfg(feature = "demo")]
+    if is_own_prompt {
+        let prompt = crate::model::demo::PROMPT;
+        if term.stderr_tty && term.stdout_tty {
+            // On one screen the prompt and its continuation read as one text.
+            term.say_part(term.on_stderr(Style::Dim, prompt));
+        } else {
+            term.say(format_args!("> {prompt}"));
+        }
+    }
+    #[cfg(not(feature = "demo"))]
+    let _ = is_own_prompt;
+}
+
+/// What there is to say of a run when it is over.
+struct Report<'a> {
+    source: &'a Source,
+    summary: Summary,
+    sampler: SamplerConfig,
+    load: Duration,
+    prompt_n: usize,
+    generated: Generated,
+    state_bytes: usize,
+    position: usize,
+}
+
+impl Report<'_> {
+    /// Tokens that the time of `decode` is for: the first comes from the prompt's pass.
+    fn decoded(&self) -> usize {
+        let sampled = self.generated.ids.len() + usize::from(self.generated.finish == Finish::Eos);
+        sampled.saturating_sub(1)
+    }
+
+    /// Lines with the labels of other runtimes.
+    fn say(&self, term: &Term) {
+        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let Summary { parameters, bytes, ref dtype } = self.summary;
+        let place = if *self.source == Source::Embedded { "embedded" } else { "mmap" };
+        let mut lines = vec![
+            format!(
+                "load time:           {:8.0} ms  ({}, {} params, {dtype}, {}, {place})",
+                milliseconds(self.load),
+                self.source.name(),
+                system::count(parameters as u64),
+                system::bytes(bytes as u64),
+            ),
+            format!(
+                "prompt eval rate:    {:8.2} tokens/s  ({} tokens)",
+                rate(self.prompt_n, prompt),
+                self.prompt_n
+            ),
+            format!(
+                "eval rate:           {:8.2} tokens/s  ({} tokens)",
+                rate(self.decoded(), decode),
+                ids.len()
+            ),
+        ];
+        if !ids.is_empty() {
+            lines.push(format!("time to first token: {:8.1} ms", milliseconds(first_token)));
+        }
+        lines.push(format!("state:               {}", self.state()));
+        if let Some(peak) = system::peak_memory() {
+            lines.push(format!("peak memory:         {}", system::bytes(peak)));
+        }
+        if term.verbose {
+            lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
+        }
+        for line in lines {
+            term.say(term.on_stderr(Style::Dim, &line));
+        }
+    }
+
+    /// The same in one line.
+    fn line(&self) -> String {
+        let Generated { decode, ref ids, .. } = self.generated;
+        format!(
+            "{}, a demo and no assistant: {} tokens, {:.0} tokens/s, state {}; next: {NEXT}",
+            self.source.name(),
+            ids.len(),
+            rate(self.decoded(), decode),
+            self.state(),
+        )
+    }
+
+    fn state(&self) -> String {
+        let bytes = system::bytes(self.state_bytes as u64);
+        format!("{bytes}, constant (position {})", self.position)
+    }
+
+    fn json(&self, lm: &LanguageModel<Cpu>, text: Option<String>, reason: &str) -> Value {
+        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let path = (*self.source != Source::Embedded).then(|| lm.path.display().to_string());
+        json!({
+            "model": self.source.name(),
+            "path": path,
+            "text": text,
+            "ids": ids,
+            "prompt_tokens": self.prompt_n,
+            "completion_tokens": ids.len(),
+            "finish_reason": reason,
+            "seed": self.sampler.seed,
+            "sampling": {
+                "temperature": short(self.sampler.temperature),
+                "top_k": self.sampler.top_k,
+                "top_p": short(self.sampler.top_p),
+                "min_p": short(self.sampler.min_p),
+                "repeat_penalty": short(self.sampler.repetition_penalty),
+                "repeat_last_n": self.sampler.repetition_window,
+            },
+            "timings": {
+                "load_ms": milliseconds(self.load),
+                "prompt_n": self.prompt_n,
+                "prompt_ms": milliseconds(prompt),
+                "prompt_per_token_ms": per_token(self.prompt_n, prompt),
+                "prompt_per_second": rate(self.prompt_n, prompt),
+                "predicted_n": ids.len(),
+                "predicted_ms": milliseconds(decode),
+                "predicted_per_token_ms": per_token(self.decoded(), decode),
+                "predicted_per_second": rate(self.decoded(), decode),
+                "time_to_first_token_ms": (!ids.is_empty()).then(|| milliseconds(first_token)),
+            },
+            "state_bytes": self.state_bytes,
+            "position": self.position,
+            "threads": rayon::current_num_threads(),
+            "peak_memory_bytes": system::peak_memory(),
+        })
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn per_token(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 { 0.0 } else { milliseconds(time) / tokens as f64 }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 || time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+/// The f64 that is written as the f32 is: 0.7 and not 0.699999988.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}

@@ -1,0 +1,101 @@
+//! What the system says about this machine and process. Linux says most; elsewhere it is `None`.
+
+use std::fs;
+
+/// Instruction sets of this processor that matter here.
+pub fn cpu_features() -> Vec<&'static str> {
+    let mut features: Vec<&'static str> = Vec::new();
+    macro_rules! look_for {
+        ($detect:ident: $($name:tt)*) => {
+            $(if std::arch::$detect!($name) { features.push($name); })*
+        };
+    }
+    #[cfg(target_arch = "x86_64")]
+    look_for!(is_x86_feature_detected: "sse4.2" "avx" "avx2" "fma" "f16c" "avx512f" "avx512bw"
+        "avx512vnni" "avx512bf16" "avx512fp16");
+    #[cfg(target_arch = "aarch64")]
+    look_for!(is_aarch64_feature_detected: "neon" "fp16" "dotprod" "i8mm" "bf16" "sve" "sve2");
+    features
+}
+
+/// Memory of the machine in bytes: all, and what could be taken now.
+pub fn memory() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    Some((kibibytes(&text, "MemTotal:")?, kibibytes(&text, "MemAvailable:")?))
+}
+
+/// The most memory this process has held, in bytes.
+pub fn peak_memory() -> Option<u64> {
+    kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+fn kibibytes(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The control group's limit of memory in bytes, when there is one.
+pub fn cgroup_memory() -> Option<u64> {
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let files = [
+        format!("/sys/fs/cgroup/{own}/memory.max"),
+        "/sys/fs/cgroup/memory.max".to_owned(),
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned(),
+    ];
+    let limits = files.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    // Version 1 writes "no limit" as the largest number of pages.
+    limits.filter(|&limit: &u64| limit < 1 << 60).min()
+}
+
+/// Bytes for people: powers of ten, two digits at least.
+pub fn bytes(count: u64) -> String {
+    for (unit, size) in [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)] {
+        let value = count as f64 / size;
+        if value >= 0.9995 {
+            return if value < 99.95 {
+                format!("{value:.1} {unit}")
+            } else {
+                format!("{value:.0} {unit}")
+            };
+        }
+    }
+    format!("{count} B")
+}
+
+/// A count for people: `1.15 M`, `130 M`, `2.70 B`.
+pub fn count(count: u64) -> String {
+    for (unit, size) in [("B", 1e9), ("M", 1e6), ("k", 1e3)] {
+        let value = count as f64 / size;
+        if value >= 0.9995 {
+            return if value < 99.95 {
+                format!("{value:.2} {unit}")
+            } else {
+                format!("{value:.0} {unit}")
+            };
+        }
+    }
+    count.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_digits_that_matter() {
+        assert_eq!(bytes(4_590_328), "4.6 MB");
+        assert_eq!(bytes(999_999), "1.0 MB");
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(258_000_000_000), "258 GB");
+        assert_eq!(count(1_146_632), "1.15 M");
+        assert_eq!(count(129_000_000), "129 M");
+        assert_eq!(count(7), "7");
+    }
+
+    #[test]
+    fn fields_of_proc_files_are_read_in_bytes() {
+        assert_eq!(kibibytes("A: 1 kB\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2 << 20));
+        assert_eq!(kibibytes("", "VmHWM:"), None);
+    }
+}

@@ -1,0 +1,238 @@
+//! `boostr verify`: says everything that is wrong with a model, not only the first thing.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use boostr::backend::{self, Cpu};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, TensorEntry};
+use boostr::generation_config::{GenerationDefaults, SpecialTokens};
+use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
+use boostr::ops;
+use boostr::tokenizer::Tokenizer;
+use serde_json::json;
+
+use crate::args::VerifyArgs;
+use crate::checks::{Checks, chain};
+use crate::exit::BadModel;
+use crate::model::{Source, Summary};
+use crate::system;
+use crate::term::Term;
+
+/// Elements of a tensor that are widened at once.
+const BLOCK: usize = 1 << 20;
+/// Tensors with bad values that are named.
+const MAX_NAMED: usize = 5;
+
+pub fn run(args: &VerifyArgs, term: &Term) -> Result<()> {
+    let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
+    let checks = check(&source, args.allow_pickle, args.values)?;
+    checks.print(args.json, json!({ "model": source.name() }), term)?;
+    checks.conclude(true)
+}
+
+/// Checks a model, or one file of it.
+///
+/// # Errors
+///
+/// When there is nothing at the path.
+pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks, BadModel> {
+    let mut checks = Checks::default();
+    source.check_exists()?;
+    match source {
+        Source::Path(path) if path.to_string_lossy().ends_with(".safetensors.index.json") => {
+            let folder = source.folder().unwrap_or(path).to_path_buf();
+            check_model(&Source::Path(folder), allow_pickle, values, &mut checks);
+        }
+        Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
+            check_json(path, &mut checks);
+        }
+        Source::Path(path) if path.is_file() && is_alone(path) => {
+            if let Some(checkpoint) = check_weights(source, allow_pickle, &mut checks) {
+                checks.warn("config", "no config.json for this one file: tensors not compared");
+                check_values(&checkpoint, values, &mut checks);
+            }
+        }
+        _ => check_model(source, allow_pickle, values, &mut checks),
+    }
+    Ok(checks)
+}
+
+/// Whether a weight file has no configuration beside it that is for this file.
+fn is_alone(path: &Path) -> bool {
+    let beside = |name: &str| path.with_file_name(name).exists();
+    !(beside("config.json") || beside("params.json")) || beside("model.safetensors.index.json")
+}
+
+fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut Checks) {
+    let config = checks.record("config", source.config(), describe_config);
+    let checkpoint = check_weights(source, allow_pickle, checks);
+    let rows = config.as_ref().map(|config| config.padded_vocab());
+    let mut model = None;
+    if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
+        let loaded = Mamba2::<Cpu>::load(config, checkpoint.clone(), backend::cpu());
+        model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
+    }
+    check_text_side(source, model.as_ref().map(Mamba2::vocab_rows).or(rows), checks);
+    if let Some(checkpoint) = &checkpoint {
+        check_values(checkpoint, values, checks);
+    }
+    if let Some(model) = model.filter(|_| values) {
+        match one_token(&model) {
+            Ok(()) => checks.ok("one token", "its logits are finite"),
+            Err(reason) => checks.fail("one token", reason),
+        }
+    }
+}
+
+fn check_weights(source: &Source, allow_pickle: bool, checks: &mut Checks) -> Option<Checkpoint> {
+    checks.record("weights", source.checkpoint(allow_pickle), |checkpoint| {
+        let Summary { parameters, bytes, dtype } = Summary::of(checkpoint);
+        let [count, bytes] = [system::count(parameters as u64), system::bytes(bytes as u64)];
+        format!("{} tensors, {count} parameters, {dtype}, {bytes}", checkpoint.len())
+    })
+}
+
+/// The tokenizer and the defaults of generation, where there are files of them.
+fn check_text_side(source: &Source, rows: Option<usize>, checks: &mut Checks) {
+    let Some(folder) = source.folder() else {
+        // Files that are part of the program are opened as one.
+        let opened = source.open(&Default::default());
+        checks.record("tokenizer", opened, |lm| match &lm.tokenizer {
+            Some(tokenizer) => describe_tokenizer(tokenizer),
+            None => "none".to_owned(),
+        });
+        return;
+    };
+    let file = folder.join("tokenizer.json");
+    if file.exists() {
+        let tokenizer = checks.record("tokenizer", Tokenizer::from_file(&file), describe_tokenizer);
+        if let (Some(tokenizer), Some(rows)) = (tokenizer, rows)
+            && tokenizer.max_id() as usize >= rows
+        {
+            let id = tokenizer.max_id();
+            checks.fail("tokenizer", format!("id {id} has no row in the weights ({rows} rows)"));
+        }
+    } else {
+        checks.warn("tokenizer", "no tokenizer.json: text needs --tokenizer FILE");
+    }
+    for name in ["tokenizer_config.json", "generation_config.json"] {
+        let file = folder.join(name);
+        if file.exists() {
+            check_json(&file, checks);
+        }
+    }
+}
+
+/// One JSON file of a model, told by its name.
+fn check_json(path: &Path, checks: &mut Checks) {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let text = || fs::read_to_string(path).map_err(|e| boostr::Error::io(path, e));
+    let fine = |_: &_| "readable".to_owned();
+    match name.as_ref() {
+        "tokenizer.json" => {
+            checks.record(name, Tokenizer::from_file(path), describe_tokenizer);
+        }
+        "tokenizer_config.json" => {
+            let special = text().and_then(|text| SpecialTokens::from_json(path, &text));
+            checks.record(name, special, |_| "readable".to_owned());
+        }
+        "generation_config.json" => {
+            let defaults = text().and_then(|text| GenerationDefaults::from_json(path, &text));
+            checks.record(name, defaults, fine);
+        }
+        "config.json" | "params.json" => {
+            let config = text()
+                .and_then(|text| ConfigFile::parse(path, &text))
+                .and_then(|file| Config::read(&file));
+            checks.record(name, config, describe_config);
+        }
+        _ => checks.fail(
+            name,
+            "not a file of a model: weights, config.json, params.json, tokenizer.json, \
+             tokenizer_config.json and generation_config.json are",
+        ),
+    }
+}
+
+fn describe_config(config: &Config) -> String {
+    let Config { n_layer, vocab_size, mixer, .. } = config;
+    format!("mamba2, {n_layer} layers of width {}, vocabulary {vocab_size}", mixer.d_model)
+}
+
+fn describe_tokenizer(tokenizer: &Tokenizer) -> String {
+    format!("{} tokens", tokenizer.vocab_size())
+}
+
+fn check_values(checkpoint: &Checkpoint, wanted: bool, checks: &mut Checks) {
+    if !wanted {
+        return;
+    }
+    let mut bad = Vec::new();
+    for (name, entry) in checkpoint.iter() {
+        match bad_values(entry) {
+            Ok(BadValues { nan: 0, infinite: 0, .. }) => {}
+            Ok(BadValues { nan, infinite, first }) => bad.push(format!(
+                "`{}` has {nan} NaN and {infinite} infinite values, the first at {first}",
+                name.escape_debug()
+            )),
+            Err(error) => bad.push(chain(&error)),
+        }
+    }
+    let more = bad.len().saturating_sub(MAX_NAMED);
+    if bad.is_empty() {
+        checks.ok("values", "all finite");
+    }
+    for line in bad.into_iter().take(MAX_NAMED) {
+        checks.fail("values", line);
+    }
+    if more > 0 {
+        checks.fail("values", format!("and {more} more tensors"));
+    }
+}
+
+#[derive(Debug, Default)]
+struct BadValues {
+    nan: usize,
+    infinite: usize,
+    /// Index of the first, in row-major order.
+    first: usize,
+}
+
+/// Counts what is not finite as f32, block by block.
+fn bad_values(entry: &TensorEntry) -> boostr::Result<BadValues> {
+    let mut bad = BadValues::default();
+    if !matches!(entry.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+        return Ok(bad);
+    }
+    let len = entry.data.len();
+    let step = BLOCK * entry.dtype.size();
+    for start in (0..len).step_by(step) {
+        let end = len.min(start + step);
+        let Some(data) = entry.data.slice(start..end) else { break };
+        let shape = vec![(end - start) / entry.dtype.size()];
+        let values = TensorEntry { shape, data, ..entry.clone() }.to_f32()?;
+        for (index, value) in values.iter().enumerate().filter(|(_, value)| !value.is_finite()) {
+            if bad.nan + bad.infinite == 0 {
+                bad.first = start / entry.dtype.size() + index;
+            }
+            bad.nan += usize::from(value.is_nan());
+            bad.infinite += usize::from(value.is_infinite());
+        }
+    }
+    Ok(bad)
+}
+
+/// Runs one token; an error is a reason.
+fn one_token(model: &Mamba2<Cpu>) -> Result<(), String> {
+    let run = || -> boostr::Result<Vec<f32>> {
+        let mut state = model.new_state()?;
+        let logits = model.forward(&mut [Run { tokens: &[0], state: &mut state }], Logits::Last)?;
+        ops::to_vec(&logits)
+    };
+    let logits = run().map_err(|error| chain(&error))?;
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        Some(id) => Err(format!("the logit of token {id} is {}", logits[id])),
+        None => Ok(()),
+    }
+}

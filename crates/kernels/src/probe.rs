@@ -1,0 +1,84 @@
+//! What the machine can do, for benchmarks that state their results as ratios to it.
+
+use rayon::prelude::*;
+
+use crate::simd::{Level, Simd, dispatch};
+
+/// Multiply-adds on registers only, on every thread of the pool: returns the operations done, two for
+/// each multiply-add of each lane.
+#[must_use]
+pub fn multiply_adds(rounds: usize) -> f64 {
+    let level = Level::detect();
+    let threads = rayon::current_num_threads();
+    let sums = rayon::broadcast(|_| {
+        let mut sum = [0.0f32; 16];
+        let operations = multiply_add_rounds(level, rounds, &mut sum);
+        (sum, operations)
+    });
+    std::hint::black_box(&sums);
+    debug_assert_eq!(sums.len(), threads);
+    sums.iter().map(|(_, operations)| operations).sum()
+}
+
+dispatch! { fn multiply_add_rounds = multiply_add_rounds_body(rounds: usize, out: &mut [f32; 16]) -> f64 }
+
+#[inline(always)]
+fn multiply_add_rounds_body<S: Simd>(simd: S, rounds: usize, out: &mut [f32; 16]) -> f64 {
+    let (scale, step) = (simd.splat(std::hint::black_box(0.999)), simd.splat(0.001));
+    let mut acc = [simd.splat(1.0); 12];
+    for _ in 0..rounds {
+        for acc in &mut acc {
+            *acc = simd.mul_add(*acc, scale, step);
+        }
+    }
+    let mut sum = acc[0];
+    for acc in &acc[1..] {
+        sum = simd.add(sum, *acc);
+    }
+    simd.store(sum, &mut S::chunks_mut(out).0[0]);
+    (rounds * acc.len() * S::LANES * 2) as f64
+}
+
+/// Reads all of `data` once, in parts on all threads of the pool; returns a sum so that it is done.
+#[must_use]
+pub fn read(data: &[f32]) -> f32 {
+    let level = Level::detect();
+    let part = data.len().div_ceil(rayon::current_num_threads() * 4).max(1024);
+    data.par_chunks(part).map(|part| sum(level, part)).sum()
+}
+
+dispatch! { fn sum = sum_body(data: &[f32]) -> f32 }
+
+#[inline(always)]
+fn sum_body<S: Simd>(simd: S, data: &[f32]) -> f32 {
+    let (blocks, _) = S::chunks(data).0.as_chunks::<8>();
+    let mut acc = [simd.splat(0.0); 8];
+    for block in blocks {
+        for i in 0..8 {
+            acc[i] = simd.add(acc[i], simd.load(&block[i]));
+        }
+    }
+    let mut total = acc[0];
+    for acc in &acc[1..] {
+        total = simd.add(total, *acc);
+    }
+    simd.reduce(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_touches_everything() {
+        let data = vec![1.0; 1 << 16];
+        assert_eq!(read(&data), 65_536.0);
+    }
+
+    #[test]
+    fn operations_are_counted_for_every_thread() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        assert_eq!(pool.install(|| multiply_adds(10)), 3.0 * one.install(|| multiply_adds(10)));
+    }
+}
