@@ -5,12 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::mamba2::{Logits, Mamba2, Run, State};
+use crate::models::mamba2::{Logits, Mamba2, PIECE, Run, State};
 use crate::ops;
 use crate::sample::{Sampler, SamplerConfig};
-
-/// Tokens of a prompt between two reports of its progress.
-const PROMPT_STEP: usize = 960;
 
 /// What to generate.
 #[derive(Debug, Clone)]
@@ -62,6 +59,10 @@ pub trait Observer {
     }
 
     /// A token was chosen.
+    ///
+    /// # Errors
+    ///
+    /// Whatever makes the observer unable to go on; generation returns it.
     fn token(&mut self, id: u32) -> Result<ControlFlow<()>>;
 }
 
@@ -129,7 +130,7 @@ pub fn generate<B: Backend>(
     let mut done = 0;
     while done < total {
         // Cut on the model's own grid of positions: pieces are those of one long call.
-        let len = (PROMPT_STEP - state.position() % PROMPT_STEP).min(total - done);
+        let len = (PIECE - state.position() % PIECE).min(total - done);
         let tokens = &request.prompt[done..done + len];
         done += len;
         let wanted = if done == total { Logits::Last } else { Logits::None };

@@ -89,7 +89,7 @@ impl<B: Backend> LanguageModel<B> {
         };
         Self::assemble(
             path,
-            config,
+            &config,
             Checkpoint::open(path, options.allow_pickle)?,
             tokenizer,
             file("tokenizer_config.json")?.as_deref(),
@@ -109,7 +109,7 @@ impl<B: Backend> LanguageModel<B> {
             Tokenizer::from_bytes(folder.join("tokenizer.json"), files.tokenizer.as_bytes())?;
         Self::assemble(
             folder,
-            ConfigFile::parse(folder.join("config.json"), files.config)?,
+            &ConfigFile::parse(folder.join("config.json"), files.config)?,
             Checkpoint::from_safetensors(files.name, files.weights)?,
             Some(tokenizer),
             Some(files.tokenizer_config),
@@ -137,7 +137,7 @@ impl<B: Backend> LanguageModel<B> {
 
     fn assemble(
         path: &Path,
-        file: ConfigFile,
+        file: &ConfigFile,
         checkpoint: Checkpoint,
         tokenizer: Option<Tokenizer>,
         tokenizer_config: Option<&str>,
@@ -165,7 +165,7 @@ impl<B: Backend> LanguageModel<B> {
         }
         let bos =
             if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
-        let model = Mamba2::load(Config::read(&file)?, checkpoint, client)?;
+        let model = Mamba2::load(Config::read(file)?, checkpoint, client)?;
         Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos })
     }
 

@@ -6,7 +6,7 @@ mod tiny;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, Dtype};
-use boostr::models::mamba2::{Logits, Mamba2, Run, State};
+use boostr::models::mamba2::{Logits, Mamba2, PIECE, Run, State};
 use boostr::ops::{tensor, to_vec};
 use common::Folder;
 use tiny::{F32, Oracle, Tiny, close, converted, fixture, message, states, tokens, widened, with};
@@ -80,9 +80,9 @@ fn case_07_rows_of_a_ragged_batch_are_each_alone_in_chunks_and_steps() {
     let lengths = [1, 3, 4, 7, 20];
     // A prompt, cut in two, then ten tokens one by one.
     let all: Vec<Vec<u32>> = lengths.iter().map(|&len| tokens(len as u64, len + 10, 80)).collect();
-    for cut in [0, 2] {
+    for in_two in [false, true] {
         let pieces = |len: usize| {
-            let first = if cut == 0 { 0 } else { len / cut };
+            let first = if in_two { len / 2 } else { 0 };
             let mut pieces = vec![first, len - first];
             pieces.extend([1; 10]);
             pieces
@@ -239,7 +239,7 @@ fn case_31_prefill_in_pieces_of_any_size_equals_one_prefill() {
     let tiny = Tiny::m("");
     let ids = tokens(6, 250, 80);
     let (want, want_states) = tiny.oracle(&ids);
-    for size in [1, 7, 60, 61, 100, 250] {
+    for size in [1, 7, 60, 61, 64, 65, 100, 250] {
         let mut pieces = vec![size; 250 / size];
         pieces.push(250 % size);
         let mut state = tiny.state();
@@ -247,6 +247,31 @@ fn case_31_prefill_in_pieces_of_any_size_equals_one_prefill() {
         let logits = tiny.run(&ids, &pieces, &mut state);
         close(&logits, &want, F32);
         close(&states(&state), &want_states, F32);
+    }
+}
+
+#[test]
+fn case_31_prompts_longer_than_a_piece_are_one_call_to_the_bit_alone_and_together() {
+    let tiny = Tiny::m(r#", "num_hidden_layers": 1, "hidden_size": 16, "expand": 8"#);
+    let prompts = [2 * PIECE + 70, PIECE - 1, PIECE, 3].map(|len| tokens(len as u64, len, 80));
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let mut batched: Vec<_> = prompts.iter().map(|_| tiny.state()).collect();
+    let logits = batch(&tiny.model, &prompts, &mut batched);
+    let mut first = 0;
+    for (prompt, batched) in prompts.iter().zip(&batched) {
+        let len = prompt.len();
+        let row = &logits[first * 80..(first + len) * 80];
+        first += len;
+        let mut pieces = vec![PIECE; len / PIECE];
+        pieces.push(len % PIECE);
+        for pieces in [vec![len], pieces] {
+            let mut state = tiny.state();
+            assert_eq!(tiny.run(prompt, &pieces, &mut state), row, "{pieces:?}");
+            assert_eq!(states(&state), states(batched), "{pieces:?}");
+        }
+        let (want, want_states) = tiny.oracle(prompt);
+        close(row, &want, F32);
+        close(&states(batched), &want_states, F32);
     }
 }
 

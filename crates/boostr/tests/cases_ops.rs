@@ -1,21 +1,16 @@
 //! Bugs that users of other implementations reported, as properties of single operations: portable bodies
 //! and CPU kernels, each against the definition in f64. Names carry the rows of the list of cases.
 
+mod bodies;
 mod common;
 mod tiny;
 
+use bodies::{BODIES, Body};
 use boostr::backend::{Cpu, Tensor, cpu};
-use boostr::ops::{GatedNorm, NormOps, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr::ops::{GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
 use boostr_kernels::{Rows, ssd};
 use common::Random;
 use tiny::{close, floats, softplus, widened};
-
-#[derive(Debug, Clone, Copy)]
-enum Body {
-    Portable,
-    Kernels,
-}
-const BODIES: [Body; 2] = [Body::Portable, Body::Kernels];
 
 /// Steps that have gone through softplus, and all other inputs of one sequence.
 struct Problem {
@@ -97,11 +92,8 @@ impl Problem {
             dt_limit: (0.0, f32::INFINITY),
         };
         let mut state = tensor(&client, &self.state, &[nheads, headdim, dstate]).unwrap();
-        let y = match body {
-            Body::Portable => generic::ssd(&client, &input, &[len], &mut [&mut state]),
-            Body::Kernels => client.ssd(&input, &[len], &mut [&mut state]),
-        };
-        (to_vec(&y.unwrap()).unwrap(), to_vec(&state).unwrap())
+        let y = body.ssd(&input, &[len], &mut [&mut state]).unwrap();
+        (to_vec(&y).unwrap(), to_vec(&state).unwrap())
     }
 }
 
@@ -137,11 +129,8 @@ fn case_09_the_gated_norm_is_over_each_group_alone() {
     let weight = tensor(&client, &[1.0; 4], &[4]).unwrap();
     let norm = GatedNorm { weight: &weight, ngroups: 2, eps: 1e-5, norm_before_gate: false };
     for body in BODIES {
-        let out = match body {
-            Body::Portable => generic::gated_rmsnorm(&client, &y, &z, &norm),
-            Body::Kernels => client.gated_rmsnorm(&y, &z, &norm),
-        };
-        close(&to_vec(&out.unwrap()).unwrap(), &[1.0; 4], 1e-5);
+        let out = body.gated(&y, &z, &norm).unwrap();
+        close(&to_vec(&out).unwrap(), &[1.0; 4], 1e-5);
     }
 }
 

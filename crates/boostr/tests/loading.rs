@@ -98,7 +98,7 @@ fn case_28_every_spelling_of_infinity_is_the_same_limit() {
 #[test]
 fn old_and_new_keys_give_the_same_configuration() {
     let new = r#"{"model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "head_dim": 32,
-        "num_hidden_layers": 3, "vocab_size": 80, "layer_norm_epsilon": 1e-6}"#;
+        "n_groups": 2, "num_hidden_layers": 3, "vocab_size": 80, "layer_norm_epsilon": 1e-6}"#;
     let old = new
         .replace("hidden_size", "d_model")
         .replace("num_hidden_layers", "n_layer")
@@ -107,7 +107,7 @@ fn old_and_new_keys_give_the_same_configuration() {
     // A null is as good as no value.
     assert_eq!(
         config(new),
-        config(&old.replace('}', r#", "hidden_size": null, "n_groups": null}"#))
+        config(&old.replace('}', r#", "hidden_size": null, "conv_kernel": null}"#))
     );
     assert_eq!(config(new).norm_eps, 1e-6);
 }

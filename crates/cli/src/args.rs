@@ -60,10 +60,10 @@ pub struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Common options")]
 pub struct Common {
-    /// Threads; all processors by default
+    /// Threads; all processors by default. `bench` takes several: 1,2
     #[arg(short, long, global = true, value_name = "N", env = "BOOSTR_THREADS", hide_env = true)]
-    #[arg(value_parser = parse_threads)]
-    pub threads: Option<usize>,
+    #[arg(value_parser = parse_threads, value_delimiter = ',')]
+    pub threads: Vec<usize>,
     /// Timings and choices on stderr
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -103,6 +103,9 @@ pub enum Command {
     /// Logits, and states, of given tokens, to a safetensors file
     #[command(before_help = LOGITS_EXAMPLES)]
     Logits(LogitsArgs),
+    /// Speeds, beside what this machine can do
+    #[command(before_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Check this machine and the built-in model
     #[command(before_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -115,6 +118,11 @@ const RUN_EXAMPLES: &str = "\
 Examples:
   boostr run ./mamba2-370m -p \"The sea was\" -n 64
   boostr run ./mamba2-370m --temp 0 --json < notes.txt";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  boostr bench --synthetic mamba2-130m -p 512 -g 64 -t 1,2
+  boostr bench ssd -t 1,2 --json";
 
 const RUN_NOTES: &str = "\
 The text goes to stdout, everything else to stderr. One newline at the end of a file or of stdin is no \
@@ -293,7 +301,7 @@ pub enum TokenizerCommand {
 #[derive(Debug, Args)]
 pub struct TokenizerInput {
     /// The model (a path that exists), then the text or the ids; stdin when there is no more
-    #[arg(value_name = "[MODEL] TEXT|IDS", allow_hyphen_values = true)]
+    #[arg(value_name = "[MODEL] TEXT|IDS")]
     pub words: Vec<OsString>,
     /// The text; - reads it from stdin
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "file")]
@@ -367,6 +375,57 @@ fn parse_max_tokens(text: &str) -> Result<usize, String> {
         "-1" => Ok(usize::MAX),
         _ => text.parse().map_err(|_| "expected a number, or -1 for no limit".into()),
     }
+}
+
+/// Arguments of `boostr bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Model folder, or `ssd` for the SSD operation alone; the built-in model by default
+    #[arg(value_name = "MODEL|ssd", env = "BOOSTR_MODEL", hide_env = true)]
+    pub model: Option<PathBuf>,
+    /// Weights made in memory, in the geometry of a published model
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    pub synthetic: Option<Geometry>,
+    /// Type of synthetic weights
+    #[arg(long, value_name = "TYPE", default_value = "f32", requires = "synthetic")]
+    pub dtype: WeightType,
+    /// Lengths of prompts
+    #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_value = "512")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub prompt: Vec<u32>,
+    /// Tokens to generate; 0 for none
+    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    pub generate: usize,
+    /// Times that everything is measured
+    #[arg(short, long, value_name = "N", default_value_t = 7)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub repeat: u32,
+    /// One JSON object on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Published models whose sizes can be measured without their weights.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Geometry {
+    #[value(name = "mamba2-130m")]
+    Mamba2_130m,
+    #[value(name = "mamba2-370m")]
+    Mamba2_370m,
+    #[value(name = "mamba2-780m")]
+    Mamba2_780m,
+    #[value(name = "mamba2-1.3b")]
+    Mamba2_1_3b,
+    #[value(name = "mamba2-2.7b")]
+    Mamba2_2_7b,
+}
+
+/// Types that synthetic weights can have.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum WeightType {
+    F32,
+    Bf16,
+    F16,
 }
 
 /// Names of the commands, for suggestions.

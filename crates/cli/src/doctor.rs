@@ -19,8 +19,7 @@ pub fn run(args: &DoctorArgs, term: &Term) -> Result<()> {
     check_processor(&mut checks);
     check_memory(&mut checks);
     check_demo(&mut checks);
-    if let Some(path) = args.path.as_deref().or(args.model.as_deref()) {
-        let source = Source::Path(path.to_path_buf());
+    if let Some(source) = Source::named(args.path.as_deref().or(args.model.as_deref())) {
         let name = source.name();
         match verify::check(&source, args.allow_pickle, false) {
             Ok(found) => checks.append(&name, found),

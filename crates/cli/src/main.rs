@@ -10,9 +10,10 @@
 //! | 3 | bad model file |
 //! | 130 | interrupted |
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
+mod bench;
 mod checks;
 mod completions;
 mod doctor;
@@ -60,8 +61,16 @@ fn main() -> ExitCode {
 
 /// Runs the command inside a pool of the wished number of threads.
 fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
+    if let Command::Bench(args) = &cli.command {
+        return bench::run(args, &cli.common.threads);
+    }
+    let threads = match cli.common.threads[..] {
+        [] => 0,
+        [threads] => threads,
+        _ => return Err(exit::usage("--threads: only `boostr bench` takes several numbers")),
+    };
     let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(cli.common.threads.unwrap_or(0))
+        .num_threads(threads)
         .stack_size(STACK)
         .build()
         .context("starting threads")?;
@@ -71,6 +80,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Verify(args) => verify::run(&args, term),
         Command::Tokenizer(args) => tokenizer::run(&args, term),
         Command::Logits(args) => logits::run(&args, term),
+        Command::Bench(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),
     })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
-use boostr::checkpoint::{Checkpoint, ConfigFile};
+use boostr::checkpoint::Checkpoint;
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::mamba2::Config;
 
@@ -66,10 +66,15 @@ pub mod demo {
 }
 
 impl Source {
-    /// The model named on the command line, else by `BOOSTR_MODEL`, else the built-in one.
+    /// The model named on the command line, else by `BOOSTR_MODEL`.
+    pub fn named(named: Option<&Path>) -> Option<Self> {
+        named.map(Path::to_path_buf).or_else(from_env).map(Self::Path)
+    }
+
+    /// The same, else the built-in one.
     pub fn of(named: Option<&Path>) -> Result<Self> {
-        match named.map(Path::to_path_buf).or_else(from_env) {
-            Some(path) => Ok(Self::Path(path)),
+        match Self::named(named) {
+            Some(source) => Ok(source),
             None if cfg!(feature = "demo") => Ok(Self::Embedded),
             None => Err(usage("this build has no built-in model: name one, as `boostr MODEL`")),
         }
@@ -137,7 +142,9 @@ impl Source {
     pub fn config(&self) -> Result<Config, BadModel> {
         let file = match (self, self.folder()) {
             #[cfg(feature = "demo")]
-            (Self::Embedded, _) => ConfigFile::parse("config.json", demo::FILES.config)?,
+            (Self::Embedded, _) => {
+                boostr::checkpoint::ConfigFile::parse("config.json", demo::FILES.config)?
+            }
             #[cfg(not(feature = "demo"))]
             (Self::Embedded, _) => return Err(no_demo()),
             (Self::Path(path), folder) => LanguageModel::<Cpu>::read_config(folder.unwrap_or(path))

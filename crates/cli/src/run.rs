@@ -80,7 +80,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     if args.json {
         let reason = stream::reason(report.generated.finish, stopped);
-        term.print_json(&report.json(&lm, text, reason))?;
+        term.print_json(&report.json(&lm, text.as_deref(), reason))?;
     }
     if term.chatty() {
         report.say(term);
@@ -242,7 +242,7 @@ impl Report<'_> {
         format!("{bytes}, constant (position {})", self.position)
     }
 
-    fn json(&self, lm: &LanguageModel<Cpu>, text: Option<String>, reason: &str) -> Value {
+    fn json(&self, lm: &LanguageModel<Cpu>, text: Option<&str>, reason: &str) -> Value {
         let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
         let path = (*self.source != Source::Embedded).then(|| lm.path.display().to_string());
         json!({

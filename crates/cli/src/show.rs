@@ -140,13 +140,13 @@ impl<'a> Facts<'a> {
         lines.push(("type", self.summary.dtype.clone()));
         lines.push(("file size", system::bytes(self.file_bytes)));
         if let Some(memory) = self.memory() {
-            let [state, work] = [memory.state, memory.work].map(system::bytes);
+            let [state, work] = [memory.state, memory.state + memory.work].map(system::bytes);
             let weights = system::bytes(self.summary.bytes as u64);
             let all = system::bytes(memory.total(self.summary.bytes));
             lines.push(("state", format!("{state} per sequence, constant (f32)")));
             lines.push((
                 "memory needed",
-                format!("about {all} (weights {weights}, state {state}, work {work})"),
+                format!("about {all} (weights {weights}, work {work}, the program itself)"),
             ));
         }
         lines
@@ -217,6 +217,9 @@ impl<'a> Facts<'a> {
     }
 }
 
+/// Bytes that the program takes for itself, a tokenizer of usual size included.
+const PROGRAM: u64 = 24 << 20;
+
 /// Bytes that a run needs beside the weights.
 struct Memory {
     state: u64,
@@ -225,7 +228,7 @@ struct Memory {
 
 impl Memory {
     fn total(&self, weights: usize) -> u64 {
-        weights as u64 + self.state + self.work
+        weights as u64 + self.state + self.work + PROGRAM
     }
 }
 

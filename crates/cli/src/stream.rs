@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use boostr::engine::{Finish, Observer};
 use boostr::sample::StopStrings;
 use boostr::tokenizer::TextStream;
@@ -96,7 +96,7 @@ impl Stream {
             self.write("\n");
         }
         match self.failed {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error).context("stdout"),
             None => Ok((self.decoder.is_some().then_some(self.text), self.stopped)),
         }
     }

@@ -55,6 +55,7 @@ impl Term {
     }
 
     /// Writes text to stderr, without a newline.
+    #[cfg(feature = "demo")]
     pub fn say_part(&self, text: impl Display) {
         if !self.quiet {
             let mut stderr = io::stderr();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use boostr::generation_config::SpecialTokens;
@@ -83,15 +83,15 @@ fn text_and_tokenizer(input: &TokenizerInput) -> Result<(TextSide, String)> {
 }
 
 /// The model among the words of the command line, and the others.
-fn split_words(input: &TokenizerInput) -> (Option<PathBuf>, &[OsString]) {
+fn split_words(input: &TokenizerInput) -> (Option<&Path>, &[OsString]) {
     if input.model.is_some() || input.tokenizer.is_some() {
-        return (input.model.clone(), &input.words);
+        return (input.model.as_deref(), &input.words);
     }
     match input.words.split_first() {
         Some((first, rest))
             if Path::new(first).exists() || !rest.is_empty() && has_slash(first) =>
         {
-            (Some(PathBuf::from(first)), rest)
+            (Some(Path::new(first)), rest)
         }
         _ => (None, &input.words),
     }
@@ -109,11 +109,11 @@ struct TextSide {
 }
 
 impl TextSide {
-    fn open(input: &TokenizerInput, model: Option<PathBuf>) -> Result<Self> {
+    fn open(input: &TokenizerInput, model: Option<&Path>) -> Result<Self> {
         if let Some(file) = &input.tokenizer {
             return Self::of_file(file);
         }
-        match Source::of(model.as_deref())? {
+        match Source::of(model)? {
             Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
                 Self::of_file(&path)
             }

@@ -67,7 +67,7 @@ fn is_alone(path: &Path) -> bool {
 fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut Checks) {
     let config = checks.record("config", source.config(), describe_config);
     let checkpoint = check_weights(source, allow_pickle, checks);
-    let rows = config.as_ref().map(|config| config.padded_vocab());
+    let rows = config.as_ref().map(Config::padded_vocab);
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
         let loaded = Mamba2::<Cpu>::load(config, checkpoint.clone(), backend::cpu());

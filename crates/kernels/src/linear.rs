@@ -200,7 +200,10 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
                 let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
                 match out {
                     [a] => tile::<S, W, 1, 4>(simd, [x(0)], w, [&mut a[n..]], ahead),
-                    [a, b] => tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, [&mut a[n..], &mut b[n..]], ahead),
+                    [a, b] => {
+                        let out = [&mut a[n..], &mut b[n..]];
+                        tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, out, ahead);
+                    }
                     [a, b, c] => tile::<S, W, 3, 4>(
                         simd,
                         [x(0), x(1), x(2)],
@@ -258,7 +261,7 @@ fn many_rows_body<S: Simd>(
                             [x(m), x(m + 1), x(m + 2)],
                             w,
                             [&mut a[n..], &mut b[n..], &mut c[n..]],
-                                0,
+                            0,
                         );
                     } else {
                         for (i, out) in out.iter_mut().enumerate() {

@@ -13,7 +13,7 @@
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
     data: &'a [f32],
-    rows: usize,
+    count: usize,
     stride: usize,
     offset: usize,
     width: usize,
@@ -34,14 +34,14 @@ impl<'a> Rows<'a> {
             "data: {} elements for {rows} rows of stride {stride}",
             data.len()
         );
-        Self { data, rows, stride, offset, width }
+        Self { data, count: rows, stride, offset, width }
     }
 
     /// All of a `[rows, width]` matrix.
     #[track_caller]
     #[must_use]
     pub fn dense(data: &'a [f32], width: usize) -> Self {
-        let rows = if width == 0 { 0 } else { data.len() / width };
+        let rows = data.len().checked_div(width).unwrap_or(0);
         assert_eq!(data.len(), rows * width, "data: not whole rows of {width}");
         Self::new(data, rows, width, 0, width)
     }
@@ -49,13 +49,13 @@ impl<'a> Rows<'a> {
     /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.rows
+        self.count
     }
 
     /// Whether there is no row.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.rows == 0
+        self.count == 0
     }
 
     /// Length of a row.
@@ -68,16 +68,16 @@ impl<'a> Rows<'a> {
     #[inline]
     #[must_use]
     pub fn row(&self, i: usize) -> &'a [f32] {
-        debug_assert!(i < self.rows);
+        debug_assert!(i < self.count);
         &self.data[i * self.stride + self.offset..][..self.width]
     }
 
     /// Rows `first..first + count`.
     #[must_use]
     pub fn slice(&self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.rows, "slice: past the last row");
+        assert!(first + count <= self.count, "slice: past the last row");
         let data = if count == 0 { &[] } else { &self.data[first * self.stride..] };
-        Self { data, rows: count, ..*self }
+        Self { data, count, ..*self }
     }
 
     /// Columns `offset..offset + width` of these rows.

@@ -88,7 +88,7 @@ fn find_end(file: &[u8]) -> Option<(usize, Fields<'_>)> {
     let first = last.saturating_sub(MAX_COMMENT);
     (first..=last).rev().find_map(|start| {
         let mut end = Fields(file.get(start..)?);
-        end.signature(b"PK\x05\x06").ok()?;
+        end.signature(*b"PK\x05\x06").ok()?;
         let mut comment = end.clone();
         comment.take(16).ok()?;
         let length = comment.u16().ok()?;
@@ -100,14 +100,14 @@ fn find_end(file: &[u8]) -> Option<(usize, Fields<'_>)> {
 fn find_zip64_end(file: &[u8], end: usize) -> Result<Option<Fields<'_>>, String> {
     let Some(start) = end.checked_sub(20) else { return Ok(None) };
     let mut locator = Fields(file.get(start..end).unwrap_or_default());
-    if locator.signature(b"PK\x06\x07").is_err() {
+    if locator.signature(*b"PK\x06\x07").is_err() {
         return Ok(None);
     }
     locator.take(4)?;
     let at =
         usize::try_from(locator.u64()?).map_err(|_| "zip64 end record is outside of the file")?;
     let mut twin = Fields(file.get(at..start).ok_or("zip64 end record is outside of the file")?);
-    twin.signature(b"PK\x06\x06").map_err(|_| "zip64 end record is not where it should be")?;
+    twin.signature(*b"PK\x06\x06").map_err(|_| "zip64 end record is not where it should be")?;
     twin.take(28)?;
     Ok(Some(twin))
 }
@@ -124,7 +124,7 @@ struct Record<'a> {
 
 impl<'a> Record<'a> {
     fn read(fields: &mut Fields<'a>) -> Result<Self, String> {
-        fields.signature(b"PK\x01\x02").map_err(|_| "zip directory is cut short or damaged")?;
+        fields.signature(*b"PK\x01\x02").map_err(|_| "zip directory is cut short or damaged")?;
         let [_made_by, _needed, flags, method, _time, _date] = fields.u16s()?;
         let [_crc, packed, size] = fields.u32s()?;
         let [name, extra, comment, _disk, _attributes] = fields.u16s()?;
@@ -162,7 +162,7 @@ impl<'a> Record<'a> {
         let header = usize::try_from(self.offset).ok().and_then(|at| before.get(at..));
         let mut header =
             Fields(header.ok_or_else(|| format!("starts at {}, too far", self.offset))?);
-        header.signature(b"PK\x03\x04").map_err(|_| "has no local header")?;
+        header.signature(*b"PK\x03\x04").map_err(|_| "has no local header")?;
         let [_needed, flags, method, _time, _date] = header.u16s()?;
         let [_crc, packed, size] = header.u32s()?;
         let [name, extra] = header.u16s()?;
@@ -217,8 +217,8 @@ impl<'a> Fields<'a> {
         Ok(*field)
     }
 
-    fn signature(&mut self, expected: &[u8; 4]) -> Result<(), String> {
-        if self.array()? == *expected {
+    fn signature(&mut self, expected: [u8; 4]) -> Result<(), String> {
+        if self.array()? == expected {
             Ok(())
         } else {
             Err("zip record has another signature".into())

@@ -22,7 +22,7 @@ use crate::nn::{
 use crate::ops::{self, LinearOps, Weight};
 
 /// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
-const PIECE: usize = 960;
+pub const PIECE: usize = 1024;
 /// Rows that a forward computes at once.
 const MAX_ROWS: usize = 2048;
 /// Largest size that a configuration may name.
@@ -370,7 +370,7 @@ impl<B: Backend> Mamba2<B> {
     /// [`Error::Tensors`] when the checkpoint's tensors are not those of the configuration.
     pub fn load(config: Config, mut checkpoint: Checkpoint, client: B::Client) -> Result<Self> {
         checkpoint.rename(hf_name)?;
-        let rows = embedding_rows(&config, &checkpoint)?;
+        let rows = embedding_rows(&config, &checkpoint);
         let with_head =
             checkpoint.get("lm_head.weight").is_some() || config.tie_embeddings == Some(false);
         config.tensors(rows, with_head).check(&checkpoint)?;
@@ -599,13 +599,10 @@ fn next_pass<B: Backend>(runs: &[Run<'_, B>], done: &[usize]) -> Vec<(usize, usi
 }
 
 /// Rows of the checkpoint's embedding: the vocabulary, possibly padded.
-fn embedding_rows(config: &Config, checkpoint: &Checkpoint) -> Result<usize> {
-    let Some(entry) = checkpoint.get("backbone.embeddings.weight") else {
-        return Ok(config.padded_vocab());
-    };
-    match entry.shape[..] {
-        [rows, _] if rows >= config.vocab_size => Ok(rows),
-        _ => Ok(config.padded_vocab()),
+fn embedding_rows(config: &Config, checkpoint: &Checkpoint) -> usize {
+    match checkpoint.get("backbone.embeddings.weight").map(|entry| &entry.shape[..]) {
+        Some(&[rows, _]) if rows >= config.vocab_size => rows,
+        _ => config.padded_vocab(),
     }
 }
 

@@ -229,13 +229,15 @@ impl CausalConvOps<CpuRuntime> for CpuClient {
     ) -> Result<Cpu> {
         let (tokens, channels) = conv.check(x, runs, windows)?;
         let x = with_rows(x)?;
+        let [weight] = contiguous([conv.weight])?;
+        let bias = conv.bias.map(Tensor::contiguous).transpose()?;
         let mut out = host::zeros(&[tokens, channels])?;
         if channels > 0 {
             kernels::conv1d(
                 host::rows("x", &x)?,
                 runs,
-                host::slice("weight", conv.weight)?,
-                optional("bias", conv.bias)?,
+                host::slice("weight", &weight)?,
+                optional("bias", bias.as_ref())?,
                 conv.silu,
                 &mut slices_mut("windows", windows)?,
                 host::slice_mut("out", &mut out)?,
@@ -252,10 +254,11 @@ impl NormOps<CpuRuntime> for CpuClient {
         };
         expect("weight", weight, &[width])?;
         let x = with_rows(x)?;
+        let [weight] = contiguous([weight])?;
         let mut out = host::zeros(&[tokens, width])?;
         kernels::rms_norm(
             host::rows("x", &x)?,
-            host::slice("weight", weight)?,
+            host::slice("weight", &weight)?,
             eps,
             host::slice_mut("out", &mut out)?,
         );
@@ -265,9 +268,10 @@ impl NormOps<CpuRuntime> for CpuClient {
     fn gated_rmsnorm(&self, y: &Cpu, z: &Cpu, norm: &GatedNorm<'_, CpuRuntime>) -> Result<Cpu> {
         let (tokens, width) = norm.check(y, z)?;
         let (y, z) = (with_rows(y)?, with_rows(z)?);
+        let [weight] = contiguous([norm.weight])?;
         let mut out = host::zeros(&[tokens, width])?;
         let kernel = kernels::GatedNorm {
-            weight: Some(host::slice("weight", norm.weight)?),
+            weight: Some(host::slice("weight", &weight)?),
             ngroups: norm.ngroups,
             eps: norm.eps,
             norm_before_gate: norm.norm_before_gate,
@@ -319,7 +323,8 @@ impl LinearOps<CpuRuntime> for CpuClient {
             None => host::zeros(&[tokens, features])?,
         };
         let to = host::slice_mut("add_to", &mut out)?;
-        if let Some(bias) = optional("bias", bias)? {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        if let Some(bias) = optional("bias", bias.as_ref())? {
             for row in to.chunks_exact_mut(features.max(1)) {
                 row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
             }

@@ -20,7 +20,7 @@ const CHUNK: usize = 64;
 fn softplus<R, C>(client: &C, x: &Tensor<R>) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let u = client.exp(&client.neg(&client.abs(x)?)?)?;
     Ok(client.add(&client.relu(x)?, &client.log1p(&u)?)?)
@@ -30,7 +30,7 @@ where
 fn between<R, C>(client: &C, x: &Tensor<R>, low: f32, high: f32) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let full =
         |value: f32| Tensor::full_scalar(x.shape(), DType::F32, value.into(), client.device());
@@ -48,7 +48,7 @@ where
 fn fill_up<R, C>(client: &C, x: &Tensor<R>, dim: usize, size: usize) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let mut shape = x.shape().to_vec();
     if shape[dim] == size {
@@ -63,7 +63,7 @@ where
 fn chunked<R, C>(client: &C, x: &Tensor<R>, nchunks: usize, q: usize) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let &[batch, _, heads, width] = x.shape() else {
         return Err(shape_error("x", &[0; 4], x.shape()));
@@ -77,7 +77,7 @@ where
 fn for_heads<R, C>(client: &C, bc: &Tensor<R>, nheads: usize) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let &[_, _, ngroups, _] = bc.shape() else {
         return Err(shape_error("b", &[0; 4], bc.shape()));
@@ -98,7 +98,7 @@ fn by_chunk<R: Runtime<DType = DType>>(x: &Tensor<R>) -> Result<Tensor<R>> {
 fn product<R, C>(client: &C, x: &Tensor<R>, y: &Tensor<R>) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (outer, rows, inner, columns) = {
         let (outer, last) = x.shape().split_at(x.ndim() - 2);
@@ -135,7 +135,7 @@ pub fn ssd_chunk_cumsum<R, C>(
 ) -> Result<(Tensor<R>, Tensor<R>)>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let &[batch, seqlen, nheads] = dt.shape() else {
         return Err(shape_error("dt", &[0, 0, 0], dt.shape()));
@@ -144,6 +144,7 @@ where
         let reason = "expected at least 1, found 0".into();
         return Err(Error::Argument { name: "chunk_size", reason });
     }
+    expect("dt", dt, &[batch, seqlen, nheads])?;
     expect("a", a, &[nheads])?;
     let steps = timestep(client, dt, dt_bias, dt_softplus, (0.0, f32::INFINITY))?;
     let nchunks = seqlen.div_ceil(chunk_size);
@@ -164,7 +165,7 @@ fn timestep<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let mut dt = dt.contiguous()?;
     if let Some(bias) = dt_bias {
@@ -191,10 +192,11 @@ pub fn ssd_chunk_state<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (nchunks, q) = check_chunks(x, da_cumsum)?;
     expect("dt", dt, da_cumsum.shape())?;
+    check_bc("b", b, x)?;
     let last = da_cumsum.narrow(3, q - 1, 1)?.contiguous()?;
     let weight = client.mul(&decay(client, &last, da_cumsum)?, dt)?;
     let weight = by_chunk(&weight)?.unsqueeze(-1)?;
@@ -207,7 +209,7 @@ where
 fn decay<R, C>(client: &C, to: &Tensor<R>, from: &Tensor<R>) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let difference = client.sub(to, &from.contiguous()?)?;
     Ok(client.exp(&between(client, &difference, f32::NEG_INFINITY, 0.0)?)?)
@@ -221,6 +223,7 @@ fn check_chunks<R: Runtime<DType = DType>>(
     let &[batch, seqlen, nheads, _] = x.shape() else {
         return Err(shape_error("x", &[0; 4], x.shape()));
     };
+    expect("x", x, x.shape())?;
     let q = da_cumsum.shape().last().copied().unwrap_or(0);
     let nchunks = seqlen.div_ceil(q.max(1));
     if q == 0 {
@@ -228,6 +231,18 @@ fn check_chunks<R: Runtime<DType = DType>>(
     }
     expect("da_cumsum", da_cumsum, &[batch, nheads, nchunks, q])?;
     Ok((nchunks, q))
+}
+
+/// Checks that b or c belongs to the tokens of x `[B, L, H, P]`.
+fn check_bc<R: Runtime<DType = DType>>(
+    name: &'static str,
+    bc: &Tensor<R>,
+    x: &Tensor<R>,
+) -> Result<()> {
+    let (&[batch, seqlen, ..], &[_, _, ngroups, dstate]) = (x.shape(), bc.shape()) else {
+        return Err(shape_error(name, &[0; 4], bc.shape()));
+    };
+    expect(name, bc, &[batch, seqlen, ngroups, dstate])
 }
 
 /// Portable [`ssd_state_passing`](super::SsmKernelOps::ssd_state_passing).
@@ -242,7 +257,7 @@ pub fn ssd_state_passing<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     pass_from(client, states, da_cumsum, None)
 }
@@ -256,12 +271,13 @@ fn pass_from<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let &[batch, nchunks, nheads, _, _] = states.shape() else {
         return Err(shape_error("states", &[0; 5], states.shape()));
     };
     let q = da_cumsum.shape().last().copied().unwrap_or(0);
+    expect("states", states, states.shape())?;
     expect("da_cumsum", da_cumsum, &[batch, nheads, nchunks, q])?;
     if nchunks == 0 || q == 0 {
         return Ok(states.clone());
@@ -297,7 +313,7 @@ pub fn ssd_chunk_scan<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     scan_from(client, x, states, c, da_cumsum, d, None)
 }
@@ -313,13 +329,14 @@ fn scan_from<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (nchunks, q) = check_chunks(x, da_cumsum)?;
     let &[batch, seqlen, nheads, headdim] = x.shape() else {
         return Err(shape_error("x", &[0; 4], x.shape()));
     };
-    let dstate = c.shape().last().copied().unwrap_or(0);
+    check_bc("c", c, x)?;
+    let dstate = c.shape()[3];
     expect("states", states, &[batch, nchunks, nheads, headdim, dstate])?;
     let first = match initial {
         Some(initial) => initial.unsqueeze(1)?.contiguous()?,
@@ -381,13 +398,15 @@ pub fn ssd_chunk_intra<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (nchunks, q) = check_chunks(x, da_cumsum)?;
     expect("dt", dt, da_cumsum.shape())?;
     let &[_, seqlen, nheads, _] = x.shape() else {
         return Err(shape_error("x", &[0; 4], x.shape()));
     };
+    check_bc("b", b, x)?;
+    expect("c", c, b.shape())?;
     let b = chunked(client, &for_heads(client, b, nheads)?, nchunks, q)?;
     let c = chunked(client, &for_heads(client, c, nheads)?, nchunks, q)?;
     let cb = product(client, &c, &transposed(&b)?)?; // [B, K, H, Q, Q]
@@ -414,7 +433,7 @@ pub fn ssd<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let dims = input.dims(runs, states)?;
     let dt = timestep(client, input.dt, input.dt_bias, input.dt_softplus, input.dt_limit)?;
@@ -487,7 +506,7 @@ pub fn causal_conv1d<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (tokens, channels) = conv.check(x, runs, windows)?;
     let taps = conv.weight.shape()[0];
@@ -531,11 +550,12 @@ where
 pub fn rmsnorm<R, C>(client: &C, x: &Tensor<R>, weight: &Tensor<R>, eps: f32) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let &[_, width] = x.shape() else {
         return Err(shape_error("x", &[0, 0], x.shape()));
     };
+    expect("x", x, x.shape())?;
     expect("weight", weight, &[width])?;
     normalized(client, &x.contiguous()?, weight, 1, eps)
 }
@@ -550,7 +570,7 @@ fn normalized<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let (tokens, width) = (x.shape()[0], x.shape()[1]);
     let groups = x.reshape(&[tokens, ngroups, width / ngroups])?;
@@ -590,7 +610,7 @@ pub fn gated_rmsnorm<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     norm.check(y, z)?;
     let (y, gate) = (y.contiguous()?, client.silu(&z.contiguous()?)?);
@@ -635,7 +655,7 @@ pub fn linear<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     check_linear(x, w, bias, add_to.as_ref())?;
     let w = client.cast(w.tensor(), DType::F32)?;
@@ -669,7 +689,7 @@ pub(super) fn check_ids<R: Runtime<DType = DType>>(w: &Weight<R>, ids: &[u32]) -
 pub fn embedding<R, C>(client: &C, w: &Weight<R>, ids: &[u32]) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let width = check_ids(w, ids)?;
     let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
@@ -687,7 +707,7 @@ fn gather<R, C>(
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     if rows.is_empty() {
         return Ok(Tensor::zeros(&[0, width], dtype, client.device())?);
@@ -705,6 +725,7 @@ pub(super) fn check_rows<R: Runtime<DType = DType>>(
     let &[tokens, width] = x.shape() else {
         return Err(shape_error("x", &[0, 0], x.shape()));
     };
+    expect("x", x, &[tokens, width])?;
     if let Some(row) = rows.iter().find(|&&row| row >= tokens) {
         let reason = format!("row {row} is not one of {tokens}");
         return Err(Error::Argument { name: "rows", reason });
@@ -720,7 +741,7 @@ pub(super) fn check_rows<R: Runtime<DType = DType>>(
 pub fn select_rows<R, C>(client: &C, x: &Tensor<R>, rows: &[usize]) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
-    C: TensorClient<R> + ?Sized,
+    C: TensorClient<R>,
 {
     let width = check_rows(x, rows)?;
     gather(client, x, rows, width, DType::F32)

@@ -92,6 +92,7 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
             let reason = format!("{ngroups} groups do not divide {nheads} heads");
             return Err(Error::Argument { name: "b", reason });
         }
+        expect("x", self.x, &[tokens, nheads, headdim])?;
         expect("dt", self.dt, &[tokens, nheads])?;
         expect("a", self.a, &[nheads])?;
         expect("b", self.b, &[tokens, ngroups, dstate])?;
@@ -106,7 +107,7 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
             expect("z", z, &[tokens, nheads, headdim])?;
         }
         let (low, high) = self.dt_limit;
-        if !(low <= high) {
+        if low.is_nan() || high.is_nan() || low > high {
             let reason = format!("expected low <= high, found ({low}, {high})");
             return Err(Error::Argument { name: "dt_limit", reason });
         }

@@ -23,7 +23,8 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn new(with_memory: bool) -> Self {
-        let wave = |k: usize| (0..GEMM * GEMM).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect();
+        let wave =
+            |k: usize| (0..GEMM * GEMM).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect();
         Self {
             a: wave(3),
             b: wave(5),
@@ -70,7 +71,8 @@ pub(super) struct Description {
 impl Description {
     pub(super) fn new() -> Self {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        let name =
+            info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
         Self {
             cpu: name.unwrap_or("unknown").to_string(),
             instruction_set: Level::detect().name(),

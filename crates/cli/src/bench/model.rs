@@ -1,13 +1,15 @@
 //! `boostr bench [MODEL]`: prompts beside matrix products, decoding beside reading memory.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use boostr::backend::{Cpu, DType, cpu};
 use boostr::checkpoint::ConfigFile;
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, peak_memory, time};
-use super::{BenchArgs, Geometry, WeightType, median, ratio};
+use super::{median, ratio};
+use crate::args::{BenchArgs, Geometry, WeightType};
+use crate::model::Source;
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -50,10 +52,8 @@ struct DecodeRow {
 /// Tokens that are decoded between two measurements of memory.
 const DECODE_STEP: usize = 8;
 
-pub(super) fn run(args: &BenchArgs) -> Result<()> {
-    ensure!(args.prompt.iter().all(|&p| p > 0), "--prompt: expected lengths of at least 1");
+pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let (name, model) = open(args)?;
-    let pools = args.common.pools()?;
     let counts: Vec<usize> = pools.iter().map(rayon::ThreadPool::current_num_threads).collect();
     let mut machine = Machine::new(args.generate > 0);
 
@@ -68,9 +68,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
 
     let mut prompt_rows = Vec::new();
     for &len in &args.prompt {
+        let len = len as usize;
         let tokens: Vec<u32> = ids(len, model.vocab_limit());
         let mut series = Series::new(pools.len());
-        for repetition in 0..=args.common.repeat {
+        for repetition in 0..=args.repeat {
             for (i, pool) in pools.iter().enumerate() {
                 let (f, g, s) = pool.install(|| -> Result<_> {
                     let (f, g) = (multiply_adds(), machine.gemm());
@@ -106,7 +107,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     if args.generate > 0 {
         let mut series = Series::new(pools.len());
         let mut state = model.new_state()?;
-        let steps = args.generate.div_ceil(DECODE_STEP).max(args.common.repeat);
+        let steps = args.generate.div_ceil(DECODE_STEP).max(args.repeat as usize);
         let tokens = ids(DECODE_STEP, model.vocab_limit());
         for repetition in 0..=steps {
             for (i, pool) in pools.iter().enumerate() {
@@ -155,7 +156,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         decode: decode_rows,
         peak_memory_bytes: peak_memory(),
     };
-    if args.common.json {
+    if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         report.print();
@@ -213,7 +214,9 @@ impl Report {
             );
         }
         if !self.decode.is_empty() {
-            println!("\ndecode  threads    tok/s     GB/s   GB/s read  ratio  share of thread gain");
+            println!(
+                "\ndecode  threads    tok/s     GB/s   GB/s read  ratio  share of thread gain"
+            );
         }
         for row in &self.decode {
             println!(
@@ -241,8 +244,9 @@ fn ids(len: usize, vocab: usize) -> Vec<u32> {
 
 fn open(args: &BenchArgs) -> Result<(String, Mamba2<Cpu>)> {
     let Some(geometry) = args.synthetic else {
-        let lm = crate::model::open_for_bench(args.model.as_deref())?;
-        return Ok((lm.path.display().to_string(), lm.model));
+        let source = Source::of(args.model.as_deref())?;
+        let lm = source.open(&Default::default())?;
+        return Ok((source.name(), lm.model));
     };
     let (name, layers, width) = match geometry {
         Geometry::Mamba2_130m => ("mamba2-130m", 24, 768),

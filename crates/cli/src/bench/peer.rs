@@ -11,6 +11,7 @@ pub fn square_product(n: usize, a: &[f32], b: &[f32], c: &mut [f32]) {
     let parallelism =
         if threads == 1 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(threads) };
     let stride = n.cast_signed();
+    #[expect(unsafe_code, reason = "the gemm crate has no other entry")]
     // SAFETY: the three slices hold n rows of n elements (asserted), which is what these strides
     // address; `c` is borrowed mutably, so it overlaps neither `a` nor `b`.
     unsafe {

@@ -6,7 +6,8 @@ use boostr_kernels::ssd::{Ssd, recurrence, ssd};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
-use super::{Common, median, ratio};
+use super::{median, ratio};
+use crate::args::BenchArgs;
 
 const L: usize = 2048;
 const H: usize = 24;
@@ -40,7 +41,7 @@ struct Row {
     share_of_thread_gain: f64,
 }
 
-pub(super) fn run(common: &Common) -> Result<()> {
+pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let wave = |k: usize, n: usize| -> Vec<f32> {
         (0..n).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect()
     };
@@ -64,7 +65,6 @@ pub(super) fn run(common: &Common) -> Result<()> {
         dt_softplus: true,
         dt_limit: (0.0, f32::INFINITY),
     };
-    let pools = common.pools()?;
     let mut machine = Machine::new(false);
     let mut state = vec![0.0; H * P * N];
     let mut y = vec![0.0; L * H * P];
@@ -73,7 +73,7 @@ pub(super) fn run(common: &Common) -> Result<()> {
     let mut gemm = vec![Vec::new(); pools.len()];
     let mut fma = vec![Vec::new(); pools.len()];
     let mut reference = Vec::new();
-    for repetition in 0..=common.repeat {
+    for repetition in 0..=args.repeat {
         for (i, pool) in pools.iter().enumerate() {
             let (f, g, s) = pool.install(|| {
                 let f = multiply_adds();
@@ -113,7 +113,7 @@ pub(super) fn run(common: &Common) -> Result<()> {
         recurrence_ms: 1e3 * median(&reference),
         results: rows.collect(),
     };
-    if common.json {
+    if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(());
     }

@@ -41,7 +41,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // A prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {

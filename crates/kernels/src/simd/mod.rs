@@ -79,6 +79,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Asks for the cache line at an address, which need not be one of the program's.
     fn prefetch(self, address: *const u8);
+    /// Asks for all cache lines of a slice.
+    #[inline(always)]
+    fn prefetch_slice(self, x: &[f32]) {
+        for i in (0..x.len()).step_by(16) {
+            self.prefetch(x.as_ptr().wrapping_add(i).cast());
+        }
+    }
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &Self::Chunk) -> Self::F;
     fn load_bf16(self, x: &Self::Half) -> Self::F;
@@ -97,6 +104,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// 2^n for integers n in -126..=127.
     fn exp2i(self, n: Self::F) -> Self::F;
     fn reduce4(self, x: [Self::F; 4]) -> [f32; 4];
+    #[inline(always)]
     fn reduce(self, x: Self::F) -> f32 {
         let zero = self.splat(0.0);
         self.reduce4([x, zero, zero, zero])[0]

@@ -24,7 +24,7 @@ impl Simd for Neon {
     fn prefetch(self, address: *const u8) {
         // The instruction that the unstable intrinsic stands for; it never faults.
         unsafe {
-            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) address, options(nostack, readonly, preserves_flags));
+            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) address, options(nostack, readonly, preserves_flags));
         }
     }
     #[inline(always)]

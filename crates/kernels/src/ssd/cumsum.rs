@@ -47,6 +47,10 @@ pub fn timestep(dt: &mut [f32], dt_bias: Option<&[f32]>, dt_softplus: bool, limi
 /// | `dt_bias` | `[H]` | optional |
 /// | returns | two of `[B, H, K, Q]` | `dt_out`, `da_cumsum` |
 ///
+/// The sums are rounded to f32, so what other stages make of their differences has a relative error of
+/// up to `f32::EPSILON * max |da_cumsum|`: long chunks of strong decay are better left to
+/// [`ssd`](super::ssd), which keeps more.
+///
 /// With `dt_softplus` off, steps are taken as they are but never below 0.
 ///
 /// # Panics

@@ -11,15 +11,20 @@
 //!
 //! What differs from the stages, and why:
 //!
-//! 1. `C Bᵀ` belongs to a group: it is computed once for the heads that share it. So are the packed
-//!    copies of C and Bᵀ.
+//! 1. `C Bᵀ` belongs to a group: its lower triangle is computed once for the heads that share it. So
+//!    are the packed copies of C and Bᵀ.
 //! 2. All products run in one micro-kernel of 6 rows by two vectors of columns. Its left operand is
 //!    packed in tiles, six rows interleaved, the last tile filled up with zeros; its right operand
 //!    lies in panels of two vectors.
 //! 3. Sᵀ stays in panels from a run's first chunk to its last.
-//! 4. A skip weight that a head has for itself is added to M's diagonal: it costs nothing there.
-//! 5. The sums `cum` are kept as pairs of f32, so that their differences stay exact where they matter.
-//! 6. Long runs go chunk block by chunk block, heads in parallel; short runs go token by token.
+//! 4. M takes few exponentials: left of the tiles on its diagonal, the decay from s to t is that from
+//!    s to the first token of t's tile times that from there to t. Both are at most 1.
+//! 5. A skip weight that a head has for itself is added to M's diagonal: it costs nothing there.
+//! 6. The sums `cum` are kept as pairs of f32, so that their differences stay exact where they matter.
+//! 7. X is packed once a chunk, and becomes w ∘ X in place when Y has used it. Its rows, and those of
+//!    Y, lie pages apart: they are prefetched while the chunk before is computed.
+//! 8. Long runs go chunk block by chunk block, heads in parallel; short runs go token by token. What
+//!    is shared in a block and one head's state fit the second-level cache together.
 //!
 //! Every run is computed by itself: its result depends on its own tokens and state alone.
 
@@ -33,10 +38,11 @@ use crate::norm::gate;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
-/// Q: the chunk length of the fused path, a multiple of `TILE`.
-const CHUNK: usize = 60;
+/// Q: the chunk length of the fused path, a multiple of `TILE`. Short, because M's cost for a token
+/// grows with Q, but long enough for Sᵀ to be read and written seldom.
+const CHUNK: usize = 36;
 /// Chunks whose shared products are kept at once.
-const BLOCK_CHUNKS: usize = 8;
+const BLOCK_CHUNKS: usize = 5;
 /// Rows of the micro-kernel.
 const TILE: usize = 6;
 /// Runs from this length on are computed by chunks.
@@ -159,81 +165,108 @@ pub(super) fn ssd_at(
     (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
     timestep(&mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
 
-    // For each head its column of y, cut where a run ends.
-    let mut columns: Vec<std::vec::IntoIter<&mut [f32]>> =
-        column_blocks(y, nheads * headdim, headdim).into_iter().map(Vec::into_iter).collect();
+    let row = nheads * headdim;
     let mut short = Vec::new();
-    let mut first = 0;
+    let (mut first, mut rest) = (0, y);
     for (&len, state) in runs.iter().zip(states) {
-        let heads = state.chunks_exact_mut(headdim * dstate).zip(&mut columns).enumerate();
-        let tasks = heads.map(|(head, (state, column))| {
-            let y: Vec<&mut [f32]> = column.by_ref().take(len).collect();
-            Task { head, first, state, y }
-        });
-        if len < LONG {
-            short.extend(tasks.filter(|task| !task.y.is_empty()));
-        } else {
-            by_chunks(level, input, &dt, tasks.collect());
+        let (y, after) = rest.split_at_mut(len * row);
+        if len >= LONG {
+            // Enters the thread pool once, not anew for each parallel loop in there.
+            rayon::scope(|_| by_chunks(level, input, &dt, first, state, y));
+        } else if len > 0 {
+            let heads = state.chunks_exact_mut(headdim * dstate);
+            let columns = column_blocks(y, row, headdim);
+            short.extend(heads.zip(columns).enumerate().map(|(head, task)| (head, first, task)));
         }
-        first += len;
+        (first, rest) = (first + len, after);
     }
-    short.into_par_iter().for_each(|mut task| {
-        steps(level, input, &dt, task.head, task.first, task.state, &mut task.y);
+    short.into_par_iter().for_each(|(head, first, (state, mut y))| {
+        steps(level, input, &dt, head, first, state, &mut y);
     });
 }
 
-/// One head of one run: its tokens start at `first`, there is a `[P]` of `y` for each.
-struct Task<'a> {
-    head: usize,
-    first: usize,
+/// One head of a long run.
+struct Head<'a> {
+    /// S `[P, N]`
     state: &'a mut [f32],
-    y: Vec<&'a mut [f32]>,
+    /// Sᵀ in panels `[P / W][N][W]`, N filled up to whole tiles
+    panels: Aligned,
 }
 
 /// What the heads of a group share in a chunk of `len` tokens.
+#[derive(Default)]
 struct Shared {
     len: usize,
+    /// B `[len, N]`
+    b: Vec<f32>,
     /// C `[len, N]` in tiles `[len / 6][N][6]`
     c: Vec<[f32; TILE]>,
     /// Bᵀ `[N, len]` in tiles `[N / 6][len][6]`
     bt: Vec<[f32; TILE]>,
-    /// C Bᵀ `[len, len]`
-    cb: Vec<f32>,
+    /// C Bᵀ `[len, len]` in tiles `[len / 6][Q][6]`, zeros above the diagonal
+    cb: Vec<[f32; TILE]>,
 }
 
-/// Computes one long run, whose heads are `tasks`.
-fn by_chunks(level: Level, input: &Ssd<'_>, dt: &[f32], mut tasks: Vec<Task<'_>>) {
-    let (first, len) = (tasks[0].first, tasks[0].y.len());
-    let heads_per_group = input.nheads / input.ngroups;
-    for block in (0..len).step_by(BLOCK_CHUNKS * CHUNK) {
-        let block_len = (BLOCK_CHUNKS * CHUNK).min(len - block);
-        let nchunks = block_len.div_ceil(CHUNK);
-        let shared: Vec<Shared> = (0..nchunks * input.ngroups)
-            .into_par_iter()
-            .map(|i| {
-                let (chunk, group) = (i / input.ngroups, i % input.ngroups);
-                let tokens = CHUNK.min(block_len - chunk * CHUNK);
-                share(level, input, first + block + chunk * CHUNK, tokens, group)
-            })
-            .collect();
-        tasks.par_iter_mut().for_each_init(Scratch::default, |scratch, task| {
-            let group = task.head / heads_per_group;
-            let shared: Vec<&Shared> = shared.iter().skip(group).step_by(input.ngroups).collect();
-            let y = &mut task.y[block..block + block_len];
-            head_block(level, input, dt, task.head, first + block, &shared, task.state, y, scratch);
+/// Computes one long run, whose tokens start at `first`.
+fn by_chunks(
+    level: Level,
+    input: &Ssd<'_>,
+    dt: &[f32],
+    first: usize,
+    state: &mut [f32],
+    y: &mut [f32],
+) {
+    let Ssd { nheads, headdim, ngroups, dstate, .. } = *input;
+    let mut heads: Vec<Head<'_>> = state
+        .chunks_exact_mut(headdim * dstate)
+        .map(|state| Head { state, panels: Aligned::default() })
+        .collect();
+    heads.par_iter_mut().for_each(|head| load_state(level, dstate, head));
+    let mut shared: Vec<Shared> = Vec::new();
+    let mut done = 0;
+    for y in y.chunks_mut(BLOCK_CHUNKS * CHUNK * nheads * headdim) {
+        let (first, len) = (first + done, y.len() / (nheads * headdim));
+        done += len;
+        shared.resize_with(len.div_ceil(CHUNK) * ngroups, Shared::default);
+        shared.par_iter_mut().enumerate().for_each(|(i, shared)| {
+            let (chunk, group) = (i / ngroups, i % ngroups);
+            let tokens = CHUNK.min(len - chunk * CHUNK);
+            share(level, input, first + chunk * CHUNK, tokens, group, shared);
         });
+        let columns = column_blocks(y, nheads * headdim, headdim);
+        heads.par_iter_mut().zip(columns).enumerate().for_each_init(
+            Scratch::default,
+            |scratch, (head, (state, mut y))| {
+                let group = head / (nheads / ngroups);
+                let shared: Vec<&Shared> = shared.iter().skip(group).step_by(ngroups).collect();
+                let state = &mut state.panels;
+                head_block(level, input, dt, head, first, &shared, state, &mut y, scratch);
+            },
+        );
     }
+    heads.par_iter_mut().for_each(|head| store_state(level, dstate, head));
 }
 
-fn share(level: Level, input: &Ssd<'_>, first: usize, len: usize, group: usize) -> Shared {
+/// Fills `shared` for one group's chunk of `len` tokens from `first` on.
+fn share(
+    level: Level,
+    input: &Ssd<'_>,
+    first: usize,
+    len: usize,
+    group: usize,
+    shared: &mut Shared,
+) {
     let n = input.dstate;
     let (c_rows, b_rows) = (
         input.c.slice(first, len).columns(group * n, n),
         input.b.slice(first, len).columns(group * n, n),
     );
-    let mut b = Vec::with_capacity(len * n);
-    let mut c = vec![[0.0; TILE]; len.div_ceil(TILE) * n];
-    let mut bt = vec![[0.0; TILE]; n.div_ceil(TILE) * len];
+    shared.len = len;
+    let Shared { b, c, bt, cb, .. } = shared;
+    b.clear();
+    zeros(c, len.div_ceil(TILE) * n);
+    zeros(bt, n.div_ceil(TILE) * len);
+    zeros(cb, len.div_ceil(TILE) * CHUNK);
     for t in 0..len {
         b.extend_from_slice(b_rows.row(t));
         for (tile, c) in c[t / TILE * n..][..n].iter_mut().zip(c_rows.row(t)) {
@@ -243,29 +276,95 @@ fn share(level: Level, input: &Ssd<'_>, first: usize, len: usize, group: usize) 
             bt[i * len + t][..b.len()].copy_from_slice(b);
         }
     }
-    let mut cb = vec![0.0; len * len];
-    let mut cb_rows: Vec<&mut [f32]> = cb.chunks_exact_mut(len).collect();
-    linear_rows(level, c_rows, Weights::F32(&b), &mut cb_rows);
-    Shared { len, c, bt, cb }
+    let mut products = [0.0; TILE * CHUNK];
+    for (first, cb) in (0..len).step_by(TILE).zip(cb.chunks_exact_mut(CHUNK)) {
+        let reach = len.min(first + TILE);
+        let products = &mut products[..(reach - first) * reach];
+        products.fill(0.0);
+        let mut rows: Vec<&mut [f32]> = products.chunks_exact_mut(reach).collect();
+        let c_rows = c_rows.slice(first, reach - first);
+        linear_rows(level, c_rows, Weights::F32(&b[..reach * n]), &mut rows);
+        for (i, row) in rows.iter().enumerate() {
+            for (tile, product) in cb.iter_mut().zip(&row[..=first + i]) {
+                tile[i] = *product;
+            }
+        }
+    }
+}
+
+/// Makes `buffer` `len` tiles of zeros.
+fn zeros(buffer: &mut Vec<[f32; TILE]>, len: usize) {
+    buffer.clear();
+    buffer.resize(len, [0.0; TILE]);
+}
+
+/// Floats that start on a cache line, so that no vector straddles two.
+#[derive(Default)]
+struct Aligned(Vec<f32>);
+
+impl Aligned {
+    /// The first `len` floats: what they were when last asked for the same length, zeros at first.
+    fn get(&mut self, len: usize) -> &mut [f32] {
+        const LINE: usize = 16;
+        self.0.resize(len + LINE, 0.0);
+        let start = self.0.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        &mut self.0[start..][..len]
+    }
+}
+
+/// Elements of Sᵀ in panels, for P = `p` and N = `n`.
+#[inline(always)]
+fn panels_len<S: Simd>(p: usize, n: usize) -> usize {
+    p.next_multiple_of(2 * S::LANES) * n.next_multiple_of(TILE)
+}
+
+dispatch! { fn load_state = load_state_body(n: usize, head: &mut Head<'_>) }
+
+/// Fills a head's panels from its state.
+#[inline(always)]
+fn load_state_body<S: Simd>(_simd: S, n: usize, head: &mut Head<'_>) {
+    let (width, rows) = (2 * S::LANES, n.next_multiple_of(TILE));
+    let panels = head.panels.get(panels_len::<S>(head.state.len() / n, n));
+    for (i, row) in head.state.chunks_exact(n).enumerate() {
+        let panel = &mut panels[i / width * rows * width..][..n * width];
+        for (to, from) in panel.chunks_exact_mut(width).zip(row) {
+            to[i % width] = *from;
+        }
+    }
+}
+
+dispatch! { fn store_state = store_state_body(n: usize, head: &mut Head<'_>) }
+
+/// Fills a head's state from its panels.
+#[inline(always)]
+fn store_state_body<S: Simd>(_simd: S, n: usize, head: &mut Head<'_>) {
+    let (width, rows) = (2 * S::LANES, n.next_multiple_of(TILE));
+    let panels = head.panels.get(panels_len::<S>(head.state.len() / n, n));
+    for (i, row) in head.state.chunks_exact_mut(n).enumerate() {
+        let panel = &panels[i / width * rows * width..][..n * width];
+        for (from, to) in panel.chunks_exact(width).zip(row) {
+            *to = from[i % width];
+        }
+    }
 }
 
 /// Buffers of one worker, kept from head to head.
 #[derive(Default)]
 struct Scratch {
-    /// Sᵀ in panels `[P / W][N][W]`, N filled up to whole tiles
-    state: Vec<f32>,
-    /// A row of M, and M in tiles `[len / 6][Q][6]`
-    row: Vec<f32>,
+    /// M in tiles `[len / 6][Q][6]`
     m: Vec<[f32; TILE]>,
-    /// X and w ∘ X in panels `[P / W][len][W]`
-    x: Vec<f32>,
-    xw: Vec<f32>,
+    /// X in panels `[P / W][len][W]`, each made w ∘ X in place when Y has been computed from it
+    x: Aligned,
     /// `dt`, the pairs of `cum`, `exp(cum)`, `w`: each `[Q]`
     dt: Vec<f32>,
     cum_high: Vec<f32>,
     cum_low: Vec<f32>,
     decay: Vec<f32>,
     w: Vec<f32>,
+    /// `exp(cum[first] - cum[s]) dt[s]` of the tokens s before a tile: `[Q]`
+    to_first: Vec<f32>,
+    /// `exp(cum[t] - cum[s])` in the tiles on the diagonal: `[len / 6][6][6]`
+    within: Vec<f32>,
 }
 
 dispatch! {
@@ -275,7 +374,7 @@ dispatch! {
         head: usize,
         first: usize,
         shared: &[&Shared],
-        state: &mut [f32],
+        state: &mut Aligned,
         y: &mut [&mut [f32]],
         scratch: &mut Scratch,
     )
@@ -291,7 +390,7 @@ fn head_block_body<S: Simd>(
     head: usize,
     first: usize,
     shared: &[&Shared],
-    state: &mut [f32],
+    state: &mut Aligned,
     y: &mut [&mut [f32]],
     scratch: &mut Scratch,
 ) {
@@ -299,44 +398,44 @@ fn head_block_body<S: Simd>(
     let width = 2 * S::LANES;
     let npanels = p.div_ceil(width);
     let rows = n.next_multiple_of(TILE);
-    scratch.state.clear();
-    scratch.state.resize(npanels * rows * width, 0.0);
-    for (i, row) in state.chunks_exact(n).enumerate() {
-        let panel = &mut scratch.state[i / width * rows * width..][..n * width];
-        for (to, from) in panel.chunks_exact_mut(width).zip(row) {
-            to[i % width] = *from;
-        }
-    }
-
+    let state = state.get(panels_len::<S>(p, n));
     let skip_by_channel = input.d.is_some_and(|d| d.len() != input.nheads);
+    let skip = input.d.filter(|d| d.len() == input.nheads).map_or(0.0, |d| d[head]);
     let mut done = 0;
     for shared in shared {
         let len = shared.len;
         let from = first + done;
-        let y = &mut y[done..done + len];
+        let (y, next_y) = y[done..].split_at_mut(len);
+        let next_len = next_y.len().min(CHUNK);
         done += len;
         sums(simd, input, dt, head, from, len, scratch);
-        let skip = input.d.filter(|d| d.len() == input.nheads).map_or(0.0, |d| d[head]);
         masked(simd, shared, skip, scratch);
-        let Scratch { state, m, x, xw, decay, w, .. } = &mut *scratch;
-        pack(input, head, from, len, width, npanels, w, x, xw);
+        let Scratch { m, x, decay, w, .. } = &mut *scratch;
+        let x = x.get(npanels * len * width);
+        pack::<S>(input, head, from, len, x);
         let through = decay[len - 1];
 
         for panel in 0..npanels {
             let state = &mut state[panel * rows * width..][..rows * width];
-            let x = &x[panel * len * width..][..len * width];
-            let xw = &xw[panel * len * width..][..len * width];
+            let x = &mut x[panel * len * width..][..len * width];
             let columns = panel * width..p.min((panel + 1) * width);
             for t in (0..len).step_by(TILE) {
                 let c = &shared.c[t / TILE * n..][..n];
                 let reach = len.min(t + TILE);
                 let m = &m[t / TILE * CHUNK..][..reach];
                 let y = &mut y[t..reach];
-                output_tile(simd, c, state, &decay[t..reach], m, x, y, &columns);
+                output_tile(simd, c, state, &decay[t..][..TILE], m, x, y, &columns);
             }
-            for (bt, state) in shared.bt.chunks_exact(len).zip(state.chunks_exact_mut(TILE * width))
-            {
-                state_tile(simd, bt, through, xw, state);
+            scale_rows(simd, w, x);
+            let tiles = shared.bt.chunks_exact(len).zip(state.chunks_exact_mut(TILE * width));
+            for (i, (bt, state)) in tiles.enumerate() {
+                // One row of the next chunk with each tile, so that they do not wait in line.
+                let t = panel * rows / TILE + i;
+                if t < next_len {
+                    simd.prefetch_slice(&input.x.row(from + len + t)[head * p..][..p]);
+                    simd.prefetch_slice(&*next_y[t]);
+                }
+                state_tile(simd, bt, through, x, state);
             }
         }
         for (i, y) in y.iter_mut().enumerate() {
@@ -344,13 +443,6 @@ fn head_block_body<S: Simd>(
                 input.skip(from + i, head, y);
             }
             input.gate(from + i, head, y);
-        }
-    }
-
-    for (i, row) in state.chunks_exact_mut(n).enumerate() {
-        let panel = &scratch.state[i / width * rows * width..][..n * width];
-        for (from, to) in panel.chunks_exact(width).zip(row) {
-            *to = from[i % width];
         }
     }
 }
@@ -366,7 +458,7 @@ fn sums<S: Simd>(
     len: usize,
     scratch: &mut Scratch,
 ) {
-    let padded = len.next_multiple_of(S::LANES);
+    let padded = len.next_multiple_of(TILE).next_multiple_of(S::LANES);
     let Scratch { dt: steps, cum_high, cum_low, decay, w, .. } = scratch;
     for buffer in [&mut *steps, &mut *cum_high, &mut *cum_low, &mut *decay, &mut *w] {
         buffer.clear();
@@ -393,32 +485,62 @@ fn sums<S: Simd>(
     }
 }
 
-/// Fills M plus `skip` on its diagonal; tiles hold all s up to their last token, zeros where s > t.
+/// Fills M plus `skip` on its diagonal; above the diagonal its tiles stay zero.
 #[inline(always)]
 fn masked<S: Simd>(simd: S, shared: &Shared, skip: f32, scratch: &mut Scratch) {
     let len = shared.len;
-    let Scratch { row, m, dt, cum_high, cum_low, .. } = scratch;
+    let Scratch { m, dt, cum_high, cum_low, to_first, within, .. } = scratch;
     m.resize(CHUNK.div_ceil(TILE) * CHUNK, [0.0; TILE]);
-    row.resize(CHUNK.next_multiple_of(S::LANES), 0.0);
-    let (dt, high, low) = (S::chunks(dt).0, S::chunks(cum_high).0, S::chunks(cum_low).0);
-    for (t, cb) in shared.cb.chunks_exact(len).enumerate() {
-        let here = (simd.splat(cum_high[t]), simd.splat(cum_low[t]));
-        let (cb, cb_rest) = S::chunks(cb);
-        let to = S::chunks_mut(&mut *row).0;
-        for i in 0..=t / S::LANES {
-            let cb = if i < cb.len() { simd.load(&cb[i]) } else { simd.load(&S::tail(cb_rest)) };
-            let weight = pair_weight(simd, here, &high[i], &low[i], &dt[i]);
-            simd.store(simd.mul(cb, weight), &mut to[i]);
+    to_first.resize(CHUNK.next_multiple_of(S::LANES), 0.0);
+    decays_within(simd, len, cum_high, cum_low, within);
+    let (steps, high, low) = (S::chunks(dt).0, S::chunks(cum_high).0, S::chunks(cum_low).0);
+    for first in (0..len).step_by(TILE) {
+        let at = first / TILE * CHUNK;
+        let (m, m_diagonal) = m[at..][..first + TILE].split_at_mut(first);
+        let (cb, cb_diagonal) = shared.cb[at..][..first + TILE].split_at(first);
+        let within = &within[first / TILE * TILE * TILE..][..TILE * TILE];
+
+        let here = (simd.splat(cum_high[first]), simd.splat(cum_low[first]));
+        let weights = S::chunks_mut(to_first).0;
+        for i in 0..first.div_ceil(S::LANES) {
+            let weight = pair_weight(simd, here, &high[i], &low[i], &steps[i]);
+            simd.store(weight, &mut weights[i]);
         }
-        row[t] += skip;
-        let first = t / TILE * TILE;
-        let tile = &mut m[t / TILE * CHUNK..][..first + TILE];
-        for (tile, value) in tile[..=t].iter_mut().zip(&row[..=t]) {
-            tile[t % TILE] = *value;
+        let mut from_first = [0.0; TILE];
+        for i in 0..TILE {
+            from_first[i] = within[i * TILE];
         }
-        for tile in &mut tile[t + 1..] {
-            tile[t % TILE] = 0.0;
+        for ((m, cb), weight) in m.iter_mut().zip(cb).zip(&*to_first) {
+            for i in 0..TILE {
+                m[i] = cb[i] * (weight * from_first[i]);
+            }
         }
+        for (s, dt) in dt[first..len.min(first + TILE)].iter().enumerate() {
+            for i in s..TILE {
+                m_diagonal[s][i] = cb_diagonal[s][i] * (within[i * TILE + s] * dt);
+            }
+            m_diagonal[s][s] += skip;
+        }
+    }
+}
+
+/// Fills `within` with `exp(cum[t] - cum[s])` for the t and s of each tile on the diagonal; above it
+/// with any finite numbers.
+#[inline(always)]
+fn decays_within<S: Simd>(simd: S, len: usize, high: &[f32], low: &[f32], within: &mut Vec<f32>) {
+    let filled = len.div_ceil(TILE) * TILE * TILE;
+    within.resize(filled.next_multiple_of(S::LANES), 0.0);
+    for (tile, first) in within.chunks_exact_mut(TILE * TILE).zip((0..len).step_by(TILE)) {
+        let (high, low) = (&high[first..][..TILE], &low[first..][..TILE]);
+        for t in 0..TILE {
+            for s in 0..TILE {
+                tile[t * TILE + s] = (high[t] - high[s]) + (low[t] - low[s]);
+            }
+        }
+    }
+    for decay in S::chunks_mut(within).0 {
+        let exponent = simd.min(simd.splat(0.0), simd.load(decay));
+        simd.store(exp_lanes(simd, exponent), decay);
     }
 }
 
@@ -437,35 +559,33 @@ fn pair_weight<S: Simd>(
     simd.mul(decay, simd.load(dt))
 }
 
-/// Packs one head's X and w ∘ X into panels.
+/// Packs one head's X into panels, their last columns filled up with zeros.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one call")]
-fn pack(
-    input: &Ssd<'_>,
-    head: usize,
-    first: usize,
-    len: usize,
-    width: usize,
-    npanels: usize,
-    w: &[f32],
-    x: &mut Vec<f32>,
-    xw: &mut Vec<f32>,
-) {
+fn pack<S: Simd>(input: &Ssd<'_>, head: usize, first: usize, len: usize, x: &mut [f32]) {
     let p = input.headdim;
-    for buffer in [&mut *x, &mut *xw] {
-        buffer.clear();
-        buffer.resize(npanels * len * width, 0.0);
-    }
-    for (t, w) in w[..len].iter().enumerate() {
-        let row = &input.x.row(first + t)[head * p..][..p];
-        for (panel, from) in row.chunks(width).enumerate() {
-            let at = (panel * len + t) * width;
-            let (x, xw) = (&mut x[at..][..from.len()], &mut xw[at..][..from.len()]);
-            for ((x, xw), from) in x.iter_mut().zip(xw).zip(from) {
-                *x = *from;
-                *xw = w * from;
-            }
+    let x = S::chunks_mut(x).0.as_chunks_mut::<2>().0;
+    for t in 0..len {
+        let (row, rest) = S::chunks(&input.x.row(first + t)[head * p..][..p]);
+        let (pairs, single) = row.as_chunks::<2>();
+        for (panel, pair) in pairs.iter().enumerate() {
+            x[panel * len + t] = *pair;
         }
+        if !single.is_empty() || !rest.is_empty() {
+            let rest = S::tail(rest);
+            let last = if let [single] = single { [*single, rest] } else { [rest, S::ZERO] };
+            x[pairs.len() * len + t] = last;
+        }
+    }
+}
+
+/// Multiplies each row of a panel by its weight.
+#[inline(always)]
+fn scale_rows<S: Simd>(simd: S, w: &[f32], x: &mut [f32]) {
+    for (x, w) in S::chunks_mut(x).0.as_chunks_mut::<2>().0.iter_mut().zip(w) {
+        let w = simd.splat(*w);
+        let scaled = [simd.mul(w, simd.load(&x[0])), simd.mul(w, simd.load(&x[1]))];
+        simd.store(scaled[0], &mut x[0]);
+        simd.store(scaled[1], &mut x[1]);
     }
 }
 
@@ -483,20 +603,29 @@ fn output_tile<S: Simd>(
     columns: &std::ops::Range<usize>,
 ) {
     let mut acc = add_product(simd, [[simd.splat(0.0); 2]; TILE], c, state);
-    for (acc, decay) in acc.iter_mut().zip(decay) {
-        let decay = simd.splat(*decay);
-        *acc = [simd.mul(acc[0], decay), simd.mul(acc[1], decay)];
+    for i in 0..TILE {
+        let decay = simd.splat(decay[i]);
+        acc[i] = [simd.mul(acc[i][0], decay), simd.mul(acc[i][1], decay)];
     }
     acc = add_product(simd, acc, m, x);
-    for (acc, y) in acc.iter().zip(y) {
-        let (whole, rest) = S::chunks_mut(&mut y[columns.clone()]);
-        for (acc, to) in acc.iter().zip(&mut *whole) {
-            simd.store(*acc, to);
-        }
-        if !rest.is_empty() {
-            let mut tail = S::ZERO;
-            simd.store(acc[whole.len()], &mut tail);
-            S::write_tail(&tail, rest);
+    for i in 0..TILE {
+        let Some(y) = y.get_mut(i) else { break };
+        let acc = acc[i];
+        match S::chunks_mut(&mut y[columns.clone()]) {
+            ([y0, y1], _) => {
+                simd.store(acc[0], y0);
+                simd.store(acc[1], y1);
+            }
+            (whole, rest) => {
+                let mut last = S::ZERO;
+                if let [y0] = whole {
+                    simd.store(acc[0], y0);
+                    simd.store(acc[1], &mut last);
+                } else {
+                    simd.store(acc[0], &mut last);
+                }
+                S::write_tail(&last, rest);
+            }
         }
     }
 }

@@ -11,14 +11,19 @@ pub trait Real: Copy + Add<Output = Self> + Mul<Output = Self> {
     /// Zero.
     const ZERO: Self;
     /// Exact.
+    #[must_use]
     fn from_f32(x: f32) -> Self;
     /// e^x
+    #[must_use]
     fn exp(self) -> Self;
     /// ln(1 + e^x)
+    #[must_use]
     fn softplus(self) -> Self;
     /// x / (1 + e^-x)
+    #[must_use]
     fn silu(self) -> Self;
     /// The nearest value between two bounds.
+    #[must_use]
     fn between(self, low: f32, high: f32) -> Self;
 }
 

@@ -69,7 +69,7 @@ impl Data {
             b: rng.floats(t * p.ngroups * p.dstate),
             c: rng.floats(t * p.ngroups * p.dstate),
             bias: rng.floats(h).iter().map(|b| 2.0 * b - 1.0).collect(),
-            d: rng.floats(if p.seed % 2 == 0 { h } else { h * p.headdim }),
+            d: rng.floats(if p.seed.is_multiple_of(2) { h } else { h * p.headdim }),
             z: rng.floats(t * h * p.headdim),
             states: p.runs.iter().map(|_| rng.floats(p.state_len())).collect(),
         }
@@ -91,7 +91,7 @@ impl Data {
             d: (p.seed % 5 > 0).then_some(&self.d),
             z: (p.seed % 7 > 2).then(|| dense(&self.z, p.nheads() * p.headdim)),
             dt_softplus: p.seed % 11 > 1,
-            dt_limit: if p.seed % 4 == 0 { (0.05, 0.6) } else { (0.0, f32::INFINITY) },
+            dt_limit: if p.seed.is_multiple_of(4) { (0.05, 0.6) } else { (0.0, f32::INFINITY) },
         }
     }
 }
@@ -209,11 +209,14 @@ proptest! {
         let mut y = chunk_scan(dims, &data.x, &passed, &data.c, &da_cumsum, input.d);
         let intra = chunk_intra(dims, &data.x, &data.b, &data.c, &dt, &da_cumsum);
         y.iter_mut().zip(intra).for_each(|(y, intra)| *y += intra);
-        close(&y, &want, TOLERANCE);
+        // Sums handed on in f32 are known to half a unit in the last place, and so are exponents.
+        let largest = da_cumsum.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let tolerance = TOLERANCE + f64::from(f32::EPSILON * largest);
+        close(&y, &want, tolerance);
         let row = p.state_len();
         for (batch, want) in want_states.iter().enumerate() {
             let last = (batch + 1) * dims.nchunks() * row;
-            close(&passed[last - row..last], want, TOLERANCE);
+            close(&passed[last - row..last], want, tolerance);
         }
     }
 }

@@ -1,0 +1,10 @@
+//! The program as a user runs it: real processes, their output, and how they end.
+//!
+//! Most of it runs the built-in model, so a build without that has none of these tests.
+
+#![cfg(feature = "demo")]
+
+mod common;
+mod models;
+mod process;
+mod run;

@@ -1,0 +1,285 @@
+//! Commands about models: logits against the original's, what is shown, and what is found wrong.
+
+use std::fs;
+use std::path::Path;
+
+use boostr::checkpoint::{Checkpoint, Dtype, safetensors};
+use serde_json::json;
+
+use crate::common::*;
+
+/// The bound that the fixtures suggest for f32 against the original in f64.
+const TOLERANCE: f64 = 2e-4;
+
+fn golden_ids() -> Vec<u64> {
+    let text = fs::read_to_string(Path::new(&tiny()).join("golden.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    ids(&json["input_ids"])
+}
+
+fn tokens() -> String {
+    golden_ids().iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn floats(file: &Checkpoint, name: &str) -> Vec<f64> {
+    let entry = file.get(name).unwrap_or_else(|| panic!("{name}"));
+    match entry.dtype {
+        Dtype::F64 => {
+            entry.data.as_chunks::<8>().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect()
+        }
+        _ => entry.to_f32().unwrap().into_iter().map(f64::from).collect(),
+    }
+}
+
+#[track_caller]
+fn close(got: &[f64], want: &[f64]) {
+    assert_eq!(got.len(), want.len());
+    let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(worst <= TOLERANCE, "{worst}");
+}
+
+#[test]
+fn logits_and_states_are_those_of_the_original_however_the_tokens_are_split() {
+    let golden = Checkpoint::open(&Path::new(&tiny()).join("golden.safetensors"), false).unwrap();
+    let out = folder("logits").join("out.safetensors");
+    let path = out.to_str().unwrap();
+    let (model, tokens) = (tiny(), tokens());
+    let line = ["logits", "--model", &model, "--tokens", &tokens, "--out", path, "--states"];
+    for split in [None, Some("20,17"), Some("1,0,35,1")] {
+        let more: Vec<&str> = split.map_or(vec![], |split| vec!["--split", split]);
+        let run = boostr(&[&line[..], &more[..]].concat()).ok();
+        assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("", ""));
+        let file = Checkpoint::open(&out, false).unwrap();
+        assert_eq!(file.len(), 1 + 2 * 2);
+        assert_eq!(file.get("logits").unwrap().shape, [37, 512]);
+        close(&floats(&file, "logits"), &floats(&golden, "logits_f64"));
+        for layer in 0..2 {
+            let name = format!("ssm_state.{layer}");
+            assert_eq!(file.get(&name).unwrap().shape, [1, 8, 16, 32]);
+            close(&floats(&file, &name), &floats(&golden, &format!("prefill.{name}")));
+            let name = format!("conv_state.{layer}");
+            assert_eq!(file.get(&name).unwrap().shape, [1, 192, 3]);
+            // The original keeps one column more than is needed.
+            let columns = floats(&golden, &format!("prefill.{name}"));
+            let want: Vec<f64> = columns.chunks(4).flat_map(|row| row[1..].to_vec()).collect();
+            close(&floats(&file, &name), &want);
+        }
+    }
+}
+
+#[test]
+fn a_split_that_is_not_all_tokens_is_wrong_usage() {
+    let out = folder("split").join("out.safetensors");
+    let line = ["logits", &tiny(), "--tokens", "5,17,3", "--out", out.to_str().unwrap()];
+    let run = boostr(&[&line[..], &["--split", "1,1"]].concat()).fails(2);
+    assert!(run.stderr.contains("--split is 2 tokens in all, --tokens has 3"), "{}", run.stderr);
+    assert!(!out.exists());
+    let line = ["logits", &tiny(), "--tokens", "5,512", "--out", out.to_str().unwrap()];
+    let run = boostr(&line).fails(2);
+    assert!(run.stderr.contains("token id 512"), "{}", run.stderr);
+}
+
+#[test]
+fn logits_that_cannot_be_written_are_a_failure() {
+    let out = folder("unwritable").join("no/such/folder/out.safetensors");
+    let run = boostr(&["logits", &tiny(), "--tokens", "5", "--out", out.to_str().unwrap()]);
+    assert!(run.fails(1).stderr.contains("No such file"));
+}
+
+#[test]
+fn show_counts_what_is_there() {
+    let json = boostr(&["show", "--json", "--tensors"]).ok().json();
+    assert_eq!(json["parameters"], 1_146_632);
+    assert_eq!(json["parameters_non_embedding"], 1_146_632 - 1024 * 192);
+    for (field, value) in [("n_layer", 4), ("d_model", 192), ("nheads", 6), ("headdim", 64)] {
+        assert_eq!(json[field], value, "{field}");
+    }
+    for (field, value) in [("ngroups", 1), ("d_state", 32), ("vocab_rows", 1024)] {
+        assert_eq!(json[field], value, "{field}");
+    }
+    assert_eq!(json["state_bytes"], 218_112);
+    assert_eq!(json["file_bytes"], 4_590_328);
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 38);
+    let first = &json["tensors"][0];
+    assert_eq!(first["name"], "backbone.embeddings.weight");
+    assert_eq!((&first["dtype"], &first["bytes"]), (&json!("F32"), &json!(1024 * 192 * 4)));
+    assert_eq!(boostr(&["inspect", &demo(), "--json"]).ok().json()["file_bytes"], 4_590_328);
+}
+
+#[test]
+fn show_is_for_people_too() {
+    let run = boostr(&["show", &tiny()]).ok();
+    for part in ["layers", "8 of 16", "512 ids, 512 rows", "2 x F32", "backbone.layers.*.mixer.D"] {
+        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
+    }
+    let all = boostr(&["show", &tiny(), "--tensors"]).ok();
+    assert!(all.stdout.contains("backbone.layers.1.mixer.D "), "{}", all.stdout);
+}
+
+#[test]
+fn show_reads_a_weight_file_without_a_configuration() {
+    let file = folder("lonely").join("weights.safetensors");
+    fs::copy(Path::new(&tiny()).join("model.safetensors"), &file).unwrap();
+    let json = boostr(&["show", file.to_str().unwrap(), "--json"]).ok().json();
+    assert!(json["parameters"].as_u64().unwrap() > 0);
+    assert_eq!(json.get("n_layer"), None);
+}
+
+#[test]
+fn verify_finds_nothing_wrong_with_good_models() {
+    let tokenizer = Path::new(&tiny()).join("tokenizer.json");
+    let weights = Path::new(&tiny()).join("model.safetensors");
+    for path in [&demo(), &tiny(), tokenizer.to_str().unwrap(), weights.to_str().unwrap()] {
+        let run = boostr(&["verify", path, "--values"]).ok();
+        assert!(run.stdout.lines().all(|line| line.starts_with("ok")), "{}", run.stdout);
+        assert_eq!(run.stderr, "");
+    }
+    let json = boostr(&["verify", "--json"]).ok().json();
+    assert_eq!(json["ok"], true);
+}
+
+/// Verifies and runs a broken model: both say it, and end with the code of a bad model.
+#[track_caller]
+fn is_bad(model: &Path, says: &str) {
+    let path = model.to_str().unwrap();
+    let run = boostr(&["verify", path, "--values"]).fails(3);
+    assert!(run.stdout.contains("fail") && run.stdout.contains(says), "{}", run.stdout);
+    assert!(run.stderr.contains("checks failed"), "{}", run.stderr);
+    let json = boostr(&["verify", path, "--values", "--json"]).fails(3).json();
+    assert_eq!(json["ok"], false);
+}
+
+#[test]
+fn a_truncated_file_is_found_with_its_byte() {
+    let model = copy_of_tiny("truncated");
+    let file = model.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 1000]).unwrap();
+    is_bad(&model, "truncated file?");
+    is_bad(&file, "truncated file?");
+    let path = model.to_str().unwrap();
+    assert!(boostr(&["run", path, "--tokens", "5"]).fails(3).stderr.contains("truncated file?"));
+    assert!(boostr(&["show", path]).fails(3).stderr.contains("model.safetensors"));
+    assert!(boostr(&["doctor", path]).fails(1).stdout.contains("truncated file?"));
+}
+
+#[test]
+fn a_missing_tensor_and_an_unexpected_one_are_found_by_name() {
+    let model = copy_of_tiny("missing-tensor");
+    rewrite(&model, |tensors| {
+        for (name, ..) in tensors.iter_mut().filter(|t| t.0 == "backbone.layers.1.mixer.D") {
+            *name = "backbone.layers.1.mixer.E".to_owned();
+        }
+    });
+    is_bad(&model, "missing: `backbone.layers.1.mixer.D`");
+    let run = boostr(&["run", model.to_str().unwrap(), "--tokens", "5"]).fails(3);
+    assert!(run.stderr.contains("unexpected: `backbone.layers.1.mixer.E`"), "{}", run.stderr);
+}
+
+#[test]
+fn a_missing_configuration_is_found() {
+    let model = copy_of_tiny("no-config");
+    fs::remove_file(model.join("config.json")).unwrap();
+    is_bad(&model, "no config.json");
+    fs::write(model.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    is_bad(&model, "model_type `llama`");
+    fs::write(model.join("config.json"), "{").unwrap();
+    is_bad(&model, "config.json");
+}
+
+#[test]
+fn every_problem_is_told_not_only_the_first() {
+    let model = copy_of_tiny("many-problems");
+    fs::write(model.join("config.json"), "[]").unwrap();
+    fs::write(model.join("model.safetensors"), "hello").unwrap();
+    fs::write(model.join("tokenizer.json"), "{}").unwrap();
+    fs::write(model.join("generation_config.json"), r#"{"top_p": 7}"#).unwrap();
+    let run = boostr(&["verify", model.to_str().unwrap()]).fails(3);
+    assert_eq!(run.stdout.matches("fail").count(), 4, "{}", run.stdout);
+}
+
+#[test]
+fn bad_values_are_found_when_looked_for() {
+    let model = copy_of_tiny("nan");
+    rewrite(&model, |tensors| {
+        let (.., bytes) = tensors.iter_mut().find(|t| t.0.ends_with("norm_f.weight")).unwrap();
+        bytes[12..16].copy_from_slice(&f32::NAN.to_le_bytes());
+        bytes[20..24].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes());
+    });
+    let path = model.to_str().unwrap();
+    boostr(&["verify", path]).ok();
+    is_bad(&model, "`backbone.norm_f.weight` has 1 NaN and 1 infinite values, the first at 3");
+    assert!(boostr(&["run", path, "--tokens", "5"]).fails(1).stderr.contains("NaN"));
+}
+
+type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Changes the tensors of a model's file.
+fn rewrite(model: &Path, change: impl FnOnce(&mut Tensors)) {
+    let file = model.join("model.safetensors");
+    let mut tensors: Tensors = Checkpoint::open(&file, false)
+        .unwrap()
+        .iter()
+        .map(|(name, e)| (name.to_owned(), e.dtype, e.shape.clone(), e.data.to_vec()))
+        .collect();
+    change(&mut tensors);
+    let views: Vec<_> =
+        tensors.iter().map(|(n, d, s, b)| (n.as_str(), *d, s.as_slice(), b.as_slice())).collect();
+    safetensors::write(&file, &views, &Default::default()).unwrap();
+}
+
+#[test]
+fn text_becomes_ids_and_ids_text() {
+    let expected = expected();
+    let text = expected["prompt"].as_str().unwrap();
+    let spaced = joined(&expected["prompt_ids"], " ");
+    let line = format!("{spaced}\n");
+    assert_eq!(boostr(&["tokenizer", "encode", text]).ok().stdout, line);
+    assert_eq!(boostr(&["tokenizer", "encode", &demo(), text]).ok().stdout, line);
+    assert_eq!(boostr(&["tokenizer", "encode", "-m", &demo(), "-p", text]).ok().stdout, line);
+    assert_eq!(boostr_with_stdin(&["tokenizer", "encode"], text).ok().stdout, line);
+    assert_eq!(boostr_with_stdin(&["tokenizer", "count"], text).ok().stdout, "18\n");
+    let with_commas = joined(&expected["prompt_ids"], ",");
+    assert_eq!(boostr(&["tokenizer", "decode", &with_commas]).ok().stdout, format!("{text}\n"));
+    assert_eq!(
+        boostr_with_stdin(&["tokenizer", "decode", &demo()], &spaced).ok().stdout,
+        format!("{text}\n")
+    );
+    let json = boostr(&["tokenizer", "encode", text, "--json"]).ok().json();
+    assert_eq!((&json["ids"], &json["count"]), (&expected["prompt_ids"], &json!(18)));
+}
+
+#[test]
+fn wrong_ids_and_texts_are_wrong_usage() {
+    boostr(&["tokenizer", "decode", "9999"]).fails(2);
+    boostr(&["tokenizer", "decode", "five"]).fails(2);
+    boostr(&["tokenizer", "encode", "two", "words"]).fails(2);
+    boostr(&["tokenizer", "encode", "-m", "/no/such/model", "text"]).fails(3);
+}
+
+#[test]
+fn the_doctor_finds_this_machine_and_the_built_in_model_well() {
+    let run = boostr(&["doctor"]).ok();
+    assert!(run.stdout.contains("greedy text"), "{}", run.stdout);
+    assert!(run.stdout.lines().all(|line| line.starts_with("ok") || line.starts_with("warn")));
+    let json = boostr(&["doctor", &tiny(), "--json"]).ok().json();
+    assert_eq!(json["ok"], true);
+    assert_eq!(json["level"], boostr_kernels::Level::detect().name());
+    let names: Vec<&str> =
+        json["checks"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"mamba2-tiny: tensors"), "{names:?}");
+}
+
+#[test]
+fn a_wrong_path_suggests_what_is_near() {
+    let parent = root().join("models");
+    let wrong = parent.join("defalt");
+    let run = boostr(&["run", wrong.to_str().unwrap(), "-p", "x"]).fails(3);
+    let first = format!("error: `{}`: No such file or directory", wrong.display());
+    assert!(run.stderr.starts_with(&first), "{}", run.stderr);
+    assert!(run.stderr.contains("models/default`"), "{}", run.stderr);
+    let run = boostr(&["show", parent.to_str().unwrap()]).fails(3);
+    assert!(run.stderr.contains("models in this folder"), "{}", run.stderr);
+    let run = boostr(&["shwo"]).fails(3);
+    assert!(run.stderr.contains("did you mean the command `boostr show`"), "{}", run.stderr);
+}

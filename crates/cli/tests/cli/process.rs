@@ -1,0 +1,145 @@
+//! How the program behaves as a process: help, codes, pipes, signals, colours.
+
+use std::io::Read;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+
+#[test]
+fn the_help_is_what_it_was() {
+    let help = include_str!("../../src/help.txt").replace("{version}", env!("CARGO_PKG_VERSION"));
+    for args in [&["--help"][..], &["-h"], &["help"]] {
+        let run = boostr(args).ok();
+        assert_eq!(run.stdout.trim_end(), help.trim_end());
+        assert_eq!(run.stderr, "");
+    }
+    let version = boostr(&["--version"]).ok().stdout;
+    assert_eq!(version, format!("boostr {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn each_command_has_help_that_starts_with_examples() {
+    for command in ["run", "show", "verify", "logits", "tokenizer", "doctor", "completions"] {
+        let run = boostr(&[command, "-h"]).ok();
+        assert!(run.stdout.starts_with("Examples:\n  boostr "), "{command}: {}", run.stdout);
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_a_suggestion() {
+    let run = boostr(&["run", "--tmp", "0"]).fails(2);
+    assert!(run.stderr.contains("'--temp'"), "{}", run.stderr);
+    let run = boostr(&["-p", "x", "--max-token", "3"]).fails(2);
+    assert!(run.stderr.contains("'--max-tokens'"), "{}", run.stderr);
+    for args in [
+        &["-p", "x", "--temp", "-1"][..],
+        &["-p", "x", "--top-p", "1.5"],
+        &["-p", "x", "--temp", "warm"],
+        &["-p", "x", "-t", "0"],
+        &["-p", "x", "-n", "-2"],
+        &["-p", "x", "--stop", ""],
+        &["-p", "x", "--tokens", "1"],
+        &["--tokens", "1,x"],
+        &["--tokens", ""],
+        &["--tokens", "5000"],
+        &["-v", "-q"],
+        &["completions", "tcsh"],
+        &["logits", "--tokens", "1"],
+    ] {
+        boostr(args).fails(2);
+    }
+    boostr(&["run", &tiny()]).fails(2);
+}
+
+#[test]
+fn other_failures_end_with_1() {
+    let run = boostr(&["run", "-f", "/no/such/file"]).fails(1);
+    assert!(run.stderr.starts_with("error: `/no/such/file`: No such file"), "{}", run.stderr);
+    let mut command = command(&["run"]);
+    let binary = folder("not-text").join("binary");
+    std::fs::write(&binary, b"a\xff").unwrap();
+    command.stdin(std::fs::File::open(&binary).unwrap());
+    assert!(end(command, "").fails(1).stderr.contains("byte 1"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    for args in [&["-p", "x", "-n", "400"][..], &["show", "--tensors"], &["completions", "bash"]] {
+        let mut child = command(args).spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0]).unwrap();
+        drop(stdout);
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_text_and_the_code_is_130() {
+    let child = command(&["-p", "The sea", "-n", "-1", "--json"]).spawn().unwrap();
+    wait_until_caught(child.id());
+    interrupt(child.id());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["finish_reason"], "interrupted");
+    assert_eq!(output.stderr, b"");
+
+    let mut child = command(&["-p", "The sea", "-n", "-1"]).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 20]).unwrap();
+    interrupt(child.id());
+    let start = Instant::now();
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(rest.ends_with('\n'), "{rest}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+/// Waits until the process has a handler of its own for the signal, which is 2.
+fn wait_until_caught(process: u32) {
+    let start = Instant::now();
+    let is_caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+        Some(u64::from_str_radix(mask.trim(), 16).ok()? & 2 != 0)
+    };
+    while is_caught() == Some(false) && start.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn interrupt(process: u32) {
+    let status = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn a_pipe_gets_no_colours_unless_they_are_forced() {
+    let has_colours = |text: &str| text.contains('\x1b');
+    for args in [&["-p", "x", "-n", "2", "-v"][..], &["show"], &["doctor"], &["show", "/no"]] {
+        let run = boostr(args);
+        assert!(!has_colours(&run.stdout) && !has_colours(&run.stderr), "{args:?}");
+    }
+    let colours = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = command(&[&["doctor"], args].concat());
+        command.envs(variables.iter().copied());
+        has_colours(&end(command, "").ok().stdout)
+    };
+    assert!(colours(&["--color", "on"], &[]));
+    assert!(colours(&[], &[("CLICOLOR_FORCE", "1")]));
+    assert!(!colours(&[], &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]));
+    assert!(!colours(&["--color=off"], &[("CLICOLOR_FORCE", "1")]));
+}
+
+#[test]
+fn completions_are_there_for_five_shells() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let run = boostr(&["completions", shell]).ok();
+        assert!(run.stdout.contains("boostr") && run.stdout.contains("logits"), "{shell}");
+    }
+}
