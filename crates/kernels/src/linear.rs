@@ -82,8 +82,10 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Outputs per parallel task: their rows of weights fit the second-level cache.
+/// Outputs per parallel task of few rows.
 const OUT_BLOCK: usize = 64;
+/// Outputs per parallel task of many rows: their weights fit the second-level cache as f32.
+const PANEL: usize = 32;
 /// Most elements of a row that a tile runs through at once.
 const K_BLOCK: usize = 1024;
 /// The length at which rows of `width` are cut: equal pieces of whole cache lines.
@@ -150,9 +152,10 @@ fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     } else {
         x
     };
-    let blocks = column_blocks(out, features, OUT_BLOCK);
+    let block = if rows <= FEW_ROWS { OUT_BLOCK } else { PANEL };
+    let blocks = column_blocks(out, features, block);
     blocks.into_par_iter().enumerate().for_each_init(Vec::new, |panel, (i, mut out)| {
-        let w = w.rows(i * OUT_BLOCK, out[0].len(), width);
+        let w = w.rows(i * block, out[0].len(), width);
         if rows <= FEW_ROWS {
             few_rows(level, x, w, &mut out);
         } else {
@@ -179,7 +182,8 @@ fn few_rows_body<S: Simd>(simd: S, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut 
     }
 }
 
-/// Runs along each row of weights to its end before the next, as memory likes it best.
+/// Runs along each row of weights to its end before the next, four rows a quarter of the block apart:
+/// four long streams, which the processor fetches ahead of their use.
 #[inline(always)]
 fn few_rows_stored<S: Simd, W: Stored<S>>(
     simd: S,
@@ -189,36 +193,33 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
 ) {
     let width = x.width();
     let features = out[0].len();
+    let quarter = features / 4;
     let k_block = k_block(width);
-    let ahead = 4 * width * size_of::<W::Elem>(); // the next tile's rows
-    for n in (0..features).step_by(4) {
+    for n in 0..quarter {
         for k in (0..width).step_by(k_block) {
             let len = k_block.min(width - k);
-            let w = |n: usize| &w[n * width + k..][..len];
+            let w = |i: usize| &w[(n + i * quarter) * width + k..][..len];
             let x = |m: usize| &x.row(m)[k..][..len];
-            if n + 4 <= features {
-                let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
-                match out {
-                    [a] => tile::<S, W, 1, 4>(simd, [x(0)], w, [&mut a[n..]], ahead),
-                    [a, b] => {
-                        let out = [&mut a[n..], &mut b[n..]];
-                        tile::<S, W, 2, 4>(simd, [x(0), x(1)], w, out, ahead);
-                    }
-                    [a, b, c] => tile::<S, W, 3, 4>(
-                        simd,
-                        [x(0), x(1), x(2)],
-                        w,
-                        [&mut a[n..], &mut b[n..], &mut c[n..]],
-                        ahead,
-                    ),
-                    _ => unreachable!("more than {FEW_ROWS} rows"),
+            let w = [w(0), w(1), w(2), w(3)];
+            let mut sums = [[0.0; 4]; FEW_ROWS];
+            match out.len() {
+                1 => sums[..1].copy_from_slice(&tile::<S, W, 1, 4>(simd, [x(0)], w)),
+                2 => sums[..2].copy_from_slice(&tile::<S, W, 2, 4>(simd, [x(0), x(1)], w)),
+                _ => sums = tile::<S, W, 3, 4>(simd, [x(0), x(1), x(2)], w),
+            }
+            for (out, sums) in out.iter_mut().zip(sums) {
+                for (i, sum) in sums.into_iter().enumerate() {
+                    out[n + i * quarter] += sum;
                 }
-            } else {
-                for n in n..features {
-                    for (m, out) in out.iter_mut().enumerate() {
-                        tile::<S, W, 1, 1>(simd, [x(m)], [w(n)], [&mut out[n..]], ahead);
-                    }
-                }
+            }
+        }
+    }
+    for n in 4 * quarter..features {
+        for k in (0..width).step_by(k_block) {
+            let len = k_block.min(width - k);
+            for (m, out) in out.iter_mut().enumerate() {
+                let (x, w) = (&x.row(m)[k..][..len], &w[n * width + k..][..len]);
+                out[n] += tile::<S, W, 1, 1>(simd, [x], [w])[0][0];
             }
         }
     }
@@ -241,7 +242,7 @@ fn many_rows_body<S: Simd>(
 ) {
     let features = out[0].len();
     let k_block = k_block(width);
-    panel.resize(OUT_BLOCK * k_block, 0.0);
+    panel.resize(PANEL * k_block, 0.0);
     for k in (0..width).step_by(k_block) {
         let (len, stored) = (k_block.min(x.width() - k), k_block.min(width - k));
         for (n, row) in panel.chunks_exact_mut(k_block).take(features).enumerate() {
@@ -253,26 +254,23 @@ fn many_rows_body<S: Simd>(
         for (i, out) in out.chunks_mut(3).enumerate() {
             let m = i * 3;
             for n in (0..features).step_by(4) {
-                if n + 4 <= features {
-                    let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
-                    if let [a, b, c] = out {
-                        tile::<S, Panel, 3, 4>(
-                            simd,
-                            [x(m), x(m + 1), x(m + 2)],
-                            w,
-                            [&mut a[n..], &mut b[n..], &mut c[n..]],
-                            0,
-                        );
-                    } else {
-                        for (i, out) in out.iter_mut().enumerate() {
-                            tile::<S, Panel, 1, 4>(simd, [x(m + i)], w, [&mut out[n..]], 0);
-                        }
-                    }
-                } else {
+                if n + 4 > features {
                     for n in n..features {
                         for (i, out) in out.iter_mut().enumerate() {
-                            tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)], [&mut out[n..]], 0);
+                            out[n] += tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)])[0][0];
                         }
+                    }
+                    continue;
+                }
+                let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
+                if let [a, b, c] = out {
+                    let sums = tile::<S, Panel, 3, 4>(simd, [x(m), x(m + 1), x(m + 2)], w);
+                    add_four(&mut a[n..], sums[0]);
+                    add_four(&mut b[n..], sums[1]);
+                    add_four(&mut c[n..], sums[2]);
+                } else {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        add_four(&mut out[n..], tile::<S, Panel, 1, 4>(simd, [x(m + i)], w)[0]);
                     }
                 }
             }
@@ -280,18 +278,20 @@ fn many_rows_body<S: Simd>(
     }
 }
 
-/// Adds the products of `M` rows of `x` and `N <= 4` of `w`, all of one length, to the heads of `out`.
-///
-/// Weights that are read in place are asked for `ahead` bytes before their use: the processor's own
-/// prefetching does not keep up with rows of 16-bit values.
+#[inline(always)]
+fn add_four(out: &mut [f32], sums: [f32; 4]) {
+    for (out, sum) in out[..4].iter_mut().zip(sums) {
+        *out += sum;
+    }
+}
+
+/// The products of `M` rows of `x` and `N <= 4` of `w`, all of one length; only `N` of each four count.
 #[inline(always)]
 fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     simd: S,
     x: [&[f32]; M],
     w: [&[W::Elem]; N],
-    out: [&mut [f32]; M],
-    ahead: usize,
-) {
+) -> [[f32; 4]; M] {
     let len = x[0].len();
     let whole = len / S::LANES;
     let mut xs: [&[S::Chunk]; M] = [&[]; M];
@@ -304,11 +304,6 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     }
     let mut acc = [[simd.splat(0.0); 4]; M];
     for i in 0..whole {
-        if !W::PADDED && i % W::CHUNKS_PER_LINE == 0 {
-            for n in 0..N {
-                simd.prefetch(ws[n].as_ptr().wrapping_add(i).cast::<u8>().wrapping_add(ahead));
-            }
-        }
         let mut x = [simd.splat(0.0); M];
         for m in 0..M {
             x[m] = simd.load(&xs[m][i]);
@@ -331,21 +326,17 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
             }
         }
     }
-    for (m, out) in out.into_iter().enumerate() {
-        let sums = simd.reduce4(acc[m]);
-        let out = &mut out[..N];
-        for n in 0..N {
-            out[n] += sums[n];
-        }
+    let mut sums = [[0.0; 4]; M];
+    for m in 0..M {
+        sums[m] = simd.reduce4(acc[m]);
     }
+    sums
 }
 
 /// How a stored type becomes vectors of f32.
 trait Stored<S: Simd> {
     /// Whether rows are known to be whole chunks.
     const PADDED: bool = false;
-    /// Chunks in a cache line of 64 bytes.
-    const CHUNKS_PER_LINE: usize = (64 / size_of::<Self::Chunk>()).next_power_of_two();
     type Elem;
     type Chunk;
     fn chunks(w: &[Self::Elem]) -> (&[Self::Chunk], &[Self::Elem]);

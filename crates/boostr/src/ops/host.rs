@@ -7,6 +7,7 @@ use boostr_kernels::Rows;
 use numr::dtype::DType;
 use numr::runtime::cpu::{CpuDevice, CpuRuntime};
 use numr::tensor::{Storage, Tensor};
+use rayon::prelude::*;
 
 use super::weight::HostBytes;
 use crate::error::{Error, Result};
@@ -128,10 +129,23 @@ fn uninitialised(shape: &[usize]) -> Result<Cpu> {
 }
 
 /// A new tensor of zeros, without the copies that the tensor library makes.
+///
+/// First touching fresh memory costs as much as a pass over it, so large ones are shared among threads.
 pub(super) fn zeros(shape: &[usize]) -> Result<Cpu> {
+    const PART: usize = 1 << 16;
     let x = uninitialised(shape)?;
-    // SAFETY: the fresh allocation has this many f32, for which all-zero bytes are 0.0.
-    unsafe { std::ptr::write_bytes(x.ptr() as *mut f32, 0, x.numel()) };
+    let (address, len) = (x.ptr() as usize, x.numel());
+    let clear = |first: usize| {
+        let count = PART.min(len - first);
+        // SAFETY: the fresh allocation has `len` f32, for which all-zero bytes are 0.0; parts do not
+        // overlap, and nobody else knows the address yet.
+        unsafe { std::ptr::write_bytes((address as *mut f32).add(first), 0, count) };
+    };
+    if len <= PART {
+        clear(0);
+    } else {
+        (0..len.div_ceil(PART)).into_par_iter().for_each(|part| clear(part * PART));
+    }
     Ok(x)
 }
 
