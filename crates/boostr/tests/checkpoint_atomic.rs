@@ -16,10 +16,10 @@ fn a_new_file_holds_what_was_written_and_nothing_else_is_left() {
     let path = folder.path().join("new");
     atomic_write(&path, |out| {
         out.write_all(b"one ")?;
-        out.write_all(&[b'x'; 1 << 19])
+        out.write_all(&vec![b'x'; 1 << 19])
     })
     .unwrap();
-    assert_eq!(fs::read(path).unwrap(), [b"one ", &[b'x'; 1 << 19][..]].concat());
+    assert_eq!(fs::read(path).unwrap(), [b"one ", &vec![b'x'; 1 << 19][..]].concat());
     assert_eq!(folder.names(), ["new"]);
 }
 
@@ -34,7 +34,7 @@ fn a_failure_at_any_write_leaves_the_old_file_and_no_other() {
                     return Err(io::ErrorKind::StorageFull.into());
                 }
                 // Large enough that each reaches the file.
-                out.write_all(&[b'n'; 1 << 19])?;
+                out.write_all(&vec![b'n'; 1 << 19])?;
             }
             Ok(())
         })

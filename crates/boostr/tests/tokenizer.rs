@@ -36,6 +36,7 @@ fn special(id: u32, content: &str) -> Value {
 }
 
 /// Characters `a` to `e` and one merge; fields of the file can be replaced.
+#[expect(clippy::needless_pass_by_value, reason = "callers write the value in place")]
 fn letters(changes: Value) -> Value {
     let mut file = json!({
         "version": "1.0",
@@ -81,6 +82,7 @@ fn fallback() -> Value {
 }
 
 /// The words `▁a`, `b`, ... under a decoder that is run over a window.
+#[expect(clippy::needless_pass_by_value, reason = "callers write the value in place")]
 fn windowed(decoder: Value) -> Value {
     json!({
         "version": "1.0",
@@ -224,10 +226,10 @@ proptest! {
         prop_assert_eq!(streamed(&tokenizer, &ids, skip), whole.as_str());
         let theirs = original(file.to_string().as_bytes()).decode(&ids, skip).unwrap();
         // Theirs has U+FFFD for the good bytes of a bad run too, so only texts without any compare.
-        if !theirs.contains('�') {
-            prop_assert_eq!(whole, theirs);
-        } else {
+        if theirs.contains('�') {
             prop_assert!(whole.contains('�'));
+        } else {
+            prop_assert_eq!(whole, theirs);
         }
     }
 

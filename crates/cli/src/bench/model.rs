@@ -80,7 +80,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
                     let mut result = Ok(());
                     let s = time(|| result = model.forward(&mut run, Logits::Last).map(|_| ()));
                     result?;
-                    Ok((f, (g + machine.gemm()) / 2.0, s))
+                    Ok((f, f64::midpoint(g, machine.gemm()), s))
                 })?;
                 if repetition > 0 {
                     series.push(i, len as f64 / s, g, f);
@@ -124,7 +124,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
                         }
                     });
                     result?;
-                    Ok((f, (g + machine.read()) / 2.0, s))
+                    Ok((f, f64::midpoint(g, machine.read()), s))
                 })?;
                 if repetition > 0 {
                     series.push(i, DECODE_STEP as f64 / s, g, f);
@@ -164,7 +164,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     Ok(())
 }
 
-/// Ours, the machine's limit and its register rate: [pool][repetition].
+/// Ours, the machine's limit and its register rate, `[pool][repetition]`.
 struct Series {
     ours: Vec<Vec<f64>>,
     limit: Vec<Vec<f64>>,

@@ -79,7 +79,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
                 let f = multiply_adds();
                 let g = machine.gemm();
                 let s = time(|| ssd(&input, &[L], &mut [&mut state], &mut y));
-                (f, (g + machine.gemm()) / 2.0, s)
+                (f, f64::midpoint(g, machine.gemm()), s)
             });
             // The first repetition warms up.
             if repetition > 0 {
