@@ -79,7 +79,7 @@ impl<B: Backend> LanguageModel<B> {
         let folder = if is_folder { path } else { parent };
 
         let config = Self::read_config(folder)?;
-        let file = |name: &str| read_optional(&folder.join(name));
+        let file = |name: &str| read_text(&folder.join(name));
         let tokenizer = match &options.tokenizer {
             Some(path) => Some(Tokenizer::from_file(path)?),
             None => {
@@ -126,7 +126,7 @@ impl<B: Backend> LanguageModel<B> {
     pub fn read_config(folder: &Path) -> Result<ConfigFile> {
         for name in ["config.json", "params.json"] {
             let path = folder.join(name);
-            if let Some(text) = read_optional(&path)? {
+            if let Some(text) = read_text(&path)? {
                 return ConfigFile::parse(path, &text);
             }
         }
@@ -212,10 +212,18 @@ fn present(path: &Path) -> Result<bool> {
     }
 }
 
-/// The text of a small file; `None` when there is no such file.
-fn read_optional(path: &Path) -> Result<Option<String>> {
+/// The text of a small file of a model folder; `None` when there is no such file.
+///
+/// # Errors
+///
+/// [`Error::Io`] or [`Error::Format`] when it is no regular file, longer than 16 MiB, not UTF-8, a link
+/// to nothing, or cannot be read.
+pub fn read_text(path: &Path) -> Result<Option<String>> {
     if !present(path)? {
         return Ok(None);
+    }
+    if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
+        return Err(Error::format(path, "expected a regular file"));
     }
     let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
     let mut text = String::new();

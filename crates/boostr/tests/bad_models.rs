@@ -189,7 +189,7 @@ fn b9_impossible_sizes_are_refused_by_field_and_value() {
 }
 
 #[test]
-fn b9_giant_sizes_fail_on_shapes_before_any_memory_is_taken() {
+fn b9_giant_sizes_fail_before_any_memory_is_taken() {
     let folder = copy();
     for (key, value) in [
         ("vocab_size", "16777216"),
@@ -202,7 +202,8 @@ fn b9_giant_sizes_fail_on_shapes_before_any_memory_is_taken() {
         fields[key] = value.parse().unwrap();
         folder.write("config.json", fields.to_string());
         let text = refusal(&folder, folder.path().to_str().unwrap());
-        assert!(text.contains("wrong shape") || text.contains("missing"), "{key}: {text}");
+        let known = ["wrong shape", "missing", "make a state of"];
+        assert!(known.iter().any(|reason| text.contains(reason)), "{key}: {text}");
     }
     let giant = r#"{"model_type": "mamba2", "hidden_size": 16777216, "expand": 16777216,
         "num_heads": 16777216, "head_dim": 16777216, "state_size": 16777216, "n_groups": 16777216,
@@ -398,4 +399,14 @@ fn weights_of_nan_stop_generation_with_an_error_not_a_token() {
         let text = result.expect_err(tensor);
         assert!(text.contains("logits") && count == 0, "{tensor}: {text}");
     }
+}
+
+#[test]
+fn b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
+    let json = r#"{"model_type": "mamba2", "hidden_size": 65536, "num_heads": 2048, "head_dim": 64,
+        "state_size": 131072, "n_groups": 1, "num_hidden_layers": 4, "vocab_size": 32}"#;
+    let file = boostr::checkpoint::ConfigFile::parse("config.json", json).unwrap();
+    let text = boostr::models::mamba2::Config::read(&file).unwrap_err().to_string();
+    assert!(text.starts_with("`config.json`: field `state_size`: "), "{text}");
+    assert!(text.contains("state of") && text.contains("bytes"), "{text}");
 }

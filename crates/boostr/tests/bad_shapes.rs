@@ -374,3 +374,27 @@ fn parameters_that_are_views_equal_their_copies() {
         assert_eq!(results[0], results[2], "{body:?}");
     }
 }
+
+/// The tensor library makes tensors of any layout over any storage, and copies what they say.
+#[test]
+fn layouts_outside_of_their_storage_are_refused() {
+    use numr::tensor::{Layout, Tensor};
+    let w = f32s(&[4]);
+    let outside = [
+        Layout::new(vec![4, 4], vec![1, 1_000_000], 0),
+        Layout::new(vec![4, 4], vec![4, 1], 8),
+        Layout::new(vec![4, 4], vec![4, -1], 0),
+        Layout::new(vec![4, 4], vec![isize::MAX, 1], 0),
+    ];
+    for layout in outside {
+        let x: Floats = Tensor::from_parts(f32s(&[16]).storage().clone(), layout);
+        for body in BODIES {
+            refused("x", body, body.rmsnorm(&x, &w, 1e-5));
+        }
+        refused("x", Body::Kernels, to_vec(&x).map(|_| f32s(&[1])));
+    }
+    let layout = Layout::new(vec![1, 4, 4], vec![0, 1, 1_000_000], 0);
+    let dt: Floats = Tensor::from_parts(f32s(&[16]).storage().clone(), layout);
+    assert!(cpu().ssd_chunk_cumsum(&dt, &w, None, 2, true).is_err());
+    assert!(cpu().ssd_chunk_cumsum(&f32s(&[1, 4, 4]), &w, None, 2, true).is_ok());
+}

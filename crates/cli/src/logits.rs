@@ -1,6 +1,7 @@
 //! `boostr logits`: what the model computes for given tokens, to compare with other runtimes.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use anyhow::Result;
 use boostr::backend::Cpu;
@@ -19,6 +20,7 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
     let tokens = prompt::parse_ids(&args.tokens)?;
     let pieces = pieces(&args.split, tokens.len())?;
 
+    check_out(args, &source)?;
     let lm = source.open(&args.model.options())?;
     let tokens = Prompt::Ids(tokens).ids(&lm)?;
     let vocab = lm.model.vocab_rows();
@@ -46,6 +48,32 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
         };
         let shape = format!("[{}, {vocab}]", tokens.len());
         term.say(format_args!("{}: logits {shape}{states}", args.out.display()));
+    }
+    Ok(())
+}
+
+/// Files of a model folder beside its weights.
+const MODEL_FILES: [&str; 7] = [
+    "config.json",
+    "params.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+];
+
+/// Refuses to write over a file of the model, by whatever name it is called.
+fn check_out(args: &LogitsArgs, source: &Source) -> Result<()> {
+    let (Ok(out), Some(folder)) = (fs::canonicalize(&args.out), source.folder()) else {
+        return Ok(());
+    };
+    let checkpoint = source.checkpoint(args.model.allow_pickle)?;
+    let weights = checkpoint.iter().map(|(_, entry)| entry.file.to_path_buf());
+    let mut files = weights.chain(MODEL_FILES.iter().map(|name| folder.join(name)));
+    if let Some(file) = files.find(|file| fs::canonicalize(file).is_ok_and(|file| file == out)) {
+        let reason = format!("--out is `{}`, a file of the model: name another", file.display());
+        return Err(usage(reason));
     }
     Ok(())
 }

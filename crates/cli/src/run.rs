@@ -13,7 +13,7 @@ use boostr_kernels::Level;
 use serde_json::{Value, json};
 
 use crate::args::RunArgs;
-use crate::exit::{Interrupted, usage};
+use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::{Source, Summary};
 use crate::prompt::{self, Prompt};
 use crate::sampling;
@@ -41,7 +41,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let ids = prompt.ids(&lm)?;
     let sampler = args.sampling.config(&lm.defaults)?;
     if !args.stop.is_empty() {
-        lm.tokenizer().map_err(crate::exit::BadModel::from)?;
+        lm.tokenizer().map_err(BadModel::from)?;
     }
     // Opened twice: the model keeps its weights, not their table. It is a map and a header.
     let summary = Summary::of(&source.checkpoint(args.model.allow_pickle)?);
@@ -65,7 +65,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         vocab_limit: lm.vocab_limit(),
         sampler: sampler.clone(),
     };
-    let generated = generate(&lm.model, &mut state, &request, &mut observer)?;
+    let generated =
+        generate(&lm.model, &mut state, &request, &mut observer).map_err(|e| bad_logits(&lm, e))?;
     let (text, stopped) = observer.finish()?;
 
     let report = Report {
@@ -91,6 +92,21 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         term.say(format_args!("next: {NEXT}"));
     }
     if stream::is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Logits that are no numbers come from weights that are none: an error about the model's file.
+fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
+    match error {
+        boostr::Error::Argument { name: "logits", reason } => BadModel {
+            error: boostr::Error::Format {
+                path: lm.path.clone(),
+                reason: format!("its logits are not to be used: {reason}"),
+            },
+            help: Some("`boostr verify MODEL --values` looks for the tensors that cause it".into()),
+        }
+        .into(),
+        other => other.into(),
+    }
 }
 
 const NEXT: &str = "boostr MODEL -p TEXT | boostr show | boostr doctor | boostr --help";

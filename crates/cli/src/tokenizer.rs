@@ -1,12 +1,12 @@
 //! `boostr tokenizer`: text to ids and back, without the model's weights.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
 use boostr::generation_config::SpecialTokens;
+use boostr::load::read_text;
 use boostr::tokenizer::{Tokenizer, ensure_bos};
 use serde_json::json;
 
@@ -138,13 +138,13 @@ impl TextSide {
     fn of_file(file: &Path) -> Result<Self> {
         let tokenizer = Tokenizer::from_file(file).map_err(BadModel::from)?;
         let config = file.with_file_name("tokenizer_config.json");
-        let bos = match fs::read_to_string(&config) {
-            Ok(text) => {
+        let bos = match read_text(&config).map_err(BadModel::from)? {
+            Some(text) => {
                 let special = SpecialTokens::from_json(&config, &text).map_err(BadModel::from)?;
                 let token = special.bos_token.filter(|_| special.add_bos_token == Some(true));
                 token.and_then(|token| tokenizer.id(&token))
             }
-            Err(_) => None,
+            None => None,
         };
         Ok(Self { tokenizer, bos })
     }

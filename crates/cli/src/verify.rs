@@ -1,12 +1,12 @@
 //! `boostr verify`: says everything that is wrong with a model, not only the first thing.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
+use boostr::load::read_text;
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
@@ -127,7 +127,10 @@ fn check_text_side(source: &Source, rows: Option<usize>, checks: &mut Checks) {
 /// One JSON file of a model, told by its name.
 fn check_json(path: &Path, checks: &mut Checks) {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let text = || fs::read_to_string(path).map_err(|e| boostr::Error::io(path, e));
+    let text = || {
+        let missing = || boostr::Error::io(path, std::io::ErrorKind::NotFound.into());
+        read_text(path)?.ok_or_else(missing)
+    };
     let fine = |_: &_| "readable".to_owned();
     match name.as_ref() {
         "tokenizer.json" => {

@@ -9,10 +9,12 @@
 //!
 //! 1. A tile of 3 x 4 outputs runs together: 12 accumulators hide the latency of the multiply-add,
 //!    and 7 loads feed 12 of them.
-//! 2. `k` is cut at multiples of `K_BLOCK`, so that the rows of a tile stay in the first-level cache.
-//! 3. 16-bit weights are widened once per block of outputs when several rows of `x` share them, and in
-//!    registers when only a few do.
-//! 4. Blocks of outputs run in parallel.
+//! 2. Long rows are cut along `k` in equal pieces, so that the rows of a tile stay in the first-level cache.
+//! 3. With many rows of `x`, the weights of a block of outputs are laid out once, as f32, in a panel that
+//!    stays in the second-level cache.
+//! 4. With few rows, weights are read where they lie, once, and 16-bit ones widened in registers; the
+//!    four rows of a tile lie far apart, so that memory sees four long streams, not many short ones.
+//! 5. Blocks of outputs run in parallel.
 //!
 //! The order in which an output is summed depends on the width of `x` and the instruction set alone:
 //! neither on the number of rows nor of threads. A row gives the same bits alone and in any batch.

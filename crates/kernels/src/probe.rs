@@ -49,18 +49,24 @@ pub fn read(data: &[f32]) -> f32 {
 
 dispatch! { fn sum = sum_body(data: &[f32]) -> f32 }
 
+/// Four streams, which memory serves faster than one.
 #[inline(always)]
 fn sum_body<S: Simd>(simd: S, data: &[f32]) -> f32 {
-    let (blocks, _) = S::chunks(data).0.as_chunks::<8>();
-    let mut acc = [simd.splat(0.0); 8];
-    for block in blocks {
-        for i in 0..8 {
-            acc[i] = simd.add(acc[i], simd.load(&block[i]));
+    let quarter = data.len() / 4;
+    let mut streams: [&[[S::Chunk; 2]]; 4] = [&[]; 4];
+    for i in 0..4 {
+        streams[i] = S::chunks(&data[i * quarter..][..quarter]).0.as_chunks().0;
+    }
+    let mut acc = [[simd.splat(0.0); 2]; 4];
+    for block in 0..streams[0].len() {
+        for i in 0..4 {
+            let [a, b] = &streams[i][block];
+            acc[i] = [simd.add(acc[i][0], simd.load(a)), simd.add(acc[i][1], simd.load(b))];
         }
     }
-    let mut total = acc[0];
-    for acc in &acc[1..] {
-        total = simd.add(total, *acc);
+    let mut total = simd.splat(0.0);
+    for acc in acc {
+        total = simd.add(total, simd.add(acc[0], acc[1]));
     }
     simd.reduce(total)
 }

@@ -27,6 +27,8 @@ pub const PIECE: usize = 1024;
 const MAX_ROWS: usize = 2048;
 /// Largest size that a configuration may name.
 const MAX_SIZE: usize = 1 << 24;
+/// Most bytes of one sequence's state: twelve times that of the largest published model.
+const MAX_STATE: usize = 4 << 30;
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,12 +81,51 @@ impl Config {
             }
             None => return Err(file.error("model_type", "missing (supported: mamba2)")),
         };
-        let MixerConfig { nheads, ngroups, .. } = config.mixer;
-        if !nheads.is_multiple_of(ngroups) {
-            let reason = format!("{ngroups} groups do not divide {nheads} heads");
-            return Err(file.error("n_groups", reason));
-        }
+        config.check().map_err(|(field, reason)| file.error(field, reason))?;
         Ok(config)
+    }
+
+    /// What is impossible about these sizes: the field, and why.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let MixerConfig { d_model, nheads, headdim, ngroups, d_state, d_conv, .. } = self.mixer;
+        for (field, size) in [
+            ("num_hidden_layers", self.n_layer),
+            ("vocab_size", self.vocab_size),
+            ("pad_vocab_size_multiple", self.pad_vocab_size_multiple),
+            ("hidden_size", d_model),
+            ("num_heads", nheads),
+            ("head_dim", headdim),
+            ("n_groups", ngroups),
+            ("state_size", d_state),
+            ("conv_kernel", d_conv),
+        ] {
+            if !(1..=MAX_SIZE).contains(&size) {
+                return Err((field, format!("expected 1 to {MAX_SIZE}, found {size}")));
+            }
+        }
+        if !nheads.is_multiple_of(ngroups) {
+            return Err(("n_groups", format!("{ngroups} groups do not divide {nheads} heads")));
+        }
+        let bytes = self.state_bytes();
+        if bytes.is_none_or(|bytes| bytes > MAX_STATE) {
+            let bytes = bytes.map_or_else(|| "more than can be counted".into(), |b| b.to_string());
+            let reason = format!(
+                "{nheads} heads of {headdim} x {d_state} in {} layers make a state of {bytes} bytes \
+                 for each sequence, at most {MAX_STATE} are supported",
+                self.n_layer
+            );
+            return Err(("state_size", reason));
+        }
+        Ok(())
+    }
+
+    /// Bytes of one sequence's state; `None` when that is more than a `usize` counts.
+    fn state_bytes(&self) -> Option<usize> {
+        let per_layer = MixerState::<crate::backend::Cpu>::shapes(&self.mixer)
+            .iter()
+            .map(|shape| shape.iter().try_fold(4usize, |n, &dim| n.checked_mul(dim)))
+            .try_fold(0usize, |sum, bytes| sum.checked_add(bytes?))?;
+        per_layer.checked_mul(self.n_layer)
     }
 
     fn read_hf(file: &ConfigFile) -> Result<Self> {
@@ -104,7 +145,7 @@ impl Config {
             );
             return Err(file.error("num_heads", reason));
         }
-        let eps = file.float(&["layer_norm_epsilon", "rms_norm_eps"], 0.0..=1.0)?;
+        let eps = file.float(&["layer_norm_epsilon", "rms_norm_eps"], f32::MIN_POSITIVE..=1.0)?;
         Ok(Self {
             n_layer: file.required(&["num_hidden_layers", "n_layer"], 1..=10_000)?,
             vocab_size: file.required(&["vocab_size"], 1..=MAX_SIZE)?,
@@ -369,6 +410,11 @@ impl<B: Backend> Mamba2<B> {
     ///
     /// [`Error::Tensors`] when the checkpoint's tensors are not those of the configuration.
     pub fn load(config: Config, mut checkpoint: Checkpoint, client: B::Client) -> Result<Self> {
+        config.check().map_err(|(field, reason)| Error::Config {
+            path: checkpoint.path().to_path_buf(),
+            field: field.into(),
+            reason,
+        })?;
         checkpoint.rename(hf_name)?;
         let rows = embedding_rows(&config, &checkpoint);
         let with_head =
@@ -406,6 +452,11 @@ impl<B: Backend> Mamba2<B> {
     ///
     /// [`Error::Unsupported`] for a type that weights cannot have.
     pub fn synthetic(config: Config, dtype: DType, client: B::Client) -> Result<Self> {
+        config.check().map_err(|(field, reason)| Error::Config {
+            path: "synthetic".into(),
+            field: field.into(),
+            reason,
+        })?;
         let with_head = config.tie_embeddings == Some(false);
         let tensors = config.tensors(config.padded_vocab(), with_head);
         let checkpoint = synthetic::checkpoint(&tensors, dtype)?;
@@ -428,6 +479,16 @@ impl<B: Backend> Mamba2<B> {
     #[must_use]
     pub fn vocab_limit(&self) -> usize {
         self.config.vocab_size.min(self.vocab_rows())
+    }
+
+    /// Parameters in all, and without the embedding and the head.
+    #[must_use]
+    pub fn parameters(&self) -> (usize, usize) {
+        let tensors = self.config.tensors(self.vocab_rows(), self.lm_head.is_some());
+        let count = |(_, shape): (&str, &[usize])| shape.iter().product::<usize>();
+        let total = tensors.iter().map(count).sum();
+        let tables = 1 + usize::from(self.lm_head.is_some());
+        (total, total - tables * self.vocab_rows() * self.config.mixer.d_model)
     }
 
     /// Bytes of weights that one token's forward reads.

@@ -17,7 +17,7 @@ type Cpu = Tensor<CpuRuntime>;
 
 /// A tensor whose rows are contiguous: itself, or a copy.
 fn with_rows(x: &Cpu) -> Result<Cpu> {
-    if host::rows("x", x).is_ok() { Ok(x.clone()) } else { Ok(x.contiguous()?) }
+    if host::rows("x", x).is_ok() { Ok(x.clone()) } else { host::contiguous("x", x) }
 }
 
 fn optional<'a>(name: &'static str, x: Option<&'a Cpu>) -> Result<Option<&'a [f32]>> {
@@ -74,8 +74,8 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
         }
         let dims =
             ssd::Dims { batch, seqlen, nheads, headdim: 0, ngroups: 1, dstate: 0, chunk_size };
-        let (dt, a) = (dt.contiguous()?, a.contiguous()?);
-        let dt_bias = dt_bias.map(Tensor::contiguous).transpose()?;
+        let [dt, a] = contiguous([dt, a])?;
+        let dt_bias = dt_bias.map(|x| host::contiguous("dt_bias", x)).transpose()?;
         let (dt, da_cumsum) = ssd::chunk_cumsum(
             dims,
             host::slice("dt", &dt)?,
@@ -142,7 +142,7 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
             expect("d", d, &[dims.nheads, dims.headdim])?;
         }
         let [x, states, c, da_cumsum] = contiguous([x, states, c, da_cumsum])?;
-        let d = d.map(Tensor::contiguous).transpose()?;
+        let d = d.map(|x| host::contiguous("d", x)).transpose()?;
         let y = ssd::chunk_scan(
             dims,
             host::slice("x", &x)?,
@@ -184,8 +184,8 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
             [with_rows(input.x)?, with_rows(input.b)?, with_rows(input.c)?, with_rows(input.dt)?];
         let z = input.z.map(with_rows).transpose()?;
         let [a] = contiguous([input.a])?;
-        let dt_bias = input.dt_bias.map(Tensor::contiguous).transpose()?;
-        let d = input.d.map(Tensor::contiguous).transpose()?;
+        let dt_bias = input.dt_bias.map(|x| host::contiguous("dt_bias", x)).transpose()?;
+        let d = input.d.map(|x| host::contiguous("d", x)).transpose()?;
         let kernel = ssd::Ssd {
             nheads: dims.nheads,
             headdim: dims.headdim,
@@ -212,9 +212,7 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
 fn contiguous<const N: usize>(tensors: [&Cpu; N]) -> Result<[Cpu; N]> {
     let mut out = tensors.map(Clone::clone);
     for x in &mut out {
-        if !x.is_contiguous() {
-            *x = x.contiguous()?;
-        }
+        *x = host::contiguous("tensor", x)?;
     }
     Ok(out)
 }
@@ -230,7 +228,7 @@ impl CausalConvOps<CpuRuntime> for CpuClient {
         let (tokens, channels) = conv.check(x, runs, windows)?;
         let x = with_rows(x)?;
         let [weight] = contiguous([conv.weight])?;
-        let bias = conv.bias.map(Tensor::contiguous).transpose()?;
+        let bias = conv.bias.map(|x| host::contiguous("bias", x)).transpose()?;
         let mut out = host::zeros(&[tokens, channels])?;
         if channels > 0 {
             kernels::conv1d(
@@ -323,7 +321,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
             None => host::zeros(&[tokens, features])?,
         };
         let to = host::slice_mut("add_to", &mut out)?;
-        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let bias = bias.map(|x| host::contiguous("bias", x)).transpose()?;
         if let Some(bias) = optional("bias", bias.as_ref())? {
             for row in to.chunks_exact_mut(features.max(1)) {
                 row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);

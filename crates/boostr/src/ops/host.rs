@@ -9,6 +9,7 @@ use numr::runtime::cpu::{CpuDevice, CpuRuntime};
 use numr::tensor::{Storage, Tensor};
 use rayon::prelude::*;
 
+use super::check_layout;
 use super::weight::HostBytes;
 use crate::error::{Error, Result};
 
@@ -30,6 +31,12 @@ fn check_extent(name: &'static str, x: &Cpu, len: usize) -> Result<()> {
         return Err(refuse(name, reason));
     }
     Ok(())
+}
+
+/// A contiguous tensor of the same elements: itself, or a copy.
+pub(super) fn contiguous(name: &'static str, x: &Cpu) -> Result<Cpu> {
+    check_layout(name, x)?;
+    if x.is_contiguous() { Ok(x.clone()) } else { Ok(x.contiguous()?) }
 }
 
 fn check_type(name: &'static str, x: &Cpu, dtype: DType) -> Result<()> {
@@ -54,9 +61,9 @@ fn storage_slice<'a>(name: &'static str, x: &'a Cpu, len: usize) -> Result<&'a [
     }
     check_extent(name, x, len)?;
     // SAFETY: the extent lies within the storage's allocation, whose elements are f32 (checked by the
-    // callers) and initialised: tensors come from data, zeros or completed operations. `x` keeps the
-    // storage alive for 'a. Nobody writes it meanwhile: `slice_mut` demands sole ownership, and the
-    // tensor library writes to inputs only in its `_into` functions, which take its own tensors.
+    // callers), and `x` keeps the storage alive for 'a. Two gaps are the tensor library's own: its safe
+    // `Tensor::empty` makes tensors without values, and its safe `_into` functions write to storages
+    // that are shared; of our own code, `slice_mut` alone writes, and demands sole ownership.
     Ok(unsafe { std::slice::from_raw_parts(x.ptr() as *const f32, len) })
 }
 
@@ -108,7 +115,7 @@ pub(super) fn slice_mut<'a>(name: &'static str, x: &'a mut Cpu) -> Result<&'a mu
     let whole = x.is_contiguous() && x.offset() == 0 && x.storage().len() == x.numel();
     if !whole || x.ref_count() != 1 || !x.owns_memory() {
         let mut copy = uninitialised(x.shape())?;
-        let source = x.contiguous()?;
+        let source = contiguous(name, x)?;
         let from = slice(name, &source)?;
         // SAFETY: a fresh allocation of as many elements as `from`, which it does not overlap.
         unsafe {
@@ -119,6 +126,9 @@ pub(super) fn slice_mut<'a>(name: &'static str, x: &'a mut Cpu) -> Result<&'a mu
     if x.numel() == 0 {
         return Ok(&mut []);
     }
+    // The count of references is read without order: what another thread did before it dropped its
+    // clone must come before our writes.
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
     // SAFETY: the storage is owned, has exactly these elements, all initialised, and `x`, borrowed
     // mutably for 'a, is its only reference.
     Ok(unsafe { std::slice::from_raw_parts_mut(x.ptr() as *mut f32, x.numel()) })

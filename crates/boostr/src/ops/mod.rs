@@ -52,7 +52,7 @@ pub struct SsdInput<'a, R: Runtime> {
     pub x: &'a Tensor<R>,
     /// Raw steps `[T, H]`.
     pub dt: &'a Tensor<R>,
-    /// `[H]`, negative
+    /// `[H]`, negative; 0 is no decay.
     pub a: &'a Tensor<R>,
     /// `[T, G, N]`
     pub b: &'a Tensor<R>,
@@ -66,7 +66,7 @@ pub struct SsdInput<'a, R: Runtime> {
     pub z: Option<&'a Tensor<R>>,
     /// Whether steps go through softplus.
     pub dt_softplus: bool,
-    /// Bounds of the steps after softplus; `(0, infinity)` does nothing to them.
+    /// Bounds of the steps after softplus, not below 0; `(0, infinity)` does nothing to them.
     pub dt_limit: (f32, f32),
 }
 
@@ -97,6 +97,11 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
         expect("a", self.a, &[nheads])?;
         expect("b", self.b, &[tokens, ngroups, dstate])?;
         expect("c", self.c, &[tokens, ngroups, dstate])?;
+        // Chunks rely on decays of at most 1.
+        if let Some(a) = to_vec(self.a)?.into_iter().find(|a| a.is_nan() || *a > 0.0) {
+            let reason = format!("expected no value above 0, found {a}");
+            return Err(Error::Argument { name: "a", reason });
+        }
         if let Some(bias) = self.dt_bias {
             expect("dt_bias", bias, &[nheads])?;
         }
@@ -107,8 +112,8 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
             expect("z", z, &[tokens, nheads, headdim])?;
         }
         let (low, high) = self.dt_limit;
-        if low.is_nan() || high.is_nan() || low > high {
-            let reason = format!("expected low <= high, found ({low}, {high})");
+        if low.is_nan() || high.is_nan() || low < 0.0 || low > high {
+            let reason = format!("expected 0 <= low <= high, found ({low}, {high})");
             return Err(Error::Argument { name: "dt_limit", reason });
         }
         check_runs(runs, tokens, states.len())?;
@@ -420,7 +425,14 @@ pub fn zeros<R: Runtime<DType = DType>>(
     client: &impl RuntimeClient<R>,
     shape: &[usize],
 ) -> Result<Tensor<R>> {
-    Ok(Tensor::zeros(shape, DType::F32, client.device())?)
+    let len = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+    let mut data: Vec<f32> = Vec::new();
+    if len.is_none_or(|len| data.try_reserve_exact(len).is_err()) {
+        let what = format!("tensor of {shape:?} f32: there is not so much memory");
+        return Err(Error::Unsupported { what });
+    }
+    data.resize(len.unwrap_or(0), 0.0);
+    tensor(client, &data, shape)
 }
 
 /// The elements of an f32 tensor, row-major, whatever its strides.
@@ -455,7 +467,26 @@ pub(crate) fn shape_error(name: &str, expected: &[usize], got: &[usize]) -> Erro
     Error::Shape { name: name.into(), expected: expected.to_vec(), got: got.to_vec() }
 }
 
-/// Checks type and shape of an argument.
+/// Checks that a layout stays inside its storage, which the tensor library believes unseen.
+pub(crate) fn check_layout<R: Runtime<DType = DType>>(
+    name: &'static str,
+    x: &Tensor<R>,
+) -> Result<()> {
+    let (mut low, mut high) = (x.offset().cast_signed(), x.offset().cast_signed());
+    for (&size, &stride) in x.shape().iter().zip(x.strides()) {
+        let reach = size.saturating_sub(1).cast_signed().saturating_mul(stride);
+        low = low.saturating_add(reach.min(0));
+        high = high.saturating_add(reach.max(0));
+    }
+    let len = x.storage().len();
+    if x.shape().contains(&0) || (low >= 0 && high.unsigned_abs() < len) {
+        return Ok(());
+    }
+    let reason = format!("layout reaches from {low} to {high} in a storage of {len} elements");
+    Err(Error::Argument { name, reason })
+}
+
+/// Checks type, shape and layout of an argument.
 pub(crate) fn expect<R: Runtime<DType = DType>>(
     name: &'static str,
     x: &Tensor<R>,
@@ -468,7 +499,7 @@ pub(crate) fn expect<R: Runtime<DType = DType>>(
     if x.shape() != shape {
         return Err(shape_error(name, shape, x.shape()));
     }
-    Ok(())
+    check_layout(name, x)
 }
 
 pub(crate) fn check_runs(runs: &[usize], tokens: usize, states: usize) -> Result<()> {

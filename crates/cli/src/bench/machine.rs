@@ -22,15 +22,15 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(with_memory: bool) -> Self {
+    pub(super) fn new() -> Self {
         let wave =
             |k: usize| (0..GEMM * GEMM).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect();
-        Self {
-            a: wave(3),
-            b: wave(5),
-            c: vec![0.0; GEMM * GEMM],
-            memory: vec![1.0; if with_memory { READ } else { 0 }],
-        }
+        Self { a: wave(3), b: wave(5), c: vec![0.0; GEMM * GEMM], memory: Vec::new() }
+    }
+
+    /// Makes the buffer that [`Machine::read`] reads.
+    pub(super) fn allocate_memory(&mut self) {
+        self.memory = vec![1.0; READ];
     }
 
     /// FLOP/s of the `gemm` crate on 1024 x 1024 matrices.
@@ -83,11 +83,4 @@ impl Description {
     pub(super) fn line(&self) -> String {
         format!("{}, {} processors, {}", self.cpu, self.processors, self.instruction_set)
     }
-}
-
-/// The most memory that this process has used, in bytes; `None` where the system does not say.
-pub(super) fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }

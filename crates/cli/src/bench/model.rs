@@ -1,15 +1,18 @@
 //! `boostr bench [MODEL]`: prompts beside matrix products, decoding beside reading memory.
 
+use std::io::Write;
+
 use anyhow::{Context, Result};
 use boostr::backend::{Cpu, DType, cpu};
 use boostr::checkpoint::ConfigFile;
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
 use serde::Serialize;
 
-use super::machine::{Description, Machine, multiply_adds, peak_memory, time};
+use super::machine::{Description, Machine, multiply_adds, time};
 use super::{median, ratio};
 use crate::args::{BenchArgs, Geometry, WeightType};
 use crate::model::Source;
+use crate::system::peak_memory;
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -55,16 +58,9 @@ const DECODE_STEP: usize = 8;
 pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let (name, model) = open(args)?;
     let counts: Vec<usize> = pools.iter().map(rayon::ThreadPool::current_num_threads).collect();
-    let mut machine = Machine::new(args.generate > 0);
+    let mut machine = Machine::new();
 
-    let config = model.config();
-    let rows = model.vocab_rows();
-    let (parameters, non_embedding) = {
-        let head = config.tie_embeddings == Some(false);
-        let total: usize =
-            config.tensors(rows, head).iter().map(|(_, s)| s.iter().product::<usize>()).sum();
-        (total, total - rows * config.mixer.d_model * (1 + usize::from(head)))
-    };
+    let (parameters, non_embedding) = model.parameters();
 
     let mut prompt_rows = Vec::new();
     for &len in &args.prompt {
@@ -102,12 +98,17 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         }
     }
 
+    // Before the buffer that memory is measured with.
+    let peak_memory_bytes = peak_memory();
+    if args.generate > 0 {
+        machine.allocate_memory();
+    }
     let bytes = (model.weight_bytes() + 2 * model.new_state()?.size_in_bytes()) as f64;
     let mut decode_rows = Vec::new();
     if args.generate > 0 {
         let mut series = Series::new(pools.len());
         let mut state = model.new_state()?;
-        let steps = args.generate.div_ceil(DECODE_STEP).max(args.repeat as usize);
+        let steps = args.generate.div_ceil(DECODE_STEP);
         let tokens = ids(DECODE_STEP, model.vocab_limit());
         for repetition in 0..=steps {
             for (i, pool) in pools.iter().enumerate() {
@@ -154,14 +155,15 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         state_bytes: model.new_state()?.size_in_bytes(),
         prompt: prompt_rows,
         decode: decode_rows,
-        peak_memory_bytes: peak_memory(),
+        peak_memory_bytes,
     };
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        report.print();
+        report.print(&mut out)?;
     }
-    Ok(())
+    Ok(out.flush()?)
 }
 
 /// Ours, the machine's limit and its register rate, `[pool][repetition]`.
@@ -189,20 +191,25 @@ impl Series {
 }
 
 impl Report {
-    fn print(&self) {
+    fn print(&self, out: &mut impl Write) -> Result<()> {
         let mb = |bytes: usize| bytes as f64 / 1e6;
-        println!(
+        writeln!(
+            out,
             "{}: {:.1} M parameters ({:.1} M without embeddings), {:.1} MB read a token, state {:.2} MB",
             self.model,
             self.parameters as f64 / 1e6,
             self.non_embedding_parameters as f64 / 1e6,
             mb(self.weight_bytes),
             mb(self.state_bytes)
-        );
-        println!("{}", self.machine.line());
-        println!("\nprompt  threads    tok/s  GFLOP/s  gemm crate  ratio  share of thread gain");
+        )?;
+        writeln!(out, "{}", self.machine.line())?;
+        writeln!(
+            out,
+            "\nprompt  threads    tok/s  GFLOP/s  gemm crate  ratio  share of thread gain"
+        )?;
         for row in &self.prompt {
-            println!(
+            writeln!(
+                out,
                 "{:6} {:8} {:8.1} {:8.1} {:11.1} {:6.2} {:21.2}",
                 row.tokens,
                 row.threads,
@@ -211,15 +218,17 @@ impl Report {
                 row.gemm_gflops,
                 row.ratio_to_gemm,
                 row.share_of_thread_gain
-            );
+            )?;
         }
         if !self.decode.is_empty() {
-            println!(
+            writeln!(
+                out,
                 "\ndecode  threads    tok/s     GB/s   GB/s read  ratio  share of thread gain"
-            );
+            )?;
         }
         for row in &self.decode {
-            println!(
+            writeln!(
+                out,
                 "{:6} {:8} {:8.1} {:8.1} {:11.1} {:6.2} {:21.2}",
                 row.tokens,
                 row.threads,
@@ -228,11 +237,12 @@ impl Report {
                 row.read_gigabytes_per_second,
                 row.ratio_to_read,
                 row.share_of_thread_gain
-            );
+            )?;
         }
         if let Some(peak) = self.peak_memory_bytes {
-            println!("\npeak memory: {:.0} MB", peak as f64 / 1e6);
+            writeln!(out, "\npeak memory after the prompts: {:.0} MB", peak as f64 / 1e6)?;
         }
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! `boostr bench ssd`: the fused operation beside matrix products and beside its own definition.
 
+use std::io::Write;
+
 use anyhow::Result;
 use boostr_kernels::Rows;
 use boostr_kernels::ssd::{Ssd, recurrence, ssd};
@@ -65,7 +67,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         dt_softplus: true,
         dt_limit: (0.0, f32::INFINITY),
     };
-    let mut machine = Machine::new(false);
+    let mut machine = Machine::new();
     let mut state = vec![0.0; H * P * N];
     let mut y = vec![0.0; L * H * P];
     // [pool][repetition]
@@ -113,16 +115,18 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         recurrence_ms: 1e3 * median(&reference),
         results: rows.collect(),
     };
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+        return Ok(out.flush()?);
     }
-    println!("ssd forward, {}: {:.2} GFLOP", report.shape, OPERATIONS / 1e9);
-    println!("{}", report.machine.line());
-    println!("definition, token by token: {:.0} ms", report.recurrence_ms);
-    println!("threads      ms  GFLOP/s   gemm crate   ratio   x definition");
+    writeln!(out, "ssd forward, {}: {:.2} GFLOP", report.shape, OPERATIONS / 1e9)?;
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(out, "definition, token by token: {:.0} ms", report.recurrence_ms)?;
+    writeln!(out, "threads      ms  GFLOP/s   gemm crate   ratio   x definition")?;
     for row in &report.results {
-        println!(
+        writeln!(
+            out,
             "{:7} {:7.1} {:8.1} {:12.1} {:7.2} {:14.1}",
             row.threads,
             row.ms,
@@ -130,7 +134,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
             row.gemm_gflops,
             row.ratio_to_gemm,
             row.speedup_over_recurrence
-        );
+        )?;
     }
-    Ok(())
+    Ok(out.flush()?)
 }

@@ -66,7 +66,10 @@ fn other_failures_end_with_1() {
 
 #[test]
 fn a_reader_that_leaves_is_no_failure() {
-    for args in [&["-p", "x", "-n", "400"][..], &["show", "--tensors"], &["completions", "bash"]] {
+    let bench = ["bench", "-p", "8", "-g", "0", "-r", "1", "-t", "1"];
+    for args in
+        [&["-p", "x", "-n", "400"][..], &["show", "--tensors"], &["completions", "bash"], &bench]
+    {
         let mut child = command(args).spawn().unwrap();
         let mut stdout = child.stdout.take().unwrap();
         stdout.read_exact(&mut [0]).unwrap();

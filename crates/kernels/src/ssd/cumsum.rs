@@ -19,8 +19,8 @@ use crate::math::softplus;
 /// If `dt` is not whole rows of `dt_bias`.
 #[track_caller]
 pub fn timestep(dt: &mut [f32], dt_bias: Option<&[f32]>, dt_softplus: bool, limit: (f32, f32)) {
-    if let Some(bias) = dt_bias {
-        assert!(dt.len().is_multiple_of(bias.len()), "dt_bias");
+    if let Some(bias) = dt_bias.filter(|_| !dt.is_empty()) {
+        assert!(!bias.is_empty() && dt.len().is_multiple_of(bias.len()), "dt_bias");
         for row in dt.chunks_exact_mut(bias.len()) {
             for (dt, bias) in row.iter_mut().zip(bias) {
                 *dt += bias;
@@ -32,10 +32,25 @@ pub fn timestep(dt: &mut [f32], dt_bias: Option<&[f32]>, dt_softplus: bool, limi
     }
     if limit != (0.0, f32::INFINITY) || !dt_softplus {
         for dt in dt {
-            // Not `clamp`, which panics on a limit that is out of order or NaN.
-            *dt = dt.max(limit.0).min(limit.1);
+            // By comparison: NaN stays NaN, and a limit out of order is no panic.
+            if *dt < limit.0 {
+                *dt = limit.0;
+            } else if *dt > limit.1 {
+                *dt = limit.1;
+            }
         }
     }
+}
+
+/// Below this a step's exponent adds nothing: `exp` is 0 long before. Sums of it stay far from infinity,
+/// whose differences would be NaN.
+const LEAST_EXPONENT: f64 = -1e30;
+
+/// `dt a`, bounded below; NaN stays NaN.
+#[inline(always)]
+pub(super) fn decay_exponent(dt: f32, a: f32) -> f64 {
+    let exponent = f64::from(dt) * f64::from(a);
+    if exponent < LEAST_EXPONENT { LEAST_EXPONENT } else { exponent }
 }
 
 /// Time steps and their cumulative decay exponents by chunk.
@@ -85,7 +100,7 @@ pub fn chunk_cumsum(
         // In f64: stages exponentiate differences of these sums, which cancel.
         let mut sum = 0.0f64;
         for (da_cumsum, dt) in da_cumsum.iter_mut().zip(dt_out) {
-            sum += f64::from(*dt) * f64::from(a[head]);
+            sum += decay_exponent(*dt, a[head]);
             *da_cumsum = sum as f32;
         }
     });

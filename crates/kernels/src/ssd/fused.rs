@@ -26,15 +26,17 @@
 //! 8. Long runs go chunk block by chunk block, heads in parallel; short runs go token by token. What
 //!    is shared in a block and one head's state fit the second-level cache together.
 //!
-//! Every run is computed by itself: its result depends on its own tokens and state alone.
+//! Every run is computed by itself: its result depends on its own tokens and state alone. Of finite
+//! inputs, that is: an infinity or NaN in x also reaches the up to five tokens before it in its tile,
+//! where it is multiplied by zero.
 
 use rayon::prelude::*;
 
-use super::cumsum::timestep;
+use super::cumsum::{decay_exponent, timestep};
 use super::step::steps;
 use crate::linear::{Weights, linear_rows};
 use crate::math::exp_lanes;
-use crate::norm::gate;
+use crate::norm::{gate, gate_body};
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
@@ -63,7 +65,7 @@ pub struct Ssd<'a> {
     pub x: Rows<'a>,
     /// Raw steps `[T, H]`.
     pub dt: Rows<'a>,
-    /// `[H]`, negative
+    /// `[H]`, none above 0: chunks rely on decays of at most 1
     pub a: &'a [f32],
     /// `[T, G * N]`
     pub b: Rows<'a>,
@@ -77,7 +79,7 @@ pub struct Ssd<'a> {
     pub z: Option<Rows<'a>>,
     /// Whether steps go through softplus.
     pub dt_softplus: bool,
-    /// Bounds of the steps after softplus; `(0, infinity)` does nothing.
+    /// Bounds of the steps after softplus, not below 0; `(0, infinity)` does nothing.
     pub dt_limit: (f32, f32),
 }
 
@@ -113,9 +115,9 @@ impl Ssd<'_> {
 
     /// Gates one head's output `[P]` of token `t`.
     #[inline(always)]
-    pub(crate) fn gate(&self, t: usize, head: usize, y: &mut [f32]) {
+    pub(crate) fn gate<S: Simd>(&self, simd: S, t: usize, head: usize, y: &mut [f32]) {
         if let Some(z) = self.z {
-            gate(Level::detect(), y, &z.row(t)[head * self.headdim..][..y.len()]);
+            gate_body(simd, y, &z.row(t)[head * self.headdim..][..y.len()]);
         }
     }
 }
@@ -155,7 +157,9 @@ pub(super) fn ssd_at(
             y.fill(0.0);
             for (head, y) in y.chunks_exact_mut(headdim).enumerate() {
                 input.skip(t, head, y);
-                input.gate(t, head, y);
+                if let Some(z) = input.z {
+                    gate(level, y, &z.row(t)[head * headdim..][..headdim]);
+                }
             }
         }
         return;
@@ -442,7 +446,7 @@ fn head_block_body<S: Simd>(
             if skip_by_channel {
                 input.skip(from + i, head, y);
             }
-            input.gate(from + i, head, y);
+            input.gate(simd, from + i, head, y);
         }
     }
 }
@@ -464,11 +468,10 @@ fn sums<S: Simd>(
         buffer.clear();
         buffer.resize(padded, 0.0);
     }
-    let a = f64::from(input.a[head]);
     let mut sum = 0.0f64;
     for t in 0..len {
         steps[t] = dt[(first + t) * input.nheads + head];
-        sum += f64::from(steps[t]) * a;
+        sum += decay_exponent(steps[t], input.a[head]);
         cum_high[t] = sum as f32;
         cum_low[t] = (sum - f64::from(cum_high[t])) as f32;
     }

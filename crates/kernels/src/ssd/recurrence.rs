@@ -44,7 +44,14 @@ macro_rules! real {
                 self / (1.0 + (-self).exp())
             }
             fn between(self, low: f32, high: f32) -> Self {
-                self.max(low.into()).min(high.into())
+                let (low, high): (Self, Self) = (low.into(), high.into());
+                if self < low {
+                    low
+                } else if self > high {
+                    high
+                } else {
+                    self
+                }
             }
         }
     };

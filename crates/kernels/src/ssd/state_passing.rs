@@ -30,7 +30,7 @@ pub fn state_passing(dims: Dims, states: &[f32], da_cumsum: &[f32]) -> Vec<f32> 
     assert_eq!(da_cumsum.len(), dims.cumsum_len(), "da_cumsum");
     let mut passed = states.to_vec();
     let (tile, row) = (dims.state_len(), dims.nheads * dims.state_len());
-    if tile == 0 {
+    if row == 0 {
         return passed;
     }
     for (batch, passed) in passed.chunks_exact_mut(row * dims.nchunks().max(1)).enumerate() {

@@ -53,6 +53,6 @@ fn steps_body<S: Simd>(
             *y = simd.reduce(simd.add(sums[0], sums[1]));
         }
         input.skip(t, head, y);
-        input.gate(t, head, y);
+        input.gate(simd, t, head, y);
     }
 }

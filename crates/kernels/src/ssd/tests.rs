@@ -283,6 +283,43 @@ fn extreme_steps_and_decays_stay_finite_and_exact() {
     }
 }
 
+/// Exponents whose sums leave the range of f32: decays are 0, not NaN.
+#[test]
+fn exponents_beyond_the_range_of_floats_decay_to_nothing() {
+    let p =
+        Problem { runs: vec![80], ngroups: 1, heads_per_group: 1, headdim: 3, dstate: 5, seed: 21 };
+    let mut data = Data::new(&p);
+    data.a = vec![-1.65e38];
+    data.dt = vec![20.0; 80];
+    let input = Ssd { dt_bias: None, dt_softplus: false, ..data.input(&p) };
+    let (want, _) = in_f64(&input, &p.runs, &data.states);
+    for &level in Level::available() {
+        let (y, states) = run(level, &input, &p.runs, &data.states);
+        assert!(states[0].iter().all(|x| x.is_finite()));
+        close(&y, &want, TOLERANCE);
+    }
+}
+
+#[test]
+fn a_step_that_is_no_number_is_not_hidden_by_a_limit() {
+    let mut dt = [f32::NAN, 5.0, -1.0];
+    timestep(&mut dt, None, false, (0.0, 1.0));
+    assert!(dt[0].is_nan());
+    assert_eq!(dt[1..], [1.0, 0.0]);
+}
+
+#[test]
+fn stages_of_no_heads_or_no_tokens_are_empty() {
+    for (seqlen, nheads) in [(4, 0), (0, 2)] {
+        let dims =
+            Dims { batch: 1, seqlen, nheads, headdim: 3, ngroups: 1, dstate: 4, chunk_size: 2 };
+        let (dt, a, bias) = (vec![0.0; seqlen * nheads], vec![-1.0; nheads], vec![0.0; nheads]);
+        let (dt, sums) = chunk_cumsum(dims, &dt, &a, Some(&bias), true);
+        assert!(dt.is_empty());
+        assert!(state_passing(dims, &[], &sums).is_empty());
+    }
+}
+
 #[test]
 fn bias_comes_before_softplus() {
     let mut dt = [0.0];
