@@ -37,9 +37,6 @@ use anyhow::Context;
 use args::{Cli, Command};
 use term::Term;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Workers get the stack that a main thread has: they run the whole command.
 const STACK: usize = 8 << 20;
 

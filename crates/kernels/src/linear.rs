@@ -84,10 +84,8 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Outputs per parallel task of few rows.
+/// Outputs per parallel task: their weights fit the second-level cache as f32.
 const OUT_BLOCK: usize = 64;
-/// Outputs per parallel task of many rows: their weights fit the second-level cache as f32.
-const PANEL: usize = 32;
 /// Most elements of a row that a tile runs through at once.
 const K_BLOCK: usize = 1024;
 /// The length at which rows of `width` are cut: equal pieces of whole cache lines.
@@ -154,10 +152,9 @@ fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     } else {
         x
     };
-    let block = if rows <= FEW_ROWS { OUT_BLOCK } else { PANEL };
-    let blocks = column_blocks(out, features, block);
+    let blocks = column_blocks(out, features, OUT_BLOCK);
     blocks.into_par_iter().enumerate().for_each_init(Vec::new, |panel, (i, mut out)| {
-        let w = w.rows(i * block, out[0].len(), width);
+        let w = w.rows(i * OUT_BLOCK, out[0].len(), width);
         if rows <= FEW_ROWS {
             few_rows(level, x, w, &mut out);
         } else {
@@ -244,7 +241,7 @@ fn many_rows_body<S: Simd>(
 ) {
     let features = out[0].len();
     let k_block = k_block(width);
-    panel.resize(PANEL * k_block, 0.0);
+    panel.resize(OUT_BLOCK * k_block, 0.0);
     for k in (0..width).step_by(k_block) {
         let (len, stored) = (k_block.min(x.width() - k), k_block.min(width - k));
         for (n, row) in panel.chunks_exact_mut(k_block).take(features).enumerate() {
