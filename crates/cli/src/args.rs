@@ -16,6 +16,9 @@ pub fn parse(mut line: Vec<OsString>) -> Result<(Cli, bool), clap::Error> {
     {
         command = command.color(ColorChoice::Never);
     }
+    if line.get(1).is_some_and(|word| word == "--help-all") {
+        return Err(help_all(&mut command));
+    }
     let at = skip_common(&line);
     let bare = at == line.len();
     let first = line.get(at).and_then(|word| word.to_str()).unwrap_or_default();
@@ -28,6 +31,17 @@ pub fn parse(mut line: Vec<OsString>) -> Result<(Cli, bool), clap::Error> {
     }
     let matches = command.try_get_matches_from_mut(line)?;
     Ok((Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?, bare))
+}
+
+/// The help of every command, one after another, as clap's way to end with a text.
+fn help_all(command: &mut clap::Command) -> clap::Error {
+    command.build();
+    let mut text = command.render_long_help().to_string();
+    for command in command.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+        text.push_str(&format!("\n\nboostr {}\n", command.get_name()));
+        text.push_str(&command.render_long_help().to_string());
+    }
+    clap::Error::raw(clap::error::ErrorKind::DisplayHelp, text)
 }
 
 /// Index of the first word that is no common option.

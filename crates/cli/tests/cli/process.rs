@@ -21,9 +21,13 @@ fn the_help_is_what_it_was() {
 
 #[test]
 fn each_command_has_help_that_starts_with_examples() {
-    for command in ["run", "show", "verify", "logits", "tokenizer", "doctor", "completions"] {
+    let all = boostr(&["--help-all"]).ok().stdout;
+    for command in
+        ["run", "show", "verify", "bench", "logits", "tokenizer", "doctor", "completions"]
+    {
         let run = boostr(&[command, "-h"]).ok();
         assert!(run.stdout.starts_with("Examples:\n  boostr "), "{command}: {}", run.stdout);
+        assert!(all.contains(&format!("\nboostr {command}\n")), "{command}");
     }
 }
 
