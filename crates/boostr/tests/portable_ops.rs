@@ -5,7 +5,7 @@ mod bodies;
 mod common;
 mod tiny;
 
-use bodies::{BODIES, laid_out, weight};
+use bodies::{BODIES, Body, laid_out, weight};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{CausalConv, GatedNorm, SsdInput, to_vec};
 use boostr_kernels::{Rows, ssd};
@@ -251,6 +251,7 @@ proptest! {
             .map(|x| if dt_softplus { 4.0 * x - 3.0 } else { 0.5 + 0.5 * x })
             .collect();
         let a: Vec<f32> = floats(nheads).iter().map(|x| -(2.0 * x).exp()).collect();
+        let a_largest = a.iter().fold(0.0f32, |m, a| m.max(a.abs()));
         let dt_bias: Vec<f32> = floats(nheads).iter().map(|x| 0.5 + 0.5 * x).collect();
         let d = floats(nheads * if skip == 2 { headdim } else { 1 });
         let initial: Vec<Vec<f32>> =
@@ -306,9 +307,15 @@ proptest! {
                 .collect();
             let y = body.ssd(&input, &runs, &mut states.iter_mut().collect::<Vec<_>>()).unwrap();
             prop_assert_eq!(y.shape(), [tokens, nheads, headdim]);
-            close(&to_vec(&y).unwrap(), &want, TOLERANCE);
+            // The portable body hands sums of exponents on in f32: chunks of 16 steps below 2.5.
+            let largest = a_largest * 16.0 * 2.5;
+            let tolerance = match body {
+                Body::Portable => TOLERANCE + f64::from(f32::EPSILON * largest),
+                Body::Kernels => TOLERANCE,
+            };
+            close(&to_vec(&y).unwrap(), &want, tolerance);
             for (state, after) in states.iter().zip(&after) {
-                close(&to_vec(state).unwrap(), after, TOLERANCE);
+                close(&to_vec(state).unwrap(), after, tolerance);
             }
         }
     }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Chunk length of [`ssd`].
-const CHUNK: usize = 64;
+/// Chunk length of [`ssd`]. Short: stages know the exponents of a chunk to `f32::EPSILON` of their sum.
+const CHUNK: usize = 16;
 
 /// `max(x, 0) + log1p(exp(-|x|))`.
 fn softplus<R, C>(client: &C, x: &Tensor<R>) -> Result<Tensor<R>>
