@@ -10,7 +10,7 @@
 
 use rayon::prelude::*;
 
-use crate::math::silu_lanes;
+use crate::math::silu_at;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
@@ -91,7 +91,7 @@ fn conv1d_at(
                     add_products(level, tap, row, out);
                 }
                 if silu {
-                    apply_silu(level, out);
+                    silu_at(level, out);
                 }
             }
         });
@@ -118,19 +118,6 @@ fn add_products_body<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
     let (a, b, mut out) = (S::tail(a_rest), S::tail(b_rest), S::tail(out_rest));
     simd.store(simd.mul_add(simd.load(&a), simd.load(&b), simd.load(&out)), &mut out);
     S::write_tail(&out, out_rest);
-}
-
-dispatch! { fn apply_silu = apply_silu_body(x: &mut [f32]) }
-
-#[inline(always)]
-fn apply_silu_body<S: Simd>(simd: S, x: &mut [f32]) {
-    let (chunks, rest) = S::chunks_mut(x);
-    for chunk in chunks {
-        simd.store(silu_lanes(simd, simd.load(chunk)), chunk);
-    }
-    let mut tail = S::tail(rest);
-    simd.store(silu_lanes(simd, simd.load(&tail)), &mut tail);
-    S::write_tail(&tail, rest);
 }
 
 #[cfg(test)]

@@ -44,7 +44,11 @@ pub fn softplus(x: &mut [f32]) {
 ///
 /// Within [`SILU_MAX_ULP`].
 pub fn silu(x: &mut [f32]) {
-    map(Level::detect(), Function::Silu, x);
+    silu_at(Level::detect(), x);
+}
+
+pub(crate) fn silu_at(level: Level, x: &mut [f32]) {
+    map(level, Function::Silu, x);
 }
 
 #[derive(Debug, Clone, Copy)]

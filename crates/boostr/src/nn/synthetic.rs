@@ -30,15 +30,12 @@ pub fn checkpoint(tensors: &Tensors, dtype: DType) -> Result<Checkpoint> {
     let file: Arc<Path> = Path::new("synthetic").into();
     let entries = tensors.iter().map(|(name, shape)| {
         let count = shape.iter().product::<usize>();
-        let uniform = |columns: usize| (3.0 / columns as f32).sqrt();
         let (dtype, bytes) = match shape {
-            [_, columns] => {
-                let scale = uniform(*columns);
-                (matrix, encoded(matrix, (0..count).map(|_| scale * random.next())))
-            }
-            [_, _, taps] => {
-                let scale = uniform(*taps);
-                (Dtype::F32, encoded(Dtype::F32, (0..count).map(|_| scale * random.next())))
+            // A matrix, or the taps of a convolution.
+            [_, terms] | [_, _, terms] => {
+                let dtype = if shape.len() == 2 { matrix } else { Dtype::F32 };
+                let scale = (3.0 / *terms as f32).sqrt();
+                (dtype, encoded(dtype, (0..count).map(|_| scale * random.next())))
             }
             _ => {
                 let values = (0..count).map(|i| match name.rsplit('.').next() {

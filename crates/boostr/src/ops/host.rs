@@ -86,7 +86,10 @@ pub(super) fn bits_slice<'a>(name: &'static str, x: &'a Cpu) -> Result<&'a [u16]
 pub(super) fn rows<'a>(name: &'static str, x: &'a Cpu) -> Result<Rows<'a>> {
     check_type(name, x, DType::F32)?;
     let (&count, inner) = x.shape().split_first().unwrap_or((&1, &[]));
-    let width: usize = inner.iter().product();
+    let width = inner
+        .iter()
+        .try_fold(1usize, |width, &size| width.checked_mul(size))
+        .ok_or_else(|| refuse(name, "rows reach past the address space"))?;
     let mut expected = 1isize;
     for (&size, &stride) in inner.iter().zip(&x.strides()[x.ndim() - inner.len()..]).rev() {
         if size != 1 && stride != expected {
