@@ -77,7 +77,7 @@ pub trait Observer {
 /// use std::ops::ControlFlow;
 /// use boostr::engine::{Observer, Request, generate};
 /// use boostr::models::mamba2::{Config, Mamba2};
-/// use boostr::{backend, checkpoint::ConfigFile, sample::SamplerConfig};
+/// use boostr::{backend, checkpoint::{ConfigFile, Dtype}, sample::SamplerConfig};
 ///
 /// struct Print;
 /// impl Observer for Print {
@@ -91,7 +91,7 @@ pub trait Observer {
 ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
 ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
 /// }"#)?)?;
-/// let model = Mamba2::<backend::Cpu>::synthetic(config, backend::DType::F32, backend::cpu())?;
+/// let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 /// let request = Request {
 ///     prompt: &[1, 2, 3], max_tokens: 5, eos: &[], vocab_limit: 32, sampler: SamplerConfig::greedy(),
 /// };

@@ -2,14 +2,14 @@
 //!
 //! ```
 //! use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
-//! use boostr::{backend, checkpoint::ConfigFile};
+//! use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
 //!
 //! // Random weights; `load::LanguageModel::open` takes a folder's.
 //! let config = Config::read(&ConfigFile::parse("config.json", r#"{
 //!     "model_type": "mamba2", "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 8,
 //!     "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 64
 //! }"#)?)?;
-//! let model = Mamba2::<backend::Cpu>::synthetic(config, backend::DType::F32, backend::cpu())?;
+//! let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 //!
 //! // Two sequences of different lengths in one call; each state is a value of its own.
 //! let (mut a, mut b) = (model.new_state()?, model.new_state()?);
@@ -39,8 +39,10 @@
 
 pub mod backend;
 pub mod checkpoint;
+pub mod convert;
 pub mod engine;
 pub mod error;
+pub mod evaluate;
 pub mod generation_config;
 pub mod load;
 pub mod models;

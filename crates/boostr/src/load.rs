@@ -58,9 +58,10 @@ pub struct LanguageModel<B: Backend> {
 impl<B: Backend> LanguageModel<B> {
     /// Opens a model folder: `config.json` (or Codestral's `params.json`), weights as
     /// [`Checkpoint::open`] finds them, and where they are there `tokenizer.json`,
-    /// `tokenizer_config.json` and `generation_config.json`.
+    /// `tokenizer_config.json` and `generation_config.json`. A path to a weight file stands for its
+    /// folder, with that file as weights.
     ///
-    /// A path to a weight file stands for its folder, with that file as weights.
+    /// A GGUF file, or a folder with one and no `config.json`, holds all that in itself.
     ///
     /// # Errors
     ///
@@ -74,28 +75,30 @@ impl<B: Backend> LanguageModel<B> {
     /// # Ok::<(), boostr::Error>(())
     /// ```
     pub fn open(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
-        let is_folder = fs::metadata(path).map_err(|e| Error::io(path, e))?.is_dir();
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = if is_folder { path } else { parent };
-
-        let config = Self::read_config(folder)?;
-        let file = |name: &str| read_text(&folder.join(name));
-        let tokenizer = match &options.tokenizer {
-            Some(path) => Some(Tokenizer::from_file(path)?),
-            None => {
-                let path = folder.join("tokenizer.json");
-                if present(&path)? { Some(Tokenizer::from_file(&path)?) } else { None }
-            }
+        let folder = folder_of(path)?;
+        if !is_gguf(path)? {
+            // Before the weights: a folder without it is no model.
+            let config = config_file(&folder)?;
+            let files = TextFiles::read(&folder, options)?;
+            let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
+            return Self::assemble(path, &config, checkpoint, files, client);
+        }
+        let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
+        let Some(metadata) = checkpoint.gguf() else {
+            return Err(Error::format(path, "expected a GGUF file"));
         };
-        Self::assemble(
-            path,
-            &config,
-            Checkpoint::open(path, options.allow_pickle)?,
-            tokenizer,
-            file("tokenizer_config.json")?.as_deref(),
-            file("generation_config.json")?.as_deref(),
-            client,
-        )
+        let config = Config::read_gguf(metadata)?;
+        let text = Tokenizer::from_gguf(metadata)?;
+        let mut defaults = GenerationDefaults::default();
+        let (mut tokenizer, mut eos) = (None, Vec::new());
+        if let Some(text) = text {
+            (defaults.bos_token_id, tokenizer, eos) = (text.bos, Some(text.tokenizer), text.ends);
+        }
+        if let Some(path) = &options.tokenizer {
+            tokenizer = Some(Tokenizer::from_file(path)?);
+        }
+        let model = Mamba2::load(config, checkpoint, client)?;
+        Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos: None })
     }
 
     /// Loads a model that is part of the program.
@@ -111,61 +114,25 @@ impl<B: Backend> LanguageModel<B> {
             folder,
             &ConfigFile::parse(folder.join("config.json"), files.config)?,
             Checkpoint::from_safetensors(files.name, files.weights)?,
-            Some(tokenizer),
-            Some(files.tokenizer_config),
-            Some(files.generation_config),
+            TextFiles {
+                tokenizer: Some(tokenizer),
+                tokenizer_config: Some(files.tokenizer_config.into()),
+                generation_config: Some(files.generation_config.into()),
+            },
             client,
         )
-    }
-
-    /// The configuration file of a model folder.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Format`] when there is none.
-    pub fn read_config(folder: &Path) -> Result<ConfigFile> {
-        for name in ["config.json", "params.json"] {
-            let path = folder.join(name);
-            if let Some(text) = read_text(&path)? {
-                return ConfigFile::parse(path, &text);
-            }
-        }
-        let reason = "no config.json (or params.json) in this folder: a model needs one beside its \
-                      weights; take it from where the weights came from";
-        Err(Error::format(folder, reason))
     }
 
     fn assemble(
         path: &Path,
         file: &ConfigFile,
         checkpoint: Checkpoint,
-        tokenizer: Option<Tokenizer>,
-        tokenizer_config: Option<&str>,
-        generation_config: Option<&str>,
+        files: TextFiles,
         client: B::Client,
     ) -> Result<Self> {
-        let folder = file.path().parent().unwrap_or(Path::new("")).to_path_buf();
-        let special = match tokenizer_config {
-            Some(text) => SpecialTokens::from_json(folder.join("tokenizer_config.json"), text)?,
-            None => SpecialTokens::default(),
-        };
-        let defaults = match generation_config {
-            Some(text) => {
-                GenerationDefaults::from_json(folder.join("generation_config.json"), text)?
-            }
-            None => GenerationDefaults::default(),
-        };
-        let named = |name: &Option<String>| tokenizer.as_ref()?.id(name.as_deref()?);
-        let mut eos = match &defaults.eos_token_id {
-            Some(ids) => ids.clone(),
-            None => file.ids("eos_token_id")?,
-        };
-        if eos.is_empty() {
-            eos.extend(named(&special.eos_token));
-        }
-        let bos =
-            if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
+        let Special { defaults, eos, bos } = files.special(file)?;
         let model = Mamba2::load(Config::read(file)?, checkpoint, client)?;
+        let tokenizer = files.tokenizer;
         Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos })
     }
 
@@ -175,7 +142,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// [`Error::Format`] when the model came without, with the way to give one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        let reason = "no tokenizer.json in this folder: give one with --tokenizer FILE (the \
+        let reason = "no tokenizer.json in this folder, no tokens in this GGUF file: give one with --tokenizer FILE (the \
                       state-spaces/mamba2 models use that of EleutherAI/gpt-neox-20b), or give ids \
                       with --tokens";
         self.tokenizer.as_ref().ok_or_else(|| Error::format(&self.path, reason))
@@ -200,6 +167,120 @@ impl<B: Backend> LanguageModel<B> {
         let known = self.tokenizer.as_ref().map_or(usize::MAX, |t| t.max_id() as usize + 1);
         self.model.vocab_limit().min(known)
     }
+}
+
+/// The files of a model folder beside its weights and its configuration.
+pub(crate) struct TextFiles {
+    pub(crate) tokenizer: Option<Tokenizer>,
+    /// The text of `tokenizer_config.json`.
+    pub(crate) tokenizer_config: Option<String>,
+    /// The text of `generation_config.json`.
+    pub(crate) generation_config: Option<String>,
+}
+
+/// Tokens with a part of their own in generation, and its defaults.
+pub(crate) struct Special {
+    pub(crate) defaults: GenerationDefaults,
+    /// Generation ends at any of these.
+    pub(crate) eos: Vec<u32>,
+    /// What is put before a prompt when the tokenizer does not.
+    pub(crate) bos: Option<u32>,
+}
+
+impl TextFiles {
+    pub(crate) fn read(folder: &Path, options: &OpenOptions) -> Result<Self> {
+        let tokenizer = match &options.tokenizer {
+            Some(path) => Some(Tokenizer::from_file(path)?),
+            None => {
+                let path = folder.join("tokenizer.json");
+                if present(&path)? { Some(Tokenizer::from_file(&path)?) } else { None }
+            }
+        };
+        Ok(Self {
+            tokenizer,
+            tokenizer_config: read_text(&folder.join("tokenizer_config.json"))?,
+            generation_config: read_text(&folder.join("generation_config.json"))?,
+        })
+    }
+
+    /// What these files say, and where they say nothing the configuration `file`.
+    pub(crate) fn special(&self, file: &ConfigFile) -> Result<Special> {
+        let folder = file.path().parent().unwrap_or(Path::new("")).to_path_buf();
+        let special = match &self.tokenizer_config {
+            Some(text) => SpecialTokens::from_json(folder.join("tokenizer_config.json"), text)?,
+            None => SpecialTokens::default(),
+        };
+        let defaults = match &self.generation_config {
+            Some(text) => {
+                GenerationDefaults::from_json(folder.join("generation_config.json"), text)?
+            }
+            None => GenerationDefaults::default(),
+        };
+        let named = |name: &Option<String>| self.tokenizer.as_ref()?.id(name.as_deref()?);
+        let mut eos = match &defaults.eos_token_id {
+            Some(ids) => ids.clone(),
+            None => file.ids("eos_token_id")?,
+        };
+        if eos.is_empty() {
+            eos.extend(named(&special.eos_token));
+        }
+        let bos =
+            if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
+        Ok(Special { defaults, eos, bos })
+    }
+}
+
+/// The configuration of the model at `path`, whose weights are `checkpoint`: a GGUF file has its own,
+/// others lie in a folder with `config.json` or `params.json`.
+///
+/// # Errors
+///
+/// [`Error::Format`] when there is none, and whatever is wrong with it.
+pub fn read_config(path: &Path, checkpoint: &Checkpoint) -> Result<Config> {
+    match checkpoint.gguf() {
+        Some(metadata) => Config::read_gguf(metadata),
+        None => Config::read(&config_file(&folder_of(path)?)?),
+    }
+}
+
+/// Whether the model is in GGUF: the file by its first bytes, a folder by what it lacks and has.
+fn is_gguf(path: &Path) -> Result<bool> {
+    let metadata = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    if metadata.is_dir() {
+        if present(&path.join("config.json"))? || present(&path.join("params.json"))? {
+            return Ok(false);
+        }
+        let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+        let ends = |entry: fs::DirEntry| entry.path().extension().is_some_and(|e| e == "gguf");
+        return Ok(entries.flatten().any(ends));
+    }
+    if !metadata.is_file() {
+        return Ok(false);
+    }
+    let mut magic = [0; 4];
+    let mut file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    Ok(file.read_exact(&mut magic).is_ok() && magic == *b"GGUF"
+        || path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")))
+}
+
+/// The folder that `path` is, or is in.
+pub(crate) fn folder_of(path: &Path) -> Result<PathBuf> {
+    let is_folder = fs::metadata(path).map_err(|e| Error::io(path, e))?.is_dir();
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(if is_folder { path } else { parent }.to_path_buf())
+}
+
+/// The configuration file of a model folder.
+pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
+    for name in ["config.json", "params.json"] {
+        let path = folder.join(name);
+        if let Some(text) = read_text(&path)? {
+            return ConfigFile::parse(path, &text);
+        }
+    }
+    let reason = "no config.json (or params.json) in this folder: a model needs one beside its \
+                  weights; take it from where the weights came from";
+    Err(Error::format(folder, reason))
 }
 
 /// Whether there is such a file; a link to nothing is an error.

@@ -31,9 +31,11 @@ use tokenizers::tokenizer::{
 use crate::error::{Error, Result};
 
 mod file;
+mod gguf;
 mod stream;
 
 use file::Written;
+pub use gguf::GgufTokenizer;
 use stream::Pieces;
 pub use stream::TextStream;
 
@@ -220,6 +222,15 @@ impl Tokenizer {
         TextStream::new(self.clone(), skip_special)
     }
 
+    /// The tokenizer as the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when the tokenizers crate cannot write it.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.hf.to_string(true).or_else(|error| fail(&self.inner.path, error.to_string()))
+    }
+
     /// Number of tokens, added ones included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
@@ -270,13 +281,20 @@ impl Inner {
     fn load(path: &Path, bytes: &[u8]) -> Result<Self> {
         let written = Written::read(path, bytes)?;
         written.check_memory(path)?;
-        let mut hf = match tokenizers::Tokenizer::from_bytes(bytes) {
-            Ok(hf) => hf,
-            Err(error) => return fail(path, error.to_string()),
-        };
+        let hf = written.parse(path, bytes)?;
         written.check_ids(path, &hf)?;
-        let (vocab_size, max_id) = file::check_vocabulary(path, &hf)?;
+        let size = file::check_vocabulary(path, &hf)?;
+        let unk_id = written.unk_id(&hf);
+        Self::new(path, hf, size, unk_id)
+    }
 
+    /// Takes over a tokenizer with its number of tokens and largest id, which are checked.
+    fn new(
+        path: &Path,
+        mut hf: tokenizers::Tokenizer,
+        (vocab_size, max_id): (usize, u32),
+        unk_id: Option<u32>,
+    ) -> Result<Self> {
         if let Err(error) = hf.with_truncation(None) {
             return fail(path, error.to_string());
         }
@@ -311,7 +329,7 @@ impl Inner {
             frame,
             bare_frame,
             special_ids,
-            unk_id: written.unk_id(&hf),
+            unk_id,
             hf,
             pieces,
         })

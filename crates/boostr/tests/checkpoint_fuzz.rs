@@ -20,7 +20,7 @@ const MAX_GROWTH: usize = 64 << 10;
 /// Uses every tensor, so that a bad range would show.
 fn touch(checkpoint: &Checkpoint) {
     for (_, entry) in checkpoint.iter() {
-        let len = entry.shape.iter().product::<usize>() * entry.dtype.size();
+        let len = entry.dtype.bytes_of(&entry.shape).unwrap();
         assert_eq!(entry.data.len(), len);
         let float = matches!(entry.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16);
         assert_eq!(entry.to_f32().is_ok(), float);

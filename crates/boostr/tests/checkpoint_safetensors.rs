@@ -305,7 +305,7 @@ fn every_tensor_written_is_aligned_to_its_type() {
     format::write(&path, &tensors, &BTreeMap::new()).unwrap();
     let checkpoint = Checkpoint::open(&path, false).unwrap();
     for (name, entry) in checkpoint.iter() {
-        assert_eq!(entry.data.range().start % entry.dtype.size(), 0, "{name}");
+        assert_eq!(entry.data.range().start % entry.dtype.bytes_of(&[]).unwrap(), 0, "{name}");
     }
 }
 
@@ -331,7 +331,7 @@ type Case = BTreeMap<String, (usize, Vec<usize>, Vec<u8>)>;
 fn tensors() -> impl Strategy<Value = Case> {
     let tensor = (0..DTYPES.len(), prop::collection::vec(0usize..4, 0..4)).prop_flat_map(
         |(dtype, shape)| {
-            let len = shape.iter().product::<usize>() * DTYPES[dtype].0.size();
+            let len = DTYPES[dtype].0.bytes_of(&shape).unwrap();
             (Just(dtype), Just(shape), prop::collection::vec(any::<u8>(), len))
         },
     );
@@ -412,7 +412,7 @@ const REWRITES: [(&str, &str); 12] = [
 #[test]
 fn mutated_files_are_accepted_only_if_the_library_does_and_refused_only_for_listed_rules() {
     let case = |dtype: usize, shape: &[usize]| {
-        let len = shape.iter().product::<usize>() * DTYPES[dtype].0.size();
+        let len = DTYPES[dtype].0.bytes_of(shape).unwrap();
         (dtype, shape.to_vec(), vec![0; len])
     };
     let case = Case::from([

@@ -41,8 +41,8 @@ impl Golden {
 
     fn floats(&self, name: &str) -> Vec<f64> {
         let entry = self.file.get(name).unwrap_or_else(|| panic!("{name}"));
-        match entry.dtype.size() {
-            8 => entry.data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+        match entry.dtype {
+            boostr::checkpoint::Dtype::F64 => entry.data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
             _ => entry.to_f32().unwrap().into_iter().map(f64::from).collect(),
         }
     }

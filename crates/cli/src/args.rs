@@ -117,6 +117,12 @@ pub enum Command {
     /// Logits, and states, of given tokens, to a safetensors file
     #[command(before_help = LOGITS_EXAMPLES)]
     Logits(LogitsArgs),
+    /// A model in another file: folder to GGUF, GGUF to folder
+    #[command(before_help = CONVERT_EXAMPLES, after_help = CONVERT_NOTES)]
+    Convert(ConvertArgs),
+    /// A model in fewer bits, and what that changes
+    #[command(before_help = QUANTIZE_EXAMPLES, after_help = CONVERT_NOTES)]
+    Quantize(QuantizeArgs),
     /// Speeds, beside what this machine can do
     #[command(before_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
@@ -165,6 +171,22 @@ Examples:
   boostr logits -m ./mamba2-370m --tokens 5,17,3 --out logits.safetensors
   boostr logits -m ./mamba2-370m --tokens 5,17,3 --split 2,1 --states --out F.safetensors";
 
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  boostr convert ./mamba2-370m mamba2-370m.gguf
+  boostr convert mamba2-370m-q4_k_m.gguf ./mamba2-370m-again --type bf16";
+
+const QUANTIZE_EXAMPLES: &str = "\
+Examples:
+  boostr quantize ./mamba2-370m mamba2-370m-q4_k_m.gguf --measure notes.txt
+  boostr quantize ./mamba2-370m out.gguf -T q4_0 --tensor-type ssm_in=q8_0 --embedding q6_k";
+
+const CONVERT_NOTES: &str = "\
+Types: f32, f16, bf16; q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl; mixes q4_k_m, q5_k_m. Only \
+matrices change type: convolutions, A, D, dt_bias, norms and all vectors are written as f32. A matrix \
+whose rows are not whole blocks of a type gets the next wider one that fits; the table says so. \
+--tensor-type goes by the names in GGUF files; the first that fits a name counts.";
+
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
   boostr doctor
@@ -179,7 +201,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// Folder with config.json and weights, or a weight file in one [env: BOOSTR_MODEL]
+    /// Folder with config.json and weights, weight file in one, or GGUF file [env: BOOSTR_MODEL]
     #[arg(short, long, value_name = "PATH")]
     pub model: Option<PathBuf>,
     /// Use this tokenizer.json in place of the model's
@@ -371,6 +393,62 @@ pub struct DoctorArgs {
     pub allow_pickle: bool,
 }
 
+/// What is converted to what.
+#[derive(Debug, Args)]
+pub struct FileArgs {
+    /// Model folder, weight file in one, or GGUF file
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// The file to write, ending in .gguf, or the folder to make
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// Type of the matrices whose name the regular expression finds; may be given several times
+    #[arg(long, value_name = "REGEX=TYPE")]
+    pub tensor_type: Vec<String>,
+    /// Type of the table of token embeddings
+    #[arg(long, value_name = "TYPE")]
+    pub embedding: Option<String>,
+    /// Type of the head, where it is not the embedding
+    #[arg(long, value_name = "TYPE")]
+    pub head: Option<String>,
+    /// Use this tokenizer.json in place of the model's
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Read pytorch_model.bin, with a closed list of types and without running it
+    #[arg(long)]
+    pub allow_pickle: bool,
+    /// Replace OUT when it is a file that is there already
+    #[arg(long)]
+    pub force: bool,
+    /// A line for each tensor, not for each kind
+    #[arg(long)]
+    pub tensors: bool,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Type of the matrices; by default each keeps its own, in a folder as f32 if it is quantized
+    #[arg(short = 'T', long = "type", value_name = "TYPE")]
+    pub dtype: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Type of the matrices, or a mix
+    #[arg(short = 'T', long = "type", value_name = "TYPE", default_value = "q4_k_m")]
+    pub dtype: String,
+    /// Tell how many bits a byte of this text takes, before and after
+    #[arg(long, value_name = "FILE")]
+    pub measure: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// The shell
@@ -400,9 +478,9 @@ pub struct BenchArgs {
     /// Weights made in memory, in the geometry of a published model
     #[arg(long, value_name = "NAME", conflicts_with = "model")]
     pub synthetic: Option<Geometry>,
-    /// Type of synthetic weights
+    /// Type of synthetic weights: f32, f16, bf16, or a block type like q8_0
     #[arg(long, value_name = "TYPE", default_value = "f32", requires = "synthetic")]
-    pub dtype: WeightType,
+    pub dtype: String,
     /// Lengths of prompts
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_value = "512")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -432,14 +510,6 @@ pub enum Geometry {
     Mamba2_1_3b,
     #[value(name = "mamba2-2.7b")]
     Mamba2_2_7b,
-}
-
-/// Types that synthetic weights can have.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum WeightType {
-    F32,
-    Bf16,
-    F16,
 }
 
 /// Names of the commands, for suggestions.

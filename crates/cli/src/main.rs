@@ -16,6 +16,7 @@ mod args;
 mod bench;
 mod checks;
 mod completions;
+mod convert;
 mod doctor;
 mod exit;
 mod logits;
@@ -77,6 +78,8 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Verify(args) => verify::run(&args, term),
         Command::Tokenizer(args) => tokenizer::run(&args, term),
         Command::Logits(args) => logits::run(&args, term),
+        Command::Convert(args) => convert::run(&args, term),
+        Command::Quantize(args) => convert::quantize(&args, term),
         Command::Bench(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
 use boostr::checkpoint::Checkpoint;
-use boostr::load::{LanguageModel, OpenOptions};
+use boostr::load::{self, LanguageModel, OpenOptions};
 use boostr::models::mamba2::Config;
 
-use crate::args::{self, ModelArgs};
+use crate::args::{self, FileArgs, ModelArgs};
 use crate::exit::{BadModel, usage};
 
 /// Names that an error suggests.
@@ -138,19 +138,20 @@ impl Source {
         }
     }
 
-    /// The configuration.
-    pub fn config(&self) -> Result<Config, BadModel> {
-        let file = match (self, self.folder()) {
+    /// The configuration that is for this checkpoint.
+    pub fn config(&self, checkpoint: &Checkpoint) -> Result<Config, BadModel> {
+        match self {
             #[cfg(feature = "demo")]
-            (Self::Embedded, _) => {
-                boostr::checkpoint::ConfigFile::parse("config.json", demo::FILES.config)?
+            Self::Embedded => {
+                let file = boostr::checkpoint::ConfigFile::parse("config.json", demo::FILES.config)?;
+                Ok(Config::read(&file)?)
             }
             #[cfg(not(feature = "demo"))]
-            (Self::Embedded, _) => return Err(no_demo()),
-            (Self::Path(path), folder) => LanguageModel::<Cpu>::read_config(folder.unwrap_or(path))
-                .map_err(|e| bad(path, e))?,
-        };
-        Ok(Config::read(&file)?)
+            Self::Embedded => Err(no_demo()),
+            Self::Path(path) => {
+                load::read_config(path, checkpoint).map_err(|error| bad(path, error))
+            }
+        }
     }
 
     /// Opens the whole model.
@@ -189,6 +190,13 @@ impl ModelArgs {
     }
 }
 
+impl FileArgs {
+    /// What the library needs to know to open the model.
+    pub fn options(&self) -> OpenOptions {
+        OpenOptions { allow_pickle: self.allow_pickle, tokenizer: self.tokenizer.clone() }
+    }
+}
+
 /// What a checkpoint holds, in numbers.
 #[derive(Debug)]
 pub struct Summary {
@@ -204,7 +212,7 @@ impl Summary {
         let (mut parameters, mut bytes) = (0, 0);
         for (_, entry) in checkpoint.iter() {
             let (name, len) = (entry.dtype.name(), entry.data.len());
-            parameters += len / entry.dtype.size();
+            parameters += entry.shape.iter().product::<usize>();
             bytes += len;
             match by_dtype.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, sum)) => *sum += len,
@@ -217,8 +225,16 @@ impl Summary {
     }
 }
 
+/// The name of a tensor without the number of its layer.
+pub fn kind_of(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let parts: Vec<&str> =
+        name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+    parts.join(".")
+}
+
 /// An error about the model at `path`, with names that may have been meant.
-fn bad(path: &Path, error: boostr::Error) -> BadModel {
+pub fn bad(path: &Path, error: boostr::Error) -> BadModel {
     let is_missing = matches!(
         &error,
         boostr::Error::Io { path: at, source }
@@ -289,4 +305,16 @@ fn first(names: Vec<String>) -> String {
     let more = names.len().saturating_sub(MAX_NEAR);
     let shown = names.into_iter().take(MAX_NEAR).collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_tensor_has_no_layer() {
+        assert_eq!(kind_of("backbone.layers.12.mixer.D"), "backbone.layers.*.mixer.D");
+        assert_eq!(kind_of("lm_head.weight"), "lm_head.weight");
+        assert_eq!(kind_of("a..1b"), "a..1b");
+    }
 }

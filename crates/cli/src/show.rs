@@ -11,7 +11,7 @@ use boostr::models::mamba2::Config;
 use serde_json::{Value, json};
 
 use crate::args::ShowArgs;
-use crate::model::{Source, Summary};
+use crate::model::{Source, Summary, kind_of};
 use crate::system;
 use crate::term::{Style, Term};
 
@@ -27,8 +27,8 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
         ["config.json", "params.json"].iter().any(|name| folder.join(name).exists())
     };
     let config = match source.folder() {
-        Some(folder) if is_file && !has_config(folder) => None,
-        _ => Some(source.config()?),
+        Some(folder) if is_file && checkpoint.gguf().is_none() && !has_config(folder) => None,
+        _ => Some(source.config(&checkpoint)?),
     };
     let facts = Facts::gather(&source, &checkpoint, config);
     if args.json {
@@ -89,8 +89,9 @@ impl<'a> Facts<'a> {
             }
         }
         let ends = |ending: &str| checkpoint.iter().find(|(name, _)| name.ends_with(ending));
-        let embedding = ends("embeddings.weight").or_else(|| ends("embedding.weight"));
-        let head = ends("lm_head.weight");
+        let any = |endings: [&str; 3]| endings.into_iter().find_map(ends);
+        let embedding = any(["embeddings.weight", "embedding.weight", "token_embd.weight"]);
+        let head = ends("lm_head.weight").or_else(|| checkpoint.iter().find(|t| t.0 == "output.weight"));
         let elements =
             |entry: Option<(&str, &TensorEntry)>| entry.map_or(0, |(_, e)| count(&e.shape));
         let files: BTreeSet<&Path> = checkpoint.iter().map(|(_, entry)| &*entry.file).collect();
@@ -250,26 +251,6 @@ fn tied(tie: Option<bool>) -> &'static str {
     }
 }
 
-/// The name of a tensor without the number of its layer.
-fn kind_of(name: &str) -> String {
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    let parts: Vec<&str> =
-        name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
-    parts.join(".")
-}
-
 fn count(shape: &[usize]) -> usize {
     shape.iter().product()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kind_of_a_tensor_has_no_layer() {
-        assert_eq!(kind_of("backbone.layers.12.mixer.D"), "backbone.layers.*.mixer.D");
-        assert_eq!(kind_of("lm_head.weight"), "lm_head.weight");
-        assert_eq!(kind_of("a..1b"), "a..1b");
-    }
 }

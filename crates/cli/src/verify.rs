@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
-use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, TensorEntry};
+use boostr::checkpoint::gguf::{self, NotFinite};
+use boostr::checkpoint::{Checkpoint, ConfigFile};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::read_text;
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
@@ -19,8 +20,6 @@ use crate::model::{Source, Summary};
 use crate::system;
 use crate::term::Term;
 
-/// Elements of a tensor that are widened at once.
-const BLOCK: usize = 1 << 20;
 /// Tensors with bad values that are named.
 const MAX_NAMED: usize = 5;
 
@@ -47,7 +46,7 @@ pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks
         Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
             check_json(path, &mut checks);
         }
-        Source::Path(path) if path.is_file() && is_alone(path) => {
+        Source::Path(path) if path.is_file() && is_alone(path) && !is_gguf(path) => {
             if let Some(checkpoint) = check_weights(source, allow_pickle, &mut checks) {
                 checks.warn("config", "no config.json for this one file: tensors not compared");
                 check_values(&checkpoint, values, &mut checks);
@@ -58,6 +57,12 @@ pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks
     Ok(checks)
 }
 
+/// Whether the file is meant to be GGUF, by its name or its first bytes.
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+        || Checkpoint::open(path, false).is_ok_and(|checkpoint| checkpoint.gguf().is_some())
+}
+
 /// Whether a weight file has no configuration beside it that is for this file.
 fn is_alone(path: &Path) -> bool {
     let beside = |name: &str| path.with_file_name(name).exists();
@@ -65,15 +70,24 @@ fn is_alone(path: &Path) -> bool {
 }
 
 fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut Checks) {
-    let config = checks.record("config", source.config(), describe_config);
     let checkpoint = check_weights(source, allow_pickle, checks);
+    let config = match &checkpoint {
+        Some(checkpoint) => {
+            checks.record("config", source.config(checkpoint), describe_config)
+        }
+        None => None,
+    };
     let rows = config.as_ref().map(Config::padded_vocab);
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
         let loaded = Mamba2::<Cpu>::load(config, checkpoint.clone(), backend::cpu());
         model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
     }
-    check_text_side(source, model.as_ref().map(Mamba2::vocab_rows).or(rows), checks);
+    match checkpoint.as_ref().and_then(Checkpoint::gguf) {
+        Some(metadata) => check_gguf_text(metadata, checks),
+        None if matches!(source, Source::Path(path) if is_gguf(path)) => {}
+        None => check_text_side(source, model.as_ref().map(Mamba2::vocab_rows).or(rows), checks),
+    }
     if let Some(checkpoint) = &checkpoint {
         check_values(checkpoint, values, checks);
     }
@@ -124,6 +138,17 @@ fn check_text_side(source: &Source, rows: Option<usize>, checks: &mut Checks) {
     }
 }
 
+/// The tokenizer in a GGUF file.
+fn check_gguf_text(metadata: &gguf::Metadata, checks: &mut Checks) {
+    let text = checks.record("tokenizer", Tokenizer::from_gguf(metadata), |text| match text {
+        Some(text) => describe_tokenizer(&text.tokenizer),
+        None => "none".to_owned(),
+    });
+    if let Some(None) = text {
+        checks.warn("tokenizer", "no tokens in the file: text needs --tokenizer FILE");
+    }
+}
+
 /// One JSON file of a model, told by its name.
 fn check_json(path: &Path, checks: &mut Checks) {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
@@ -171,17 +196,23 @@ fn check_values(checkpoint: &Checkpoint, wanted: bool, checks: &mut Checks) {
     if !wanted {
         return;
     }
-    let mut bad = Vec::new();
-    for (name, entry) in checkpoint.iter() {
-        match bad_values(entry) {
-            Ok(BadValues { nan: 0, infinite: 0, .. }) => {}
-            Ok(BadValues { nan, infinite, first }) => bad.push(format!(
-                "`{}` has {nan} NaN and {infinite} infinite values, the first at {first}",
+    let found = match gguf::verify(checkpoint, |_| {}) {
+        Ok(found) => found,
+        Err(error) => return checks.fail("values", chain(&error)),
+    };
+    let bad: Vec<String> = found
+        .into_iter()
+        .map(|NotFinite { name, nan, infinite, elements, byte }| {
+            let place = match elements.len() {
+                1 => format!("at {}", elements.start),
+                _ => format!("in the block of values {} to {}", elements.start, elements.end - 1),
+            };
+            format!(
+                "`{}` has {nan} NaN and {infinite} infinite values, the first {place} (byte {byte})",
                 name.escape_debug()
-            )),
-            Err(error) => bad.push(chain(&error)),
-        }
-    }
+            )
+        })
+        .collect();
     let more = bad.len().saturating_sub(MAX_NAMED);
     if bad.is_empty() {
         checks.ok("values", "all finite");
@@ -192,38 +223,6 @@ fn check_values(checkpoint: &Checkpoint, wanted: bool, checks: &mut Checks) {
     if more > 0 {
         checks.fail("values", format!("and {more} more tensors"));
     }
-}
-
-#[derive(Debug, Default)]
-struct BadValues {
-    nan: usize,
-    infinite: usize,
-    /// Index of the first, in row-major order.
-    first: usize,
-}
-
-/// Counts what is not finite as f32, block by block.
-fn bad_values(entry: &TensorEntry) -> boostr::Result<BadValues> {
-    let mut bad = BadValues::default();
-    if !matches!(entry.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-        return Ok(bad);
-    }
-    let len = entry.data.len();
-    let step = BLOCK * entry.dtype.size();
-    for start in (0..len).step_by(step) {
-        let end = len.min(start + step);
-        let Some(data) = entry.data.slice(start..end) else { break };
-        let shape = vec![(end - start) / entry.dtype.size()];
-        let values = TensorEntry { shape, data, ..entry.clone() }.to_f32()?;
-        for (index, value) in values.iter().enumerate().filter(|(_, value)| !value.is_finite()) {
-            if bad.nan + bad.infinite == 0 {
-                bad.first = start / entry.dtype.size() + index;
-            }
-            bad.nan += usize::from(value.is_nan());
-            bad.infinite += usize::from(value.is_infinite());
-        }
-    }
-    Ok(bad)
 }
 
 /// Runs one token; an error is a reason.

@@ -9,6 +9,7 @@ mod linear;
 pub mod math;
 mod norm;
 pub mod probe;
+pub mod quant;
 mod rows;
 mod simd;
 pub mod ssd;

@@ -5,9 +5,11 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use half::f16;
+use boostr_kernels::quant::{self, Format};
+use half::{bf16, f16};
 use half::slice::HalfFloatSliceExt;
 
+use super::map::Map;
 use crate::error::{Error, Result};
 
 /// Dimensions that a tensor may have. Checkpoints use up to five; the limit keeps a file from
@@ -48,10 +50,13 @@ pub enum Dtype {
     I64,
     /// Unsigned, 64 bits.
     U64,
+    /// Blocks of a format of ggml; only GGUF files have them. A row is a whole number of blocks.
+    Block(Format),
 }
 
 impl Dtype {
-    pub(super) const ALL: [Self; 13] = [
+    /// The types of a safetensors file.
+    pub(super) const PLAIN: [Self; 13] = [
         Self::Bool,
         Self::U8,
         Self::I8,
@@ -67,17 +72,15 @@ impl Dtype {
         Self::U64,
     ];
 
-    /// Bytes of one element: 1, 2, 4 or 8.
-    pub fn size(self) -> usize {
+    /// Elements that are stored together: those of a block, else 1.
+    pub fn block_len(self) -> usize {
         match self {
-            Self::Bool | Self::U8 | Self::I8 => 1,
-            Self::I16 | Self::U16 | Self::F16 | Self::BF16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::Block(format) => format.block_len(),
+            _ => 1,
         }
     }
 
-    /// The name in a safetensors file: `BF16`, `I64`, `BOOL`.
+    /// The name in a safetensors file, or ggml's: `BF16`, `I64`, `BOOL`, `q4_k`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -93,17 +96,62 @@ impl Dtype {
             Self::F64 => "F64",
             Self::I64 => "I64",
             Self::U64 => "U64",
+            Self::Block(format) => format.name(),
         }
     }
 
-    /// The type of that [`Dtype::name`].
+    /// The type that a safetensors file calls `name`.
     pub(super) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+        Self::PLAIN.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Bytes of a tensor of `shape`; `None` when that is more than a `usize` counts.
-    pub(super) fn bytes_of(self, shape: &[usize]) -> Option<usize> {
-        shape.iter().try_fold(self.size(), |bytes, &dim| bytes.checked_mul(dim))
+    /// Bytes of a tensor of `shape`; `None` when that is more than a `usize` counts, or when the
+    /// last dimension is not a multiple of [`Dtype::block_len`].
+    pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
+        let (&row, rows) = shape.split_last().unwrap_or((&1, &[]));
+        let row_bytes = match self {
+            Self::Bool | Self::U8 | Self::I8 => row,
+            Self::I16 | Self::U16 | Self::F16 | Self::BF16 => row.checked_mul(2)?,
+            Self::I32 | Self::U32 | Self::F32 => row.checked_mul(4)?,
+            Self::F64 | Self::I64 | Self::U64 => row.checked_mul(8)?,
+            Self::Block(format) => format.bytes_of(row)?,
+        };
+        rows.iter().try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim))
+    }
+
+    /// The bytes of `values`, for F64, F32, F16, BF16 and the blocks that can be written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for the other types, [`Error::Argument`] unless the values are whole
+    /// blocks.
+    ///
+    /// ```
+    /// use boostr::checkpoint::Dtype;
+    ///
+    /// assert_eq!(Dtype::BF16.encode(&[1.0])?, [0x80, 0x3f]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn encode(self, values: &[f32]) -> Result<Vec<u8>> {
+        Ok(match self {
+            Self::F64 => values.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
+            Self::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            Self::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+            Self::Block(format) if format.can_encode() => {
+                let size = format.bytes_of(values.len()).ok_or_else(|| Error::Argument {
+                    name: "values",
+                    reason: format!("{} are no whole blocks of {}", values.len(), format.name()),
+                })?;
+                let mut blocks = vec![0; size];
+                quant::encode(format, values, &mut blocks);
+                blocks
+            }
+            other => {
+                let what = format!("writing of type {}", other.name());
+                return Err(Error::Unsupported { what });
+            }
+        })
     }
 }
 
@@ -115,6 +163,8 @@ pub type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub struct Bytes {
     owner: Owner,
     range: Range<usize>,
+    /// The owner, when it is a file's map.
+    map: Option<Arc<Map>>,
 }
 
 impl Bytes {
@@ -129,7 +179,22 @@ impl Bytes {
     /// ```
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let range = 0..owner.as_ref().len();
-        Self { owner: Arc::new(owner), range }
+        Self { owner: Arc::new(owner), range, map: None }
+    }
+
+    /// All bytes of a file.
+    pub(super) fn mapped(map: Map) -> Self {
+        let range = 0..map.as_ref().len();
+        let map = Arc::new(map);
+        Self { owner: Arc::clone(&map) as Owner, range, map: Some(map) }
+    }
+
+    /// Says that these bytes will not be needed soon: the memory of a mapped file is given back, and
+    /// read again from the file when it is touched after all. Others stay as they are.
+    pub fn release(&self) {
+        if let Some(map) = &self.map {
+            map.release(self.range.clone());
+        }
     }
 
     /// The bytes at `range` of these; `None` when they do not reach so far or it runs backwards.
@@ -137,7 +202,7 @@ impl Bytes {
         self.get(range.clone())?;
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
-        Some(Self { owner: Arc::clone(&self.owner), range: start..end })
+        Some(Self { owner: Arc::clone(&self.owner), range: start..end, map: self.map.clone() })
     }
 
     /// What keeps the bytes alive; usually it holds more than these, see [`Bytes::range`].
@@ -174,18 +239,20 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Dimensions, outermost first; empty for a single number.
     pub shape: Vec<usize>,
-    /// The elements, little-endian: product of `shape` times `dtype.size()` bytes.
+    /// The elements, little-endian: `dtype.bytes_of(&shape)` bytes.
     pub data: Bytes,
     /// The file that holds it.
     pub file: Arc<Path>,
 }
 
 impl TensorEntry {
-    /// The elements as `f32`, for `F64` (rounded to nearest), `F32`, `F16` and `BF16` (both exact).
+    /// The elements as `f32`, for `F64` (rounded to nearest), `F32`, `F16`, `BF16` (all exact) and
+    /// blocks.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for the other types.
+    /// [`Error::Unsupported`] for the other types; [`Error::Format`] when `data` has not the bytes
+    /// of `shape`, as after a file was cut short.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let data = &*self.data;
         Ok(match self.dtype {
@@ -198,9 +265,19 @@ impl TensorEntry {
                 data.as_chunks().0.iter().map(wide).collect()
             }
             Dtype::F16 => f16_to_f32(data),
+            Dtype::Block(format) => {
+                if self.dtype.bytes_of(&self.shape) != Some(data.len()) {
+                    let (name, len) = (format.name(), data.len());
+                    let reason = format!("{name} of shape {:?} has {len} bytes", self.shape);
+                    return Err(Error::format(&self.file, reason));
+                }
+                let mut out = vec![0.0; self.shape.iter().product()];
+                quant::decode(format, data, &mut out);
+                out
+            }
             other => {
                 let what = format!(
-                    "tensor type {} as f32 in `{}` (F64, F32, F16 and BF16 are)",
+                    "tensor type {} as f32 in `{}` (F64, F32, F16, BF16 and blocks are)",
                     other.name(),
                     self.file.display()
                 );
@@ -245,12 +322,8 @@ mod tests {
 
     fn entry(dtype: Dtype, data: impl AsRef<[u8]> + Send + Sync + 'static) -> TensorEntry {
         let data = Bytes::new(data);
-        TensorEntry {
-            dtype,
-            shape: vec![data.len() / dtype.size()],
-            data,
-            file: Path::new("f").into(),
-        }
+        let shape = vec![data.len() / dtype.bytes_of(&[]).unwrap()];
+        TensorEntry { dtype, shape, data, file: Path::new("f").into() }
     }
 
     #[test]
@@ -291,7 +364,7 @@ mod tests {
         let message = entry(Dtype::I64, [0; 8]).to_f32().unwrap_err().to_string();
         assert_eq!(
             message,
-            "unsupported tensor type I64 as f32 in `f` (F64, F32, F16 and BF16 are)"
+            "unsupported tensor type I64 as f32 in `f` (F64, F32, F16, BF16 and blocks are)"
         );
     }
 
@@ -315,6 +388,35 @@ mod tests {
         assert_eq!(Dtype::F32.bytes_of(&[3, 0, 5]), Some(0));
         assert_eq!(Dtype::U8.bytes_of(&[1 << 32, 1 << 32]), None);
         assert_eq!(Dtype::F64.bytes_of(&[(1 << 61) + 1]), None);
+        let max_blocks = usize::MAX / 144;
+        assert_eq!(Dtype::Block(Format::Q4K).bytes_of(&[max_blocks + 1, 256]), None);
+    }
+
+    #[test]
+    fn rows_are_whole_blocks() {
+        let dtype = Dtype::Block(Format::Q4K);
+        assert_eq!(dtype.bytes_of(&[3, 512]), Some(3 * 2 * 144));
+        assert_eq!(dtype.bytes_of(&[512, 3]), None);
+        assert_eq!(dtype.bytes_of(&[256, 0]), Some(0));
+        assert_eq!(dtype.bytes_of(&[]), None);
+    }
+
+    #[test]
+    fn blocks_are_decoded_and_only_whole_ones() {
+        // A half of 2.0, then codes 0 to 31.
+        let block: Vec<u8> = [0, 0x40].into_iter().chain(0..32).collect();
+        let dtype = Dtype::Block(Format::Q8_0);
+        let entry = TensorEntry {
+            dtype,
+            shape: vec![1, 32],
+            data: Bytes::new(block),
+            file: Path::new("f").into(),
+        };
+        let expected: Vec<f32> = (0..32u8).map(|n| 2.0 * f32::from(n)).collect();
+        assert_eq!(entry.to_f32().unwrap(), expected);
+        let short = TensorEntry { data: entry.data.slice(0..33).unwrap(), ..entry };
+        let message = short.to_f32().unwrap_err().to_string();
+        assert_eq!(message, "`f`: q8_0 of shape [1, 32] has 33 bytes");
     }
 
     #[test]

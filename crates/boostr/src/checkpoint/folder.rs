@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::entry::{cut, quoted};
 use super::json::UniqueMap;
 use super::map::{map, missing};
-use super::{Contents, safetensors, torch};
+use super::{Contents, gguf, safetensors, torch};
 use crate::error::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -42,17 +42,21 @@ pub(super) fn read(path: &Path, allow_pickle: bool) -> Result<Contents> {
     if let Some(only) = only_safetensors(path)? {
         return safetensors::read(&only, &map(&only)?);
     }
+    if let Some(only) = gguf::only_model(path)? {
+        return gguf::open(&only, &map(&only)?);
+    }
     if present(&pickle)? {
         return read_file(&pickle, allow_pickle);
     }
     let reason = format!(
-        "no checkpoint in this folder: looked for {INDEX}, {SINGLE}, *.safetensors, {PICKLE}"
+        "no checkpoint in this folder: looked for {INDEX}, {SINGLE}, *.safetensors, *.gguf, \
+         {PICKLE}"
     );
     Err(Error::format(path, reason))
 }
 
 /// Whether there is something of that name, be it a link to nothing.
-fn present(path: &Path) -> Result<bool> {
+pub(super) fn present(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
@@ -86,6 +90,7 @@ fn only_safetensors(folder: &Path) -> Result<Option<PathBuf>> {
 fn read_file(path: &Path, allow_pickle: bool) -> Result<Contents> {
     let bytes = map(path)?;
     match *bytes {
+        [b'G', b'G', b'U', b'F', ..] => gguf::open(path, &bytes),
         // The header of a safetensors file starts at byte 8; its length may look like anything.
         [_, _, _, _, _, _, _, _, b'{', ..] => safetensors::read(path, &bytes),
         [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] if !allow_pickle => {
@@ -99,6 +104,7 @@ fn read_file(path: &Path, allow_pickle: bool) -> Result<Contents> {
                 convert_command(path)
             ),
         )),
+        _ if path.extension().is_some_and(|ending| ending == "gguf") => gguf::open(path, &bytes),
         _ => safetensors::read(path, &bytes),
     }
 }
@@ -207,7 +213,7 @@ fn is_plain_name(name: &str) -> bool {
 }
 
 /// The first few names, for a message.
-fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names = names.into_iter();
     let mut out: Vec<String> = names.by_ref().take(MAX_LISTED).map(quoted).collect();
     match names.count() {

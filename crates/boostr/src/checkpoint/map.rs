@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -43,7 +44,36 @@ pub(super) fn map(path: &Path) -> Result<Bytes> {
     // every length or offset derived from them is checked against the map, never against the file
     // again.
     let map = unsafe { Mmap::map(&file) };
-    Ok(Bytes::new(map.map_err(|e| Error::io(path, e))?))
+    Ok(Bytes::mapped(Map(map.map_err(|e| Error::io(path, e))?)))
+}
+
+/// The bytes of a file.
+pub(super) struct Map(Mmap);
+
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Map {
+    /// Gives back the memory of the whole pages within `range`; touching them reads the file again.
+    pub(super) fn release(&self, range: Range<usize>) {
+        /// A multiple of the pages of any system.
+        const PAGES: usize = 1 << 16;
+        let end = range.end.min(self.0.len()) / PAGES * PAGES;
+        let Some(start) = range.start.checked_next_multiple_of(PAGES) else { return };
+        let Some(len) = end.checked_sub(start).filter(|&len| len > 0) else { return };
+        #[cfg(unix)]
+        {
+            use memmap2::UncheckedAdvice::DontNeed;
+            #[expect(unsafe_code, reason = "pages must be given back while slices of them live")]
+            // SAFETY: the advice loses what was written to a page; this map is read-only and of a
+            // file, so the pages come back from it as they were, under the contract of `map`.
+            // It is advice: a system that refuses it keeps the pages.
+            let _ = unsafe { self.0.unchecked_advise_range(DontNeed, start, len) };
+        }
+    }
 }
 
 /// The error for a `path` that could not be looked at.

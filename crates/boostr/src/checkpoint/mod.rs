@@ -14,7 +14,7 @@
 //! | `folder` | which files of a folder make the checkpoint |
 //! | [`ConfigFile`] | the fields of `config.json` |
 //! | `map` | the memory map, the only unsafe code here |
-//! | [`safetensors`] | that format, both ways |
+//! | [`safetensors`], [`gguf`] | those formats, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
 //! | `atomic` | [`atomic_write`] |
 //! | `json` | maps in which a repeated key is an error |
@@ -35,6 +35,7 @@ mod atomic;
 mod config;
 mod entry;
 mod folder;
+pub mod gguf;
 mod json;
 mod map;
 mod pickle;
@@ -59,6 +60,7 @@ use entry::quoted;
 pub struct Checkpoint {
     tensors: BTreeMap<String, TensorEntry>,
     metadata: BTreeMap<String, String>,
+    gguf: Option<gguf::Metadata>,
     path: PathBuf,
 }
 
@@ -67,14 +69,17 @@ pub struct Checkpoint {
 struct Contents {
     tensors: BTreeMap<String, TensorEntry>,
     metadata: BTreeMap<String, String>,
+    gguf: Option<gguf::Metadata>,
 }
 
 impl Checkpoint {
     /// Opens a model folder, or one file whatever its name.
     ///
     /// In a folder the first of these is used: `model.safetensors.index.json` with its shards,
-    /// `model.safetensors`, the only `*.safetensors` there is, `pytorch_model.bin`. A file is told
-    /// by its first bytes: safetensors, or the zip that `torch.save` writes.
+    /// `model.safetensors`, the only `*.safetensors` there is, the only `*.gguf` or set of parts of
+    /// one, `pytorch_model.bin`. A file is told by its first bytes: GGUF, safetensors, or the zip
+    /// that `torch.save` writes. Of a GGUF model in parts, `NAME-00001-of-00003.gguf`, any part
+    /// stands for all.
     ///
     /// A torch file is a Python pickle, a program. It is refused unless `allow_pickle`, and then
     /// read by an interpreter that knows the few types a weight file needs and executes nothing.
@@ -118,6 +123,19 @@ impl Checkpoint {
         Ok(Self::new(path, safetensors::read(path, &Bytes::new(bytes))?))
     }
 
+    /// Reads a GGUF file that is already in memory; `name` stands for its path in errors.
+    ///
+    /// The bytes are kept, and shared by all tensors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when the bytes break the format.
+    pub fn from_gguf(name: &str, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self> {
+        let path = Path::new(name);
+        let (metadata, tensors) = gguf::read(path, &Bytes::new(bytes))?;
+        Ok(Self::new(path, Contents { tensors, gguf: Some(metadata), ..Contents::default() }))
+    }
+
     /// Reads a torch zip file that is already in memory; `name` stands for its path in errors.
     ///
     /// The same reader, with the same closed list of types, as [`Checkpoint::open`] with
@@ -137,12 +155,12 @@ impl Checkpoint {
 
     /// A checkpoint of tensors that are already in memory; `name` stands for its path in errors.
     pub fn from_entries(name: &str, tensors: BTreeMap<String, TensorEntry>) -> Self {
-        Self::new(Path::new(name), Contents { tensors, metadata: BTreeMap::new() })
+        Self::new(Path::new(name), Contents { tensors, ..Contents::default() })
     }
 
     fn new(path: &Path, contents: Contents) -> Self {
-        let Contents { tensors, metadata } = contents;
-        Self { tensors, metadata, path: path.to_path_buf() }
+        let Contents { tensors, metadata, gguf } = contents;
+        Self { tensors, metadata, gguf, path: path.to_path_buf() }
     }
 
     /// The tensor called `name`.
@@ -180,6 +198,11 @@ impl Checkpoint {
         &self.metadata
     }
 
+    /// The metadata of a GGUF file, that of the first part of several; `None` for other files.
+    pub fn gguf(&self) -> Option<&gguf::Metadata> {
+        self.gguf.as_ref()
+    }
+
     /// Gives each tensor the name that `new_name` returns, or leaves it where that is `None`.
     ///
     /// # Errors
@@ -211,6 +234,24 @@ impl Checkpoint {
             .filter_map(|(new, old)| Some((new, self.tensors.get(old)?.clone())))
             .collect();
         self.tensors = tensors;
+        Ok(())
+    }
+
+    /// Gives a tensor another shape of as many elements; a row of blocks must stay whole blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when there is no such tensor, or its bytes are not those of the shape.
+    pub fn reshape(&mut self, name: &str, shape: &[usize]) -> Result<()> {
+        let error = |reason| Error::Tensors { path: self.path.clone(), reason };
+        let Some(entry) = self.tensors.get_mut(name) else {
+            return Err(error(format!("tensor {} is missing", quoted(name))));
+        };
+        if entry.dtype.bytes_of(shape) != Some(entry.data.len()) {
+            let (name, dtype, old) = (quoted(name), entry.dtype.name(), &entry.shape);
+            return Err(error(format!("tensor {name}: {dtype} {old:?} cannot be {shape:?}")));
+        }
+        entry.shape = shape.to_vec();
         Ok(())
     }
 }

@@ -14,6 +14,8 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,7 +57,7 @@ fn parse(path: &Path, bytes: &Bytes) -> Result<Contents, String> {
             .ok_or_else(|| format!("tensor {} is outside of the data", quoted(&name)))?;
         tensors.insert(name, TensorEntry { dtype, shape, data, file: Arc::clone(&file) });
     }
-    Ok(Contents { tensors, metadata: header.metadata })
+    Ok(Contents { tensors, metadata: header.metadata, gguf: None })
 }
 
 /// The header's JSON and the bytes after it.
@@ -233,7 +235,7 @@ impl<'de> Deserialize<'de> for DtypeName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         Dtype::from_name(&name).map(Self).ok_or_else(|| {
-            let known = Dtype::ALL.map(Dtype::name).join(", ");
+            let known = Dtype::PLAIN.map(Dtype::name).join(", ");
             de::Error::custom(format_args!("unsupported dtype {} ({known})", quoted(&name)))
         })
     }
@@ -276,9 +278,9 @@ impl<'de> Deserialize<'de> for Shape {
 ///
 /// # Errors
 ///
-/// [`Error::Argument`] when two tensors have one name or one is called `__metadata__`, when the
-/// bytes of one are not what its type and shape need, or when the header is longer than the format
-/// allows; [`Error::Io`] as [`atomic_write`].
+/// [`Error::Argument`] when two tensors have one name or one is called `__metadata__`, when one is
+/// of blocks, when the bytes of one are not what its type and shape need, or when the header is longer
+/// than the format allows; [`Error::Io`] as [`atomic_write`].
 ///
 /// ```
 /// use boostr::checkpoint::{Checkpoint, Dtype, safetensors};
@@ -296,25 +298,46 @@ pub fn write(
     tensors: &[(&str, Dtype, &[usize], &[u8])],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let argument = |reason| Error::Argument { name: "tensors", reason };
+    let (infos, data): (Vec<_>, Vec<_>) = tensors
+        .iter()
+        .map(|&(name, dtype, shape, data)| ((name, dtype, shape), data))
+        .unzip();
+    for (&info, data) in infos.iter().zip(&data) {
+        check_size(info, data.len())?;
+    }
+    write_each(path, &infos, metadata, |index| Ok(data.get(index).copied().unwrap_or_default()))
+}
+
+/// As [`write`], but the bytes of each tensor are asked for, by its index, when it is their turn: only
+/// one tensor is in memory at a time.
+///
+/// # Errors
+///
+/// As [`write`], and whatever `data` returns. An old file is then left as it was.
+pub fn write_each<D: Deref<Target = [u8]>>(
+    path: &Path,
+    tensors: &[(&str, Dtype, &[usize])],
+    metadata: &BTreeMap<String, String>,
+    mut data: impl FnMut(usize) -> Result<D>,
+) -> Result<()> {
     let mut names = BTreeSet::from([METADATA]);
-    for &(name, dtype, shape, data) in tensors {
+    for &(name, dtype, _) in tensors {
         if !names.insert(name) {
             return Err(argument(format!("the name {} is taken", quoted(name))));
         }
-        if dtype.bytes_of(shape) != Some(data.len()) {
+        if let Dtype::Block(format) = dtype {
             return Err(argument(format!(
-                "tensor {}: {} bytes are given for {} {shape:?}",
+                "tensor {}: safetensors has no type {}, write it as a float or as GGUF",
                 quoted(name),
-                data.len(),
-                dtype.name()
+                format.name()
             )));
         }
     }
-    let mut tensors = tensors.to_vec();
-    tensors.sort_by_key(|&(name, dtype, ..)| (Reverse(dtype), name));
+    let mut order: Vec<(usize, Item<'_>)> = tensors.iter().copied().enumerate().collect();
+    order.sort_by_key(|&(_, (name, dtype, _))| (Reverse(dtype), name));
 
-    let mut header = serde_json::to_vec(&Written { tensors: &tensors, metadata })
+    let infos: Vec<Item<'_>> = order.iter().map(|&(_, info)| info).collect();
+    let mut header = serde_json::to_vec(&Written { tensors: &infos, metadata })
         .map_err(|e| argument(e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() > MAX_HEADER {
@@ -323,23 +346,49 @@ pub fn write(
             header.len()
         )));
     }
-    atomic_write(path, |out| {
+    let mut failure = None;
+    let written = atomic_write(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        tensors.iter().try_for_each(|&(.., data)| out.write_all(data))
-    })
+        order.iter().try_for_each(|&(index, info)| {
+            let checked = data(index).and_then(|data| check_size(info, data.len()).map(|()| data));
+            match checked {
+                Ok(data) => out.write_all(&data),
+                Err(error) => {
+                    failure = Some(error);
+                    Err(io::ErrorKind::InvalidData.into())
+                }
+            }
+        })
+    });
+    failure.map_or(written, Err)
+}
+
+/// A tensor to be written: `(name, type, shape)`.
+type Item<'a> = (&'a str, Dtype, &'a [usize]);
+
+fn argument(reason: String) -> Error {
+    Error::Argument { name: "tensors", reason }
+}
+
+fn check_size((name, dtype, shape): Item<'_>, len: usize) -> Result<()> {
+    if dtype.bytes_of(shape) == Some(len) {
+        return Ok(());
+    }
+    let (name, dtype) = (quoted(name), dtype.name());
+    Err(argument(format!("tensor {name}: {len} bytes are given for {dtype} {shape:?}")))
 }
 
 /// The header of the tensors in the order of the file.
 struct Written<'a> {
-    tensors: &'a [(&'a str, Dtype, &'a [usize], &'a [u8])],
+    tensors: &'a [Item<'a>],
     metadata: &'a BTreeMap<String, String>,
 }
 
 impl Serialize for Written<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(serde::Serialize)]
-        struct Info<'a> {
+        struct Fields<'a> {
             dtype: &'a str,
             shape: &'a [usize],
             data_offsets: (usize, usize),
@@ -350,13 +399,13 @@ impl Serialize for Written<'_> {
             map.serialize_entry(METADATA, self.metadata)?;
         }
         let mut begin = 0usize;
-        for &(name, dtype, shape, data) in self.tensors {
-            // Slices that overlap in memory could count more bytes than there are addresses.
-            let end = begin
-                .checked_add(data.len())
+        for &(name, dtype, shape) in self.tensors {
+            let end = dtype
+                .bytes_of(shape)
+                .and_then(|size| begin.checked_add(size))
                 .ok_or_else(|| serde::ser::Error::custom("more bytes than a file holds"))?;
-            let info = Info { dtype: dtype.name(), shape, data_offsets: (begin, end) };
-            map.serialize_entry(name, &info)?;
+            let fields = Fields { dtype: dtype.name(), shape, data_offsets: (begin, end) };
+            map.serialize_entry(name, &fields)?;
             begin = end;
         }
         map.end()

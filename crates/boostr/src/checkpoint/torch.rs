@@ -74,7 +74,7 @@ fn parse(path: &Path, bytes: &Bytes) -> Result<Contents, String> {
             }
         }
     }
-    Ok(Contents { tensors, metadata: BTreeMap::new() })
+    Ok(Contents { tensors, ..Contents::default() })
 }
 
 /// What precedes `/data.pkl` in the archive.
@@ -218,12 +218,12 @@ impl View<'_> {
     }
 
     fn offset_bytes(&self) -> Option<usize> {
-        self.tensor.offset.checked_mul(self.tensor.storage.dtype.size())
+        self.tensor.storage.dtype.bytes_of(&[self.tensor.offset])
     }
 
     /// The elements in row-major order; `None` at the first that is not in the storage.
     fn copy(&self, storage: &[u8], len: usize) -> Option<Vec<u8>> {
-        let size = self.tensor.storage.dtype.size();
+        let size = self.tensor.storage.dtype.bytes_of(&[])?;
         let mut out = Vec::with_capacity(len);
         let mut index = vec![0; self.shape.len()];
         let mut at = self.tensor.offset;

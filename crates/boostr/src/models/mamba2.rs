@@ -10,11 +10,12 @@
 //!                         n_layer times
 //! ```
 //!
-//! Loads transformers' `Mamba2ForCausalLM`, the layout of mamba_ssm (`state-spaces/mamba2-*`) and the
-//! original release of Mamba-Codestral; see the table at the foot of the file.
+//! Loads transformers' `Mamba2ForCausalLM`, the layout of mamba_ssm (`state-spaces/mamba2-*`), the
+//! original release of Mamba-Codestral, and GGUF; see the tables at the foot of the file.
 
-use crate::backend::{Backend, DType, Tensor};
-use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::backend::{Backend, Tensor};
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use crate::error::{Error, Result};
 use crate::nn::{
     Linear, Mamba2Mixer, MixerConfig, MixerState, Params, RmsNorm, Tensors, synthetic,
@@ -410,21 +411,7 @@ impl<B: Backend> Mamba2<B> {
     ///
     /// [`Error::Tensors`] when the checkpoint's tensors are not those of the configuration.
     pub fn load(config: Config, mut checkpoint: Checkpoint, client: B::Client) -> Result<Self> {
-        config.check().map_err(|(field, reason)| Error::Config {
-            path: checkpoint.path().to_path_buf(),
-            field: field.into(),
-            reason,
-        })?;
-        checkpoint.rename(hf_name)?;
-        let rows = embedding_rows(&config, &checkpoint);
-        let with_head =
-            checkpoint.get("lm_head.weight").is_some() || config.tie_embeddings == Some(false);
-        config.tensors(rows, with_head).check(&checkpoint)?;
-        let tied = config.tie_embeddings.unwrap_or(!with_head);
-        if with_head && tied {
-            check_tied(&checkpoint)?;
-        }
-
+        let tied = config.adopt(&mut checkpoint)?;
         let params = Params::<B>::new(&checkpoint, &client);
         let backbone = params.under("backbone");
         let layers = (0..config.n_layer).map(|layer| {
@@ -451,7 +438,7 @@ impl<B: Backend> Mamba2<B> {
     /// # Errors
     ///
     /// [`Error::Unsupported`] for a type that weights cannot have.
-    pub fn synthetic(config: Config, dtype: DType, client: B::Client) -> Result<Self> {
+    pub fn synthetic(config: Config, dtype: Dtype, client: B::Client) -> Result<Self> {
         config.check().map_err(|(field, reason)| Error::Config {
             path: "synthetic".into(),
             field: field.into(),
@@ -524,13 +511,13 @@ impl<B: Backend> Mamba2<B> {
     ///
     /// ```
     /// use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
-    /// use boostr::{backend, checkpoint::ConfigFile};
+    /// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
     ///
     /// let config = Config::read(&ConfigFile::parse("config.json", r#"{
     ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
     ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
     /// }"#)?)?;
-    /// let model = Mamba2::<backend::Cpu>::synthetic(config, backend::DType::F32, backend::cpu())?;
+    /// let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
     /// let mut state = model.new_state()?;
     /// let mut run = [Run { tokens: &[5, 17, 3], state: &mut state }];
     /// let logits = model.forward(&mut run, Logits::Last)?;
@@ -659,14 +646,6 @@ fn next_pass<B: Backend>(runs: &[Run<'_, B>], done: &[usize]) -> Vec<(usize, usi
     pass
 }
 
-/// Rows of the checkpoint's embedding: the vocabulary, possibly padded.
-fn embedding_rows(config: &Config, checkpoint: &Checkpoint) -> usize {
-    match checkpoint.get("backbone.embeddings.weight").map(|entry| &entry.shape[..]) {
-        Some(&[rows, _]) if rows >= config.vocab_size => rows,
-        _ => config.padded_vocab(),
-    }
-}
-
 /// A head that is stored although it is tied must be the embedding.
 fn check_tied(checkpoint: &Checkpoint) -> Result<()> {
     let [head, embedding] =
@@ -680,6 +659,245 @@ fn check_tied(checkpoint: &Checkpoint) -> Result<()> {
         return Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason });
     }
     Ok(())
+}
+
+// Layouts of files
+
+impl Config {
+    /// Gives the tensors of any supported layout transformers' names and shapes, once they are found to
+    /// be all there; returns whether the embedding is the head.
+    ///
+    /// What stays different is GGUF's `A`, which is `-exp(A_log)`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when the tensors are not those of the configuration, [`Error::Config`] when
+    /// the configuration is impossible.
+    pub fn adopt(&self, checkpoint: &mut Checkpoint) -> Result<bool> {
+        self.check().map_err(|(field, reason)| Error::Config {
+            path: checkpoint.path().to_path_buf(),
+            field: field.into(),
+            reason,
+        })?;
+        let is_gguf = checkpoint.gguf().is_some();
+        if !is_gguf {
+            checkpoint.rename(hf_name)?;
+        }
+        let [embedding, head] = match is_gguf {
+            true => ["token_embd.weight", "output.weight"],
+            false => ["backbone.embeddings.weight", "lm_head.weight"],
+        };
+        let rows = match checkpoint.get(embedding).map(|entry| &entry.shape[..]) {
+            Some(&[rows, _]) if rows >= self.vocab_size => rows,
+            _ => self.padded_vocab(),
+        };
+        let with_head = checkpoint.get(head).is_some() || self.tie_embeddings == Some(false);
+        if let Some(metadata) = checkpoint.gguf() {
+            let tokens = metadata.strings(TOKENS)?.map_or(rows, |tokens| tokens.len());
+            if tokens != rows {
+                let reason = format!("{tokens} tokens, but `{embedding}` has {rows} rows");
+                return Err(metadata.error(TOKENS, reason));
+            }
+            let expected = self.gguf_tensors(rows, with_head);
+            let without_ones = |shape: &[usize]| -> Vec<usize> {
+                shape.iter().copied().filter(|&dim| dim != 1).collect()
+            };
+            for (name, shape) in expected.iter() {
+                let entry = checkpoint.get(name);
+                if entry.is_some_and(|e| without_ones(&e.shape) == without_ones(shape)) {
+                    checkpoint.reshape(name, shape)?;
+                }
+            }
+            expected.check(checkpoint)?;
+            checkpoint.rename(|name| renamed(name, |(gguf, hf)| (gguf, hf)))?;
+            for (name, shape) in self.tensors(rows, with_head).iter() {
+                checkpoint.reshape(&name.replace("A_log", "A"), shape)?;
+            }
+        } else {
+            self.tensors(rows, with_head).check(checkpoint)?;
+        }
+        let tied = self.tie_embeddings.unwrap_or(!with_head);
+        if with_head && tied {
+            check_tied(checkpoint)?;
+        }
+        Ok(tied)
+    }
+
+    /// The tensors of a GGUF file: [`Config::tensors`] with GGUF's names and shapes.
+    #[must_use]
+    pub fn gguf_tensors(&self, rows: usize, with_head: bool) -> Tensors {
+        let mut tensors = Tensors::default();
+        for (name, shape) in self.tensors(rows, with_head).iter() {
+            let (name, shape) = self.gguf_tensor(name, shape);
+            tensors.add(name, &shape);
+        }
+        tensors
+    }
+
+    /// Name and shape in GGUF of a tensor of [`Config::tensors`].
+    #[must_use]
+    pub fn gguf_tensor(&self, name: &str, shape: &[usize]) -> (String, Vec<usize>) {
+        let name = name.replace("A_log", "A");
+        let shape = match (name.rsplit_once("mixer.").map(|(_, rest)| rest), shape) {
+            (Some("conv1d.weight"), &[channels, _, taps]) => vec![channels, taps],
+            (Some("A" | "D"), &[nheads]) => vec![nheads, 1],
+            (Some("norm.weight"), &[width]) => {
+                vec![self.mixer.ngroups, width / self.mixer.ngroups]
+            }
+            _ => shape.to_vec(),
+        };
+        (renamed(&name, |(gguf, hf)| (hf, gguf)).unwrap_or(name), shape)
+    }
+
+    /// Reads the metadata of a GGUF file.
+    ///
+    /// Tokens of type unused at the end of the vocabulary are padding: never sampled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] that names file and key, [`Error::Unsupported`] for another architecture.
+    pub fn read_gguf(metadata: &Metadata) -> Result<Self> {
+        let arch = metadata.required(ARCHITECTURE, metadata.text(ARCHITECTURE)?)?;
+        if arch != "mamba2" {
+            let also = if arch == "mamba" { ", which is Mamba-1," } else { "" };
+            let what = format!(
+                "architecture `{}`{also} in `{}` (supported: mamba2)",
+                arch.escape_debug(),
+                metadata.path().display()
+            );
+            return Err(Error::Unsupported { what });
+        }
+        let size = |key| metadata.required_usize(key, 1..=MAX_SIZE);
+        let (d_inner, nheads) = (size(keys::INNER_SIZE)?, size(keys::TIME_STEP_RANK)?);
+        if !d_inner.is_multiple_of(nheads) {
+            let reason = format!("{nheads} heads do not divide {d_inner} channels");
+            return Err(metadata.error(keys::TIME_STEP_RANK, reason));
+        }
+        let eps = metadata.float(keys::NORM_EPS, f32::MIN_POSITIVE..=1.0)?.unwrap_or(1e-5);
+        let config = Self {
+            n_layer: metadata.required_usize(keys::BLOCK_COUNT, 1..=10_000)?,
+            vocab_size: vocab_size(metadata)?,
+            tie_embeddings: None,
+            norm_eps: eps,
+            pad_vocab_size_multiple: 1,
+            mixer: MixerConfig {
+                d_model: size(keys::EMBEDDING_LENGTH)?,
+                nheads,
+                headdim: d_inner / nheads,
+                ngroups: size(keys::GROUP_COUNT)?,
+                d_state: size(keys::STATE_SIZE)?,
+                d_conv: size(keys::CONV_KERNEL)?,
+                bias: false,
+                conv_bias: true,
+                dt_limit: (0.0, f32::INFINITY),
+                norm_before_gate: false,
+                norm_eps: eps,
+            },
+        };
+        config.check().map_err(|(field, reason)| metadata.error(field, reason))?;
+        Ok(config)
+    }
+
+    /// Writes the metadata of a GGUF file, all but the tokenizer's; the embedding has `rows` rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no key for.
+    pub fn write_gguf(&self, rows: usize, metadata: &mut Metadata) -> Result<()> {
+        let mixer = &self.mixer;
+        let lacking = [
+            (mixer.bias, "biases of the projections"),
+            (!mixer.conv_bias, "convolutions without a bias"),
+            (mixer.dt_limit != (0.0, f32::INFINITY), "limits of the steps"),
+            (mixer.norm_before_gate, "norms before the gate"),
+        ];
+        if let Some((_, what)) = lacking.iter().find(|(is_there, _)| *is_there) {
+            let what = format!("{what} in GGUF, whose mamba2 has no way to say so");
+            return Err(Error::Unsupported { what });
+        }
+        metadata.set(ARCHITECTURE, "mamba2");
+        for (key, size) in [
+            (keys::CONTEXT_LENGTH, 1 << 20), // as llama.cpp writes: the state has no limit
+            (keys::EMBEDDING_LENGTH, mixer.d_model),
+            (keys::FEED_FORWARD_LENGTH, 0),
+            (keys::HEAD_COUNT, 0),
+            (keys::BLOCK_COUNT, self.n_layer),
+            (keys::CONV_KERNEL, mixer.d_conv),
+            (keys::INNER_SIZE, mixer.d_inner()),
+            (keys::STATE_SIZE, mixer.d_state),
+            (keys::TIME_STEP_RANK, mixer.nheads),
+            (keys::GROUP_COUNT, mixer.ngroups),
+            (keys::VOCAB_SIZE, rows),
+        ] {
+            metadata.set(key, size as u32);
+        }
+        metadata.set(keys::NORM_EPS, mixer.norm_eps);
+        Ok(())
+    }
+
+    /// The `config.json` that transformers reads; the embedding has `rows` rows.
+    #[must_use]
+    pub fn to_json(&self, rows: usize, tied: bool) -> serde_json::Value {
+        let mixer = &self.mixer;
+        let high = match mixer.dt_limit.1 {
+            high if high.is_finite() => serde_json::json!(high),
+            _ => serde_json::json!({ "__float__": "Infinity" }),
+        };
+        serde_json::json!({
+            "architectures": ["Mamba2ForCausalLM"],
+            "model_type": "mamba2",
+            "hidden_size": mixer.d_model,
+            "num_hidden_layers": self.n_layer,
+            "num_heads": mixer.nheads,
+            "head_dim": mixer.headdim,
+            "expand": mixer.d_inner() / mixer.d_model,
+            "n_groups": mixer.ngroups,
+            "state_size": mixer.d_state,
+            "conv_kernel": mixer.d_conv,
+            "use_bias": mixer.bias,
+            "use_conv_bias": mixer.conv_bias,
+            "hidden_act": "silu",
+            "layer_norm_epsilon": mixer.norm_eps,
+            "residual_in_fp32": true,
+            "rms_norm": true,
+            "time_step_limit": [mixer.dt_limit.0, high],
+            "norm_before_gate": mixer.norm_before_gate,
+            "tie_word_embeddings": tied,
+            "vocab_size": rows,
+        })
+    }
+}
+
+const ARCHITECTURE: &str = "general.architecture";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// Keys of GGUF metadata.
+mod keys {
+    pub(super) const CONTEXT_LENGTH: &str = "mamba2.context_length";
+    pub(super) const EMBEDDING_LENGTH: &str = "mamba2.embedding_length";
+    pub(super) const FEED_FORWARD_LENGTH: &str = "mamba2.feed_forward_length";
+    pub(super) const HEAD_COUNT: &str = "mamba2.attention.head_count";
+    pub(super) const BLOCK_COUNT: &str = "mamba2.block_count";
+    pub(super) const VOCAB_SIZE: &str = "mamba2.vocab_size";
+    pub(super) const NORM_EPS: &str = "mamba2.attention.layer_norm_rms_epsilon";
+    pub(super) const CONV_KERNEL: &str = "mamba2.ssm.conv_kernel";
+    pub(super) const INNER_SIZE: &str = "mamba2.ssm.inner_size";
+    pub(super) const STATE_SIZE: &str = "mamba2.ssm.state_size";
+    /// The number of heads, for Mamba-2.
+    pub(super) const TIME_STEP_RANK: &str = "mamba2.ssm.time_step_rank";
+    pub(super) const GROUP_COUNT: &str = "mamba2.ssm.group_count";
+}
+
+/// Ids below this are tokens, by a GGUF file's list of tokens or, when it has none, its size.
+fn vocab_size(metadata: &Metadata) -> Result<usize> {
+    /// A token that only fills up the table.
+    const UNUSED: i64 = 5;
+    let Some(tokens) = metadata.strings(TOKENS)? else {
+        return metadata.required_usize(keys::VOCAB_SIZE, 1..=MAX_SIZE);
+    };
+    let types = metadata.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
+    let unused = types.iter().rev().take_while(|&&kind| kind == UNUSED).count();
+    Ok(if types.len() == tokens.len() { tokens.len() - unused } else { tokens.len() })
 }
 
 /// Names of other dialects in transformers' names:
@@ -700,4 +918,32 @@ fn hf_name(name: &str) -> Option<String> {
         _ => new,
     };
     (new != name).then_some(new)
+}
+
+/// GGUF's names, and transformers'; `#` is the number of a layer. `A` is `-exp(A_log)`.
+const GGUF_NAMES: [(&str, &str); 12] = [
+    ("token_embd.weight", "backbone.embeddings.weight"),
+    ("output_norm.weight", "backbone.norm_f.weight"),
+    ("output.weight", "lm_head.weight"),
+    ("blk.#.attn_norm.weight", "backbone.layers.#.norm.weight"),
+    ("blk.#.ssm_in.weight", "backbone.layers.#.mixer.in_proj.weight"),
+    ("blk.#.ssm_conv1d.weight", "backbone.layers.#.mixer.conv1d.weight"),
+    ("blk.#.ssm_conv1d.bias", "backbone.layers.#.mixer.conv1d.bias"),
+    ("blk.#.ssm_dt.bias", "backbone.layers.#.mixer.dt_bias"),
+    ("blk.#.ssm_a", "backbone.layers.#.mixer.A"),
+    ("blk.#.ssm_d", "backbone.layers.#.mixer.D"),
+    ("blk.#.ssm_norm.weight", "backbone.layers.#.mixer.norm.weight"),
+    ("blk.#.ssm_out.weight", "backbone.layers.#.mixer.out_proj.weight"),
+];
+
+/// `name` in the other column of [`GGUF_NAMES`]; `of` takes a row to `(this column, the other)`.
+fn renamed(name: &str, of: fn((&'static str, &'static str)) -> (&'static str, &'static str)) -> Option<String> {
+    GGUF_NAMES.into_iter().map(of).find_map(|(this, other)| {
+        let Some((before, after)) = this.split_once('#') else {
+            return (name == this).then(|| other.to_owned());
+        };
+        let layer = name.strip_prefix(before)?.strip_suffix(after)?;
+        let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| other.replace('#', layer))
+    })
 }

@@ -143,12 +143,7 @@ impl<B: Backend> Mamba2Mixer<B> {
         let stored = params.values("conv1d.weight")?; // [conv_dim, 1, d_conv]
         let conv: Vec<f32> =
             (0..taps * channels).map(|i| stored[i % channels * taps + i / channels]).collect();
-        let a_log = params.values("A_log")?;
-        let a: Vec<f32> = a_log.iter().map(|a| -a.exp()).collect();
-        if let Some(head) = (0..a.len()).find(|&i| !a_log[i].is_finite() || !a[i].is_finite()) {
-            let reason = format!("gives no decay rate: head {head} has {}", a_log[head]);
-            return Err(params.error("A_log", &reason));
-        }
+        let a = decay_rates(params)?;
         Ok(Self {
             in_proj: Linear::load(&params.under("in_proj"), config.bias)?,
             conv1d_weight: ops::tensor(client, &conv, &[taps, channels])?,
@@ -221,4 +216,28 @@ impl<B: Backend> Mamba2Mixer<B> {
     pub fn weight_bytes(&self) -> usize {
         self.in_proj.weight().size_in_bytes() + self.out_proj.weight().size_in_bytes()
     }
+}
+
+/// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
+fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Vec<f32>> {
+    let name = if params.has("A") { "A" } else { "A_log" };
+    let stored = params.values(name)?;
+    let rates: Vec<f32> = match name {
+        "A" => stored.clone(),
+        _ => stored.iter().map(|&a_log| decay_rate(a_log)).collect(),
+    };
+    match rates.iter().position(|a| !a.is_finite() || *a > 0.0) {
+        None => Ok(rates),
+        Some(head) => {
+            let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+            let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
+            Err(params.error(name, &reason))
+        }
+    }
+}
+
+/// `-exp(a_log)`, rounded once: the same wherever it is computed.
+#[must_use]
+pub fn decay_rate(a_log: f32) -> f32 {
+    (-f64::from(a_log).exp()) as f32
 }

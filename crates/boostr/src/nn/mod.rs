@@ -6,5 +6,5 @@ mod params;
 pub mod synthetic;
 
 pub use linear::{Linear, RmsNorm};
-pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState};
+pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState, decay_rate};
 pub use params::{Params, Tensors};

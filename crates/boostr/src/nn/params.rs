@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, DType, Tensor};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
-use crate::ops::{self, HostBytes, LinearOps, Weight};
+use crate::ops::{self, HostBytes, LinearOps, QuantTensor, Weight};
 
 /// Tensors listed in one error.
 const MAX_LISTED: usize = 5;
@@ -111,17 +111,27 @@ impl<'a, B: Backend> Params<'a, B> {
         self.checkpoint.get(&full).ok_or_else(|| self.error(name, "is missing"))
     }
 
-    /// A weight matrix, in its stored type and place. F64 is narrowed to f32.
+    /// A weight matrix, in its stored type. Floats stay in their place, F64 is narrowed to f32, blocks
+    /// are handed to the backend, which may keep them in an order of its own.
     ///
     /// # Errors
     ///
-    /// When it is missing, or of a type that is no float.
+    /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str) -> Result<Weight<B>> {
         let entry = self.entry(name)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::BF16,
             Dtype::F16 => DType::F16,
+            Dtype::Block(format) => {
+                let &[features, width] = entry.shape.as_slice() else {
+                    return Err(self.error(name, &format!("{:?} is no matrix", entry.shape)));
+                };
+                let blocks = QuantTensor::new(host_bytes(entry)?, format, [features, width])?;
+                let weight = self.client.quantized(&blocks)?;
+                entry.data.release();
+                return Ok(weight);
+            }
             _ => {
                 let bytes: Vec<u8> =
                     entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
@@ -130,8 +140,13 @@ impl<'a, B: Backend> Params<'a, B> {
                 return self.client.weight(bytes, DType::F32, &entry.shape);
             }
         };
-        let bytes = HostBytes::new(entry.data.owner().clone(), entry.data.range())?;
-        self.client.weight(bytes, dtype, &entry.shape)
+        self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
+    }
+
+    /// Whether there is a parameter called `name`.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.entry(name).is_ok()
     }
 
     /// The elements of a small parameter as f32, whatever its stored type.
@@ -151,4 +166,8 @@ impl<'a, B: Backend> Params<'a, B> {
     pub fn tensor(&self, name: &str) -> Result<Tensor<B>> {
         ops::tensor(self.client, &self.values(name)?, &self.entry(name)?.shape)
     }
+}
+
+fn host_bytes(entry: &TensorEntry) -> Result<HostBytes> {
+    HostBytes::new(entry.data.owner().clone(), entry.data.range())
 }

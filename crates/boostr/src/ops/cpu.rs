@@ -6,7 +6,7 @@ use numr::runtime::RuntimeClient;
 use numr::runtime::cpu::{CpuClient, CpuRuntime};
 use numr::tensor::Tensor;
 
-use super::weight::{self, HostBytes};
+use super::weight::{self, HostBytes, QuantTensor, Storage};
 use super::{
     CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps, Weight,
     expect, host, shape_error, tensor,
@@ -284,12 +284,12 @@ impl NormOps<CpuRuntime> for CpuClient {
     }
 }
 
-/// The elements of a weight, in their type.
-fn elements(w: &Weight<CpuRuntime>) -> Result<Weights<'_>> {
+/// The elements of a weight of floats, in their type.
+fn elements(w: &Cpu) -> Result<Weights<'_>> {
     Ok(match w.dtype() {
-        DType::BF16 => Weights::Bf16(host::bits_slice("w", w.tensor())?),
-        DType::F16 => Weights::F16(host::bits_slice("w", w.tensor())?),
-        _ => Weights::F32(host::slice("w", w.tensor())?),
+        DType::BF16 => Weights::Bf16(host::bits_slice("w", w)?),
+        DType::F16 => Weights::F16(host::bits_slice("w", w)?),
+        _ => Weights::F32(host::slice("w", w)?),
     })
 }
 
@@ -302,8 +302,15 @@ impl LinearOps<CpuRuntime> for CpuClient {
     ) -> Result<Weight<CpuRuntime>> {
         weight::check(&bytes, dtype, shape)?;
         match host::borrowed(&bytes, dtype, shape) {
-            Some(tensor) => Ok(Weight::new(tensor, Some(bytes))),
+            Some(tensor) => Weight::new(tensor, Some(bytes)),
             None => Weight::copied(&bytes, dtype, shape, self.device()),
+        }
+    }
+
+    fn quantized(&self, w: &QuantTensor) -> Result<Weight<CpuRuntime>> {
+        match w.format().can_multiply() {
+            true => Ok(Weight::packed(w)),
+            false => Weight::decoded(w, self.device()),
         }
     }
 
@@ -327,18 +334,24 @@ impl LinearOps<CpuRuntime> for CpuClient {
                 row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
             }
         }
-        kernels::linear(host::rows("x", &x)?, elements(w)?, to);
+        let x = host::rows("x", &x)?;
+        match &w.storage {
+            Storage::Dense(w, _) => kernels::linear(x, elements(w)?, to),
+            Storage::Packed(w) => kernels::quant::linear_quantized(x, w, to),
+        }
         Ok(out)
     }
 
     fn embedding(&self, w: &Weight<CpuRuntime>, ids: &[u32]) -> Result<Cpu> {
         let width = super::generic::check_ids(w, ids)?;
         let mut out = host::zeros(&[ids.len(), width])?;
-        let elements = elements(w)?;
         if width > 0 {
             let rows = host::slice_mut("out", &mut out)?.chunks_exact_mut(width);
             for (row, &id) in rows.zip(ids) {
-                elements.widen(id as usize * width, row);
+                match &w.storage {
+                    Storage::Dense(w, _) => elements(w)?.widen(id as usize * width, row),
+                    Storage::Packed(w) => w.row(id as usize, row),
+                }
             }
         }
         Ok(out)

@@ -658,7 +658,7 @@ where
     C: TensorClient<R>,
 {
     check_linear(x, w, bias, add_to.as_ref())?;
-    let w = client.cast(w.tensor(), DType::F32)?;
+    let w = client.cast(&w.to_tensor(client.device())?, DType::F32)?;
     let mut out = product(client, x, &transposed(&w)?)?;
     if let Some(bias) = bias {
         out = client.add(&out, bias)?;
@@ -693,7 +693,8 @@ where
 {
     let width = check_ids(w, ids)?;
     let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
-    let rows = gather(client, w.tensor(), &rows, width, w.dtype())?;
+    let w = w.to_tensor(client.device())?;
+    let rows = gather(client, &w, &rows, width, w.dtype())?;
     Ok(client.cast(&rows, DType::F32)?)
 }
 

@@ -26,7 +26,8 @@ use numr::ops::{ScalarOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
-pub use weight::{HostBytes, Weight};
+pub use boostr_kernels::quant::Format;
+pub use weight::{HostBytes, QuantTensor, Weight};
 
 use crate::error::{Error, Result};
 
@@ -342,6 +343,18 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     /// than F32, BF16 and F16.
     fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
         Weight::copied(&bytes, dtype, shape, self.device())
+    }
+
+    /// A weight of quantized blocks.
+    ///
+    /// A backend with a kernel for the format keeps it as dense as it is and multiplies with
+    /// activations that it rounds to 8 bits ([`boostr_kernels::quant`]); others decode it to f32.
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    fn quantized(&self, w: &QuantTensor) -> Result<Weight<R>> {
+        Weight::decoded(w, self.device())
     }
 
     /// `x · wᵀ` plus a bias, added to `add_to` where given: `[T, in]` to `[T, out]`.

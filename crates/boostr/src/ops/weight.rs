@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use boostr_kernels::quant::{self, Format, Packed};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
@@ -37,18 +38,150 @@ impl HostBytes {
     }
 }
 
-/// A weight `[out, in]` of F32, BF16 or F16, never written after loading.
+/// A matrix `[out, in]` of quantized blocks; each row is whole blocks of one format.
+///
+/// Blocks run along a row, so rows can be taken anywhere.
+///
+/// ```
+/// use boostr::ops::{Format, QuantTensor};
+///
+/// let values: Vec<f32> = (0..3 * 64).map(|i| (i as f32).sin()).collect();
+/// let w = QuantTensor::encode(&values, Format::Q8_0, [3, 64])?;
+/// assert_eq!(w.size_in_bytes(), 3 * 2 * 34);
+/// assert_eq!(w.rows(1..3)?.decode(), w.decode()[64..]);
+/// # Ok::<(), boostr::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct QuantTensor {
+    bytes: HostBytes,
+    format: Format,
+    shape: [usize; 2],
+}
+
+impl QuantTensor {
+    /// The blocks of `format` in `bytes` as a matrix of `shape`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when a row is not whole blocks or the bytes are not that many.
+    pub fn new(bytes: HostBytes, format: Format, shape: [usize; 2]) -> Result<Self> {
+        let expected = size_of_blocks(format, shape)?;
+        let found = bytes.as_slice().len();
+        if expected != found {
+            let reason =
+                format!("expected {expected} bytes of {shape:?} {}, found {found}", format.name());
+            return Err(Error::Argument { name: "bytes", reason });
+        }
+        Ok(Self { bytes, format, shape })
+    }
+
+    /// Quantizes the rows of `values`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when a row is not whole blocks or the values are not that many,
+    /// [`Error::Unsupported`] for a format that is only read.
+    pub fn encode(values: &[f32], format: Format, shape: [usize; 2]) -> Result<Self> {
+        if !format.can_encode() {
+            let what = format!("writing of blocks of type {}", format.name());
+            return Err(Error::Unsupported { what });
+        }
+        let size = size_of_blocks(format, shape)?;
+        if Some(values.len()) != shape[0].checked_mul(shape[1]) {
+            let reason = format!("expected the values of {shape:?}, found {}", values.len());
+            return Err(Error::Argument { name: "values", reason });
+        }
+        let mut bytes = vec![0; size];
+        quant::encode(format, values, &mut bytes);
+        Ok(Self { bytes: HostBytes::new(Arc::new(bytes), 0..size)?, format, shape })
+    }
+
+    /// The blocks' format.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// `[out, in]`
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Bytes of all blocks.
+    #[must_use]
+    pub fn size_in_bytes(&self) -> usize {
+        self.bytes.as_slice().len()
+    }
+
+    /// The blocks, row after row.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_slice()
+    }
+
+    /// Some of the rows, sharing the bytes of all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when there are no such rows.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let [features, width] = self.shape;
+        if rows.start > rows.end || rows.end > features {
+            let reason = format!("expected rows of {features}, found {rows:?}");
+            return Err(Error::Argument { name: "rows", reason });
+        }
+        let row = size_of_blocks(self.format, [1, width])?;
+        let first = self.bytes.range.start;
+        let range = first + rows.start * row..first + rows.end * row;
+        let bytes = HostBytes::new(Arc::clone(&self.bytes.owner), range)?;
+        Ok(Self { bytes, format: self.format, shape: [rows.len(), width] })
+    }
+
+    /// All values, row after row.
+    #[must_use]
+    pub fn decode(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.shape[0] * self.shape[1]];
+        quant::decode(self.format, self.bytes(), &mut values);
+        values
+    }
+}
+
+/// Bytes of a matrix of blocks.
+fn size_of_blocks(format: Format, [features, width]: [usize; 2]) -> Result<usize> {
+    let size = format.bytes_of(width).and_then(|row| row.checked_mul(features));
+    size.ok_or_else(|| {
+        let (len, name) = (format.block_len(), format.name());
+        let reason = format!("rows of {width} values are not whole blocks of {len} ({name})");
+        Error::Argument { name: "shape", reason }
+    })
+}
+
+/// A weight `[out, in]`, never written after loading: F32, BF16 or F16, or quantized blocks.
 ///
 /// It may lie in a memory-mapped file, which it keeps open; so it lends its tensor to operations only.
 pub struct Weight<R: Runtime> {
-    tensor: Tensor<R>,
-    /// Keeps the memory that `tensor` points to; dropped after it.
-    _owner: Option<HostBytes>,
+    pub(super) storage: Storage<R>,
+    shape: [usize; 2],
+}
+
+/// Where the elements are.
+pub(super) enum Storage<R: Runtime> {
+    /// Floats, and what keeps the memory that the tensor points to; dropped after it.
+    Dense(Tensor<R>, #[expect(dead_code, reason = "is kept, not read")] Option<HostBytes>),
+    /// Blocks, in the order in which the CPU's kernel reads them.
+    Packed(Packed),
 }
 
 impl<R: Runtime<DType = DType>> Weight<R> {
-    pub(super) fn new(tensor: Tensor<R>, owner: Option<HostBytes>) -> Self {
-        Self { tensor, _owner: owner }
+    /// # Errors
+    ///
+    /// [`Error::Shape`] unless the tensor is a matrix.
+    pub(super) fn new(tensor: Tensor<R>, owner: Option<HostBytes>) -> Result<Self> {
+        let &[features, width] = tensor.shape() else {
+            return Err(super::shape_error("weight", &[0, 0], tensor.shape()));
+        };
+        Ok(Self { storage: Storage::Dense(tensor, owner), shape: [features, width] })
     }
 
     /// A weight in the device's own memory.
@@ -59,29 +192,48 @@ impl<R: Runtime<DType = DType>> Weight<R> {
         device: &R::Device,
     ) -> Result<Self> {
         check(bytes, dtype, shape)?;
-        Ok(Self::new(Tensor::from_bytes(bytes.as_slice(), shape, dtype, device)?, None))
+        Self::new(Tensor::from_bytes(bytes.as_slice(), shape, dtype, device)?, None)
+    }
+
+    /// Blocks as f32 in the device's own memory: the definition, for want of a kernel.
+    pub(super) fn decoded(w: &QuantTensor, device: &R::Device) -> Result<Self> {
+        Self::new(Tensor::from_slice(&w.decode(), &w.shape(), device)?, None)
+    }
+
+    /// Blocks, repacked for the CPU's kernel.
+    pub(super) fn packed(w: &QuantTensor) -> Self {
+        let packed = Packed::new(w.format(), w.bytes(), w.shape()[1]);
+        Self { storage: Storage::Packed(packed), shape: w.shape() }
     }
 
     /// `[out, in]`
     #[must_use]
     pub fn shape(&self) -> &[usize] {
-        self.tensor.shape()
-    }
-
-    /// The stored type.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.tensor.dtype()
+        &self.shape
     }
 
     /// Bytes that a pass over the weight reads.
     #[must_use]
     pub fn size_in_bytes(&self) -> usize {
-        self.tensor.numel() * self.tensor.dtype().size_in_bytes()
+        match &self.storage {
+            Storage::Dense(tensor, _) => tensor.numel() * tensor.dtype().size_in_bytes(),
+            Storage::Packed(packed) => packed.size_in_bytes(),
+        }
     }
 
-    pub(super) fn tensor(&self) -> &Tensor<R> {
-        &self.tensor
+    /// The whole matrix as floats; blocks are decoded to f32.
+    pub(super) fn to_tensor(&self, device: &R::Device) -> Result<Tensor<R>> {
+        match &self.storage {
+            Storage::Dense(tensor, _) => Ok(tensor.clone()),
+            Storage::Packed(packed) => {
+                let [features, width] = self.shape;
+                let mut values = vec![0.0; features * width];
+                for (n, row) in values.chunks_exact_mut(width.max(1)).enumerate() {
+                    packed.row(n, row);
+                }
+                Ok(Tensor::from_slice(&values, &self.shape, device)?)
+            }
+        }
     }
 }
 

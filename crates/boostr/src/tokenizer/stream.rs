@@ -224,7 +224,7 @@ fn after_common_start<'a>(text: &'a str, other: &str) -> &'a str {
 }
 
 /// `<0x0A>` as the byte that it names.
-fn byte_token(token: &str) -> Option<u8> {
+pub(super) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     // from_str_radix would take a sign too: `<0x+1>` is no byte.
     let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -3,14 +3,16 @@
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use boostr::backend::{Cpu, DType, cpu};
+use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::ConfigFile;
+use boostr::convert::type_named;
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
 use super::{median, ratio};
-use crate::args::{BenchArgs, Geometry, WeightType};
+use crate::args::{BenchArgs, Geometry};
+use crate::exit::usage;
 use crate::model::Source;
 use crate::system::peak_memory;
 
@@ -269,12 +271,8 @@ fn open(args: &BenchArgs) -> Result<(String, Mamba2<Cpu>)> {
         r#"{{"d_model": {width}, "n_layer": {layers}, "vocab_size": 50277, "tie_embeddings": true,
             "pad_vocab_size_multiple": 16, "ssm_cfg": {{"layer": "Mamba2"}}}}"#
     );
-    let (dtype, suffix) = match args.dtype {
-        WeightType::F32 => (DType::F32, "f32"),
-        WeightType::Bf16 => (DType::BF16, "bf16"),
-        WeightType::F16 => (DType::F16, "f16"),
-    };
+    let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
     let config = Config::read(&ConfigFile::parse(name, &json)?)?;
     let model = Mamba2::synthetic(config, dtype, cpu()).context("synthetic model")?;
-    Ok((format!("{name} (synthetic, {suffix})"), model))
+    Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), model))
 }

@@ -50,6 +50,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod baseline;
+pub(crate) mod int8;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 

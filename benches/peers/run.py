@@ -1,0 +1,399 @@
+#!/usr/bin/env python3
+"""boostr beside llama.cpp and transformers: one model, every type, one run.
+
+    run.py                                      everything; about half an hour
+    run.py --types q8_0 --rounds 3 --no-torch   one type, some minutes
+
+Makes a model of mamba2-130m's sizes with made-up weights (make_model.py), writes it in every type, and
+measures prompts, decoding, the time to the first token and memory. README.md beside this file says what
+has to be installed, and what each number is.
+
+Speeds on a shared machine move from one minute to the next. So each of ours is taken next to one of
+llama.cpp's, in turn and in both orders, and what is compared is the median of the ratios of such pairs.
+How fast memory is read and matrices are multiplied is measured by `boostr bench` around each of ours.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from protocol import FIRST, ids
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+# What safetensors hold, then what only GGUF does.
+FOLDERS = ["f32", "bf16"]
+TYPES = [*FOLDERS, "q8_0", "q4_k_m", "q4_0"]
+# llama.cpp's numbers of its file types (enum llama_ftype in llama.h).
+LLAMA_FTYPES = {"bf16": 32, "q8_0": 7, "q4_k_m": 15, "q4_0": 2}
+VOCAB = 50288
+
+
+def main() -> None:
+    args = arguments()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    make_files(args)
+    start, load = time.time(), os.getloadavg()
+    samples = measure(args)
+    report = {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "minutes": round((time.time() - start) / 60, 1),
+        "machine": machine(),
+        "load_average": {"before": load, "after": os.getloadavg()},
+        "versions": versions(args),
+        "rounds": args.rounds,
+        "samples": [dataclasses.asdict(case) | {"values": values} for case, values in samples.items()],
+    }
+    text = markdown(args, report, samples)
+    print(text)
+    (args.dir / "results.md").write_text(text + "\n", encoding="utf-8")
+    (args.dir / "results.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def arguments() -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(word) for word in text.split(",")]
+
+    def types(text: str) -> list[str]:
+        unknown = set(text.split(",")) - set(TYPES)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(TYPES)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--boostr", type=Path, default=ROOT / "target/release/boostr", help="the program (%(default)s)")
+    option("--dir", type=Path, default=ROOT / "target/peers", help="for models and results (%(default)s)")
+    option("--types", type=types, default=TYPES, help=f"of weights ({','.join(TYPES)})")
+    option("--threads", type=numbers, default=[1, 2], help="numbers of threads (1,2)")
+    option("--prompts", type=numbers, default=[512, 2048], help="lengths of prompts (512,2048)")
+    option("--decode", type=int, default=128, help="tokens to decode (%(default)s)")
+    option("--rounds", type=int, default=5, help="times that everything is measured (%(default)s)")
+    option("--torch-rounds", type=int, default=1, help="the same for transformers (%(default)s)")
+    option("--no-torch", action="store_true", help="leave transformers out")
+    option("--only-llama", action="store_true", help="llama.cpp alone, on files of its own quantizer")
+    args = parser.parse_args()
+    args.boostr, args.dir = args.boostr.resolve(), args.dir.resolve()
+    has_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    args.torch = has_torch and not args.no_torch and not args.only_llama
+    if not args.only_llama and not args.boostr.exists():
+        parser.error(f"{args.boostr} does not exist: cargo build --release")
+    return args
+
+
+# Files.
+
+
+def gguf(args: argparse.Namespace, kind: str) -> Path:
+    return args.dir / ("by-llama.cpp" if args.only_llama else "by-boostr") / f"{kind}.gguf"
+
+
+def make_files(args: argparse.Namespace) -> None:
+    """The folders and the GGUF files, each where it is not there yet."""
+    source = args.dir / "f32.gguf"
+    if not source.exists():
+        run(sys.executable, HERE / "make_model.py", args.dir)
+    for kind in args.types:
+        path = gguf(args, kind)
+        if path.exists():
+            continue
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_suffix(".part.gguf")
+        if args.only_llama:
+            run(sys.executable, "-c", LLAMA_QUANTIZE, source, part, LLAMA_FTYPES.get(kind, ""))
+        elif kind in FOLDERS:
+            run(args.boostr, "convert", args.dir / kind, part, "-T", kind)
+        else:
+            run(args.boostr, "quantize", args.dir / "f32", part, "-T", kind)
+        part.rename(path)
+
+
+LLAMA_QUANTIZE = """
+import shutil, sys, llama_cpp
+source, target, ftype = sys.argv[1:]
+params = llama_cpp.llama_model_quantize_default_params()
+params.only_copy = not ftype
+params.ftype = int(ftype or 0)
+sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), params))
+"""
+
+
+def run(*command: object) -> str:
+    """What a command writes to stdout; if it fails, everything ends."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"exit code {done.returncode}: {shlex.join(words)[:300]}")
+    return done.stdout
+
+
+# Measurements.
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a number is of: who, with which weights, doing what, on how many threads.
+
+    `what` is `prompt N` or `decode N`, in tokens a second; the same with `limit of` before it is the rate
+    of the machine at that moment (GFLOP/s of matrix products for prompts, GB/s of reading for decoding),
+    with `share of limit in` ours over it; `first token` in seconds; `peak memory`, `state` in bytes.
+    """
+
+    who: str
+    kind: str
+    what: str
+    threads: int
+
+
+Samples = defaultdict[Case, list[float]]
+
+
+class Worker:
+    """A process that holds one model and measures what it is asked; see protocol.py."""
+
+    def __init__(self, script: str, *arguments: object) -> None:
+        command = [sys.executable, str(HERE / script), *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.start = self.answer()
+
+    def answer(self) -> dict[str, float]:
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"no answer from {shlex.join(self.process.args)}")
+        return json.loads(line)
+
+    def ask(self, **request: object) -> dict[str, float]:
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def rate(self, test: str, threads: int) -> float:
+        what, n = test.split()
+        return self.ask(**{what: int(n)}, threads=threads)["rate"]
+
+    def peak(self) -> float:
+        """Without what the interpreter and its libraries took before the model was opened."""
+        return self.ask(memory=True)["peak"] - self.start["before"]
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def tests(args: argparse.Namespace) -> list[str]:
+    return [*(f"prompt {n}" for n in args.prompts), f"decode {args.decode}"]
+
+
+def measure(args: argparse.Namespace) -> Samples:
+    samples = Samples(list)
+    for kind in args.types:
+        memory(args, kind, samples)
+    workers = {kind: Worker("llama_worker.py", gguf(args, kind), 1, "512,2048") for kind in args.types}
+    for round in range(args.rounds + 1):
+        taken = Samples(list)
+        for test in tests(args):
+            for threads in args.threads:
+                # Types innermost: each of ours has our own f32 rate near it too.
+                for kind in args.types:
+                    pair(args, workers[kind], kind, test, threads, taken, ours_first=round % 2 == 0)
+        for kind in args.types:
+            first_token(args, kind, taken)
+        if round == 0:
+            progress("warmed up")
+            continue
+        for case, values in taken.items():
+            samples[case] += values
+        progress(f"round {round} of {args.rounds}")
+    for worker in workers.values():
+        worker.end()
+    if args.torch:
+        for kind in args.types:
+            if kind in FOLDERS:
+                transformers(args, kind, samples)
+                progress(f"transformers {kind}")
+    return samples
+
+
+def pair(
+    args: argparse.Namespace,
+    worker: Worker,
+    kind: str,
+    test: str,
+    threads: int,
+    samples: Samples,
+    ours_first: bool,
+) -> None:
+    for is_ours in (ours_first, not ours_first):
+        if not is_ours:
+            samples[Case("llama.cpp", kind, test, threads)].append(worker.rate(test, threads))
+        elif not args.only_llama:
+            ours(args, kind, test, threads, samples)
+
+
+def ours(args: argparse.Namespace, kind: str, test: str, threads: int, samples: Samples) -> None:
+    what, n = test.split()
+    lengths = ["-p", n, "-g", 0] if what == "prompt" else ["-p", 1, "-g", n]
+    out = run(args.boostr, "bench", gguf(args, kind), *lengths, "-t", threads, "-r", 1, "--json")
+    (row,) = json.loads(out)[what]
+    limit = "gemm_gflops" if what == "prompt" else "read_gigabytes_per_second"
+    share = "ratio_to_gemm" if what == "prompt" else "ratio_to_read"
+    samples[Case("boostr", kind, test, threads)].append(row["tokens_per_second"])
+    samples[Case("boostr", kind, f"limit of {test}", threads)].append(row[limit])
+    samples[Case("boostr", kind, f"share of limit in {test}", threads)].append(row[share])
+
+
+def first_token(args: argparse.Namespace, kind: str, samples: Samples) -> None:
+    """To the token after a short prompt: ours from the start of the process, theirs from opening the file."""
+    threads = max(args.threads)
+    worker = Worker("llama_worker.py", gguf(args, kind), threads, 512)
+    worker.end()
+    samples[Case("llama.cpp", kind, "first token", threads)].append(worker.start["first_token"])
+    if not args.only_llama:
+        start = time.perf_counter()
+        complete(args, kind, FIRST, 1)
+        samples[Case("boostr", kind, "first token", threads)].append(time.perf_counter() - start)
+
+
+def memory(args: argparse.Namespace, kind: str, samples: Samples) -> None:
+    """Peaks of a process that runs the longest prompt and decodes."""
+    threads, longest = max(args.threads), max(args.prompts)
+    worker = Worker("llama_worker.py", gguf(args, kind), threads, 512)
+    for test in (f"prompt {longest}", f"decode {args.decode}"):
+        worker.rate(test, threads)
+    samples[Case("llama.cpp", kind, "peak memory", threads)].append(worker.peak())
+    worker.end()
+    if not args.only_llama:
+        report = complete(args, kind, longest, args.decode)
+        samples[Case("boostr", kind, "peak memory", threads)].append(report["peak_memory_bytes"])
+        samples[Case("boostr", kind, "state", threads)].append(report["state_bytes"])
+
+
+def complete(args: argparse.Namespace, kind: str, prompt: int, n: int) -> dict:
+    tokens = ",".join(map(str, ids(prompt, VOCAB)))
+    options = ["--tokens", tokens, "-n", n, "--temp", 0, "-t", max(args.threads), "--json"]
+    return json.loads(run(args.boostr, "run", gguf(args, kind), *options))
+
+
+def transformers(args: argparse.Namespace, kind: str, samples: Samples) -> None:
+    """Slow, so once or so, and not in turn with the others."""
+    threads = max(args.threads)
+    worker = Worker("torch_worker.py", args.dir / kind, threads)
+    samples[Case("transformers", kind, "first token", threads)].append(worker.start["first_token"])
+    for _ in range(args.torch_rounds):
+        for test in tests(args):
+            for n in args.threads:
+                samples[Case("transformers", kind, test, n)].append(worker.rate(test, n))
+    samples[Case("transformers", kind, "peak memory", threads)].append(worker.peak())
+    worker.end()
+
+
+def progress(text: str) -> None:
+    print(f"{datetime.datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+# The report.
+
+
+def machine() -> dict[str, object]:
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    name = next((line.split(": ")[1] for line in info if line.startswith("model name")), "unknown")
+    return {"cpu": name, "processors": os.cpu_count(), "system": platform.platform()}
+
+
+def versions(args: argparse.Namespace) -> dict[str, str]:
+    packages = ["llama-cpp-python", *(["transformers", "torch"] if args.torch else [])]
+    found = {} if args.only_llama else {"boostr": run(args.boostr, "--version").split()[-1]}
+    return found | {name: importlib.metadata.version(name) for name in packages}
+
+
+def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
+    """Two tables: speeds; first token and memory."""
+
+    def values(*case: object) -> list[float]:
+        return samples.get(Case(*case), [])
+
+    def median(*case: object) -> float | None:
+        return statistics.median(values(*case)) if values(*case) else None
+
+    def ratio(ours: list[float], theirs: list[float]) -> float | None:
+        return (
+            statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) if ours and theirs else None
+        )
+
+    def show(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    def megabytes(bytes: float | None) -> str:
+        return "" if bytes is None else f"{bytes / 1e6:.0f}"
+
+    def row(*cells: str) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def heading(text: str) -> list[str]:
+        names = text.split(", ")
+        return ["", row(*names), row(*["---"] * len(names))]
+
+    sides = ("boostr", "llama.cpp", "transformers")
+    lines = [
+        f"{report['machine']['cpu']}, {report['machine']['processors']} processors. "
+        + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+        + f". {report['date'][:10]}, {report['rounds']} rounds. `{report['command']}`",
+        *heading("weights, test, threads, boostr, llama.cpp, ratio, transformers, of limit, over our f32"),
+    ]
+    for kind in args.types:
+        for test in tests(args):
+            for threads in args.threads:
+                case = (kind, test, threads)
+                ours = values("boostr", *case)
+                over_f32 = ratio(ours, values("boostr", "f32", test, threads)) if kind != "f32" else None
+                lines.append(
+                    row(
+                        kind,
+                        test,
+                        str(threads),
+                        show(median("boostr", *case), 1),
+                        show(median("llama.cpp", *case), 1),
+                        show(ratio(ours, values("llama.cpp", *case)), 2),
+                        show(median("transformers", *case), 1),
+                        show(median("boostr", kind, f"share of limit in {test}", threads), 2),
+                        show(over_f32, 2),
+                    )
+                )
+    threads = max(args.threads)
+    lines += heading(
+        "weights, file MB, first token s: boostr, llama.cpp, transformers, "
+        "peak MB: boostr, less file and state, llama.cpp, transformers"
+    )
+    for kind in args.types:
+        size = gguf(args, kind).stat().st_size
+        peaks = [median(side, kind, "peak memory", threads) for side in sides]
+        state = median("boostr", kind, "state", threads)
+        rest = None if peaks[0] is None or state is None else peaks[0] - size - state
+        lines.append(
+            row(
+                kind,
+                megabytes(size),
+                *(show(median(side, kind, "first token", threads), 3) for side in sides),
+                *(megabytes(bytes) for bytes in (peaks[0], rest, *peaks[1:])),
+            )
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,743 @@
+//! Models from one file layout to another, and from one type of weights to another.
+//!
+//! ```text
+//! folder or GGUF ─ Checkpoint, Config ─ plan: each tensor's name, shape and type in the new file ─ written one by one
+//! ```
+//!
+//! Matrices get the type asked for ([`Types`]); everything small (convolutions, decays, biases, norms,
+//! routers) stays f32, because a few hundred numbers cost no memory and every token depends on them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use rayon::prelude::*;
+use regex::Regex;
+
+use crate::checkpoint::gguf::{self, Metadata};
+use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, safetensors};
+use crate::error::{Error, Result};
+use crate::load::{OpenOptions, TextFiles, config_file, folder_of};
+use crate::models::mamba2::Config;
+use crate::nn::decay_rate;
+use crate::ops::Format;
+use crate::tokenizer::Tokenizer;
+
+/// Names of small tensors in GGUF files, wherever they stand in a name: never quantized.
+const SMALL: [&str; 7] =
+    ["ssm_conv1d", "ssm_a", "ssm_d", "_norm", "ffn_gate_inp", "shortconv.conv", "exp_probs_b"];
+
+/// What a name of a type stands for: the type of matrices, and of those that stay wider.
+///
+/// The mixes keep the table of tokens in 6 bits, since each logit and each input is a row of it, and the
+/// projections back into the residual stream a step wider than those out of it.
+const MIXES: [(&str, Format, &[(&str, Format)]); 2] = [
+    ("q4_k_m", Format::Q4K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q5K)]),
+    ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K)]),
+];
+const TABLES: &str = r"^(token_embd|output)\.weight$";
+const OUTPUTS: &str = r"\.(ssm_out|attn_output|ffn_down)\.weight$";
+
+/// Which type each tensor of a new file has.
+#[derive(Debug, Clone, Default)]
+pub struct Types {
+    /// For matrices; `None` keeps what they have.
+    matrices: Option<Dtype>,
+    /// A pattern of GGUF names and the type of the matrices that have one; the first that fits counts.
+    rules: Vec<(Regex, Dtype)>,
+}
+
+impl Types {
+    /// Every matrix as it is.
+    #[must_use]
+    pub fn kept() -> Self {
+        Self::default()
+    }
+
+    /// The types that `name` stands for: `f32`, `f16`, `bf16`, one of the block formats that can be
+    /// written, or a mix, `q4_k_m` or `q5_k_m`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for another name, with all that there are.
+    ///
+    /// ```
+    /// use boostr::convert::Types;
+    ///
+    /// assert!(Types::named("q4_k_m").is_ok());
+    /// assert!(Types::named("q4").unwrap_err().to_string().contains("q4_k_m"));
+    /// ```
+    pub fn named(name: &str) -> Result<Self> {
+        let lower = name.to_ascii_lowercase();
+        if let Some((_, matrices, wider)) = MIXES.iter().find(|(mix, ..)| *mix == lower) {
+            let rule = |(pattern, format): &(&str, Format)| {
+                Ok((compiled(pattern)?, Dtype::Block(*format)))
+            };
+            let rules = wider.iter().map(rule).collect::<Result<_>>()?;
+            return Ok(Self { matrices: Some(Dtype::Block(*matrices)), rules });
+        }
+        Ok(Self { matrices: Some(type_named(name)?), rules: Vec::new() })
+    }
+
+    /// The same, but `dtype` for matrices whose GGUF name the regular expression `pattern` finds;
+    /// what was said before yields.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when the pattern is no regular expression.
+    pub fn with(mut self, pattern: &str, dtype: Dtype) -> Result<Self> {
+        self.rules.insert(0, (compiled(pattern)?, dtype));
+        Ok(self)
+    }
+
+    /// The type of the tensor called `name` in GGUF, of `shape` and now of type `now`.
+    fn of(&self, name: &str, shape: &[usize], now: Dtype) -> Dtype {
+        if !is_matrix(name, shape) {
+            return Dtype::F32;
+        }
+        let rule = self.rules.iter().find(|(pattern, _)| pattern.is_match(name));
+        let wanted = rule.map(|&(_, dtype)| dtype).or(self.matrices).unwrap_or(now);
+        fitting(wanted, shape.last().copied().unwrap_or(0))
+    }
+
+    /// Whether every matrix stays as it is.
+    fn is_kept(&self) -> bool {
+        self.matrices.is_none() && self.rules.is_empty()
+    }
+
+    /// The first rule that fits none of the `names`.
+    fn unused<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
+        let fits = |pattern: &Regex| names.clone().any(|name| pattern.is_match(name));
+        self.rules.iter().map(|(pattern, _)| pattern).find(|p| !fits(p)).map(Regex::as_str)
+    }
+}
+
+fn compiled(pattern: &str) -> Result<Regex> {
+    Regex::new(pattern).map_err(|error| Error::Argument {
+        name: "pattern",
+        reason: format!("{pattern:?} is no regular expression: {error}"),
+    })
+}
+
+/// The type called `name`: a float, or a block format that can be written.
+///
+/// # Errors
+///
+/// [`Error::Unsupported`] for another name, with all that there are.
+pub fn type_named(name: &str) -> Result<Dtype> {
+    let lower = name.to_ascii_lowercase();
+    let floats = [Dtype::F32, Dtype::F16, Dtype::BF16];
+    let blocks = Format::ALL.into_iter().filter(|format| format.can_encode());
+    let all: Vec<Dtype> = floats.into_iter().chain(blocks.map(Dtype::Block)).collect();
+    if let Some(&dtype) = all.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&lower)) {
+        return Ok(dtype);
+    }
+    let names: Vec<String> = all.iter().map(|dtype| dtype.name().to_ascii_lowercase()).collect();
+    let mixes: Vec<&str> = MIXES.iter().map(|(name, ..)| *name).collect();
+    let what = format!(
+        "type `{}` (supported: {}; mixes: {})",
+        name.escape_debug(),
+        names.join(", "),
+        mixes.join(", ")
+    );
+    Err(Error::Unsupported { what })
+}
+
+/// Whether the tensor is one of a model's large matrices.
+fn is_matrix(name: &str, shape: &[usize]) -> bool {
+    let is_small = SMALL.iter().any(|part| name.contains(part));
+    shape.len() >= 2 && name.ends_with(".weight") && !is_small
+}
+
+/// `wanted`, or the nearest type that is not narrower and whose blocks fill rows of `width`.
+fn fitting(wanted: Dtype, width: usize) -> Dtype {
+    let Dtype::Block(format) = wanted else {
+        return wanted;
+    };
+    if width > 0 && width.is_multiple_of(format.block_len()) {
+        return wanted;
+    }
+    let narrower = match format {
+        Format::Q4K => Format::Q5_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Iq4Xs => Format::Iq4Nl,
+        _ => Format::Q8_0,
+    };
+    if width > 0 && width.is_multiple_of(narrower.block_len()) {
+        return Dtype::Block(narrower);
+    }
+    Dtype::F16
+}
+
+/// How a model is converted.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// How it is opened.
+    pub open: OpenOptions,
+    /// The types of the new file; by default each matrix keeps its own.
+    pub types: Types,
+    /// Whether a file that is there already may be replaced.
+    pub overwrite: bool,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Converted {
+    /// The tensors, by name.
+    pub tensors: Vec<Written>,
+    /// What the new file cannot say, and so other programs may do otherwise.
+    pub warnings: Vec<String>,
+}
+
+/// What was written of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    /// Its name in the new file.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Vec<usize>,
+    /// The type it had.
+    pub from: Dtype,
+    /// The type it has now.
+    pub to: Dtype,
+    /// Bytes in the new file.
+    pub bytes: usize,
+    /// Root of the mean square of the change, over that of the values.
+    pub error: f64,
+}
+
+/// Writes the model at `source` to `out`: a GGUF file when its name ends in `.gguf`, else a new folder
+/// as transformers reads it.
+///
+/// Tensors are written one by one, so memory is that of the largest; `progress` is told
+/// `(done, total)`. What is written is there as a whole or not at all. Into a GGUF file go the
+/// tokenizer and its `tokenizer.json` too, and `A_log`, of which GGUF only keeps `-exp(A_log)`: so the way
+/// back gives equal tensors.
+///
+/// # Errors
+///
+/// As [`LanguageModel::open`](crate::load::LanguageModel::open); [`Error::Argument`] when `out` is
+/// there already or a rule of `types` fits no matrix; [`Error::Unsupported`] for what the new file
+/// cannot say; [`Error::Tensors`] for values to be quantized that are not finite.
+///
+/// ```no_run
+/// use boostr::convert::{Options, Types, convert};
+///
+/// let options = Options { types: Types::named("q4_k_m")?, ..Options::default() };
+/// let written = convert("mamba2-130m".as_ref(), "m.gguf".as_ref(), &options, &mut |_, _| {})?;
+/// println!("{} tensors", written.tensors.len());
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub fn convert(
+    source: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Converted> {
+    let to_gguf = out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+    check_out(source, out, options.overwrite && to_gguf)?;
+    let model = Model::open(source, &options.open)?;
+    let plan = model.plan(&options.types, to_gguf)?;
+    let total = plan.len();
+    let mut written = Vec::with_capacity(total);
+    let mut last: Option<usize> = None;
+    let mut data = |index: usize| -> Result<Bytes> {
+        // The one before has been written by now.
+        if let Some(last) = last.replace(index) {
+            plan[last].source.data.release();
+        }
+        let (bytes, what) = plan[index].bytes()?;
+        written.push(what);
+        progress(written.len(), total);
+        Ok(bytes)
+    };
+    let tensors: Vec<(&str, Dtype, &[usize])> =
+        plan.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.as_slice())).collect();
+    let mut warnings = Vec::new();
+    if to_gguf {
+        let metadata = model.gguf_metadata(&plan, &mut warnings)?;
+        gguf::write(out, &metadata, &tensors, &mut data)?;
+    } else {
+        in_new_folder(out, |folder| {
+            for (name, text) in model.folder_files()? {
+                atomic_write(&folder.join(name), |file| file.write_all(text.as_bytes()))?;
+            }
+            let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+            safetensors::write_each(&folder.join("model.safetensors"), &tensors, &about, &mut data)
+        })?;
+    }
+    written.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(Converted { tensors: written, warnings })
+}
+
+/// Refuses to write over what is there.
+fn check_out(source: &Path, out: &Path, overwrite: bool) -> Result<()> {
+    let refuse = |reason: &str| {
+        let reason = format!("`{}` {reason}", out.display());
+        Err(Error::Argument { name: "out", reason })
+    };
+    let Ok(metadata) = fs::symlink_metadata(out) else { return Ok(()) };
+    if let (Ok(a), Ok(b)) = (fs::canonicalize(source), fs::canonicalize(out))
+        && a == b
+    {
+        return refuse("is the model itself: name another");
+    }
+    let is_empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    match () {
+        () if metadata.is_dir() && is_empty() => Ok(()),
+        () if metadata.is_dir() => refuse("is a folder that is not empty: name another"),
+        () if overwrite => Ok(()),
+        () => refuse("is there already: name another, or allow to replace it (--force)"),
+    }
+}
+
+/// Lets `fill` fill a folder beside `out` and gives it that name, or leaves nothing.
+fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let name = out.file_name().ok_or_else(|| Error::Argument {
+        name: "out",
+        reason: format!("`{}` names no folder", out.display()),
+    })?;
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".tmp-{}", std::process::id()));
+    let folder = out.with_file_name(hidden);
+    fs::create_dir(&folder).map_err(|e| Error::io(&folder, e))?;
+    let result = fill(&folder).and_then(|()| {
+        // An empty folder of that name yields.
+        fs::rename(&folder, out).map_err(|e| Error::io(out, e))
+    });
+    if result.is_err() {
+        let _ = fs::remove_dir_all(&folder);
+    }
+    result
+}
+
+/// A model's files: tensors in transformers' names, and what belongs to them.
+struct Model {
+    checkpoint: Checkpoint,
+    config: Config,
+    /// Whether the embedding is the head.
+    tied: bool,
+    /// The model's name, for metadata.
+    name: String,
+    /// What is beside the weights; a GGUF file has its own.
+    files: Option<Files>,
+}
+
+/// The files beside the weights of a folder, as they are.
+struct Files {
+    tokenizer: Option<String>,
+    text: TextFiles,
+    eos: Vec<u32>,
+}
+
+impl Model {
+    fn open(source: &Path, options: &OpenOptions) -> Result<Self> {
+        let mut checkpoint = Checkpoint::open(source, options.allow_pickle)?;
+        let (config, files) = match checkpoint.gguf() {
+            Some(metadata) => (Config::read_gguf(metadata)?, None),
+            None => {
+                let folder = folder_of(source)?;
+                let file = config_file(&folder)?;
+                let text = TextFiles::read(&folder, options)?;
+                let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
+                let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
+                let eos = text.special(&file)?.eos;
+                (Config::read(&file)?, Some(Files { tokenizer, text, eos }))
+            }
+        };
+        let tied = config.adopt(&mut checkpoint)?;
+        let full = fs::canonicalize(source).unwrap_or_else(|_| source.to_path_buf());
+        let name = full.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { checkpoint, config, tied, name, files })
+    }
+
+    fn rows(&self) -> usize {
+        let embedding = self.checkpoint.get("backbone.embeddings.weight");
+        embedding.map_or(0, |entry| entry.shape.first().copied().unwrap_or(0))
+    }
+
+    /// The tensors of the new file, in its order.
+    fn plan(&self, types: &Types, to_gguf: bool) -> Result<Vec<Planned>> {
+        let tensors = self.config.tensors(self.rows(), !self.tied);
+        let mut rates = self.stored_a_log()?;
+        let mut plan = Vec::new();
+        let mut matrices = Vec::new();
+        for (name, shape) in tensors.iter() {
+            let (gguf_name, gguf_shape) = self.config.gguf_tensor(name, shape);
+            let as_a = name.replace("A_log", "A");
+            let entry = self.checkpoint.get(name).or_else(|| self.checkpoint.get(&as_a));
+            let Some(entry) = entry.cloned() else {
+                let reason = format!("tensor `{name}` is missing");
+                return Err(Error::Tensors { path: self.checkpoint.path().into(), reason });
+            };
+            let has_a_log = self.checkpoint.get(name).is_some();
+            let mut planned = Planned {
+                dtype: types.of(&gguf_name, &gguf_shape, entry.dtype),
+                name: if to_gguf { gguf_name.clone() } else { name.to_owned() },
+                shape: if to_gguf { gguf_shape.clone() } else { shape.to_vec() },
+                source: entry,
+                map: Map::Same,
+            };
+            if name.ends_with(".A_log") && has_a_log && to_gguf {
+                planned.map = Map::NegExp;
+            } else if name.ends_with(".A_log") && !has_a_log && !to_gguf {
+                planned.map = Map::LnNeg;
+                if let Some(exact) = rates.remove(name) {
+                    (planned.source, planned.map) = (exact, Map::Same);
+                }
+            }
+            if let Dtype::Block(format) = planned.dtype
+                && !to_gguf
+            {
+                planned.dtype = Dtype::F32;
+                if !types.is_kept() {
+                    let what = format!("type {} in a folder (GGUF files have it)", format.name());
+                    return Err(Error::Unsupported { what });
+                }
+            }
+            if is_matrix(&gguf_name, &gguf_shape) {
+                matrices.push(gguf_name);
+            }
+            plan.push(planned);
+        }
+        if let Some(pattern) = types.unused(matrices.iter().map(String::as_str)) {
+            let reason = format!("{pattern:?} fits no matrix; they are {}", kinds(&matrices));
+            return Err(Error::Argument { name: "types", reason });
+        }
+        Ok(plan)
+    }
+
+    /// `A_log` as it was, by name, where the file tells and its A is still the one.
+    fn stored_a_log(&self) -> Result<BTreeMap<String, TensorEntry>> {
+        let mut exact = BTreeMap::new();
+        let Some(metadata) = self.checkpoint.gguf() else { return Ok(exact) };
+        let Some(all) = metadata.floats(A_LOG)? else { return Ok(exact) };
+        for (layer, a_log) in all.chunks(self.config.mixer.nheads).enumerate() {
+            let name = format!("backbone.layers.{layer}.mixer.A");
+            let Some(entry) = self.checkpoint.get(&name) else { continue };
+            if entry.to_f32()?.iter().eq(a_log.iter().map(|&x| decay_rate(x)).collect::<Vec<_>>().iter()) {
+                let data = Bytes::new(Dtype::F32.encode(a_log)?);
+                let entry = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
+                exact.insert(name + "_log", entry);
+            }
+        }
+        Ok(exact)
+    }
+
+    /// The metadata of the new GGUF file.
+    fn gguf_metadata(&self, plan: &[Planned], warnings: &mut Vec<String>) -> Result<Metadata> {
+        let rows = self.rows();
+        let mut metadata = match self.checkpoint.gguf() {
+            Some(metadata) => {
+                let mut metadata = metadata.clone();
+                metadata.retain(|key| !key.starts_with("split."));
+                metadata
+            }
+            None => Metadata::new("metadata"),
+        };
+        if let Some(files) = &self.files {
+            metadata.set("general.type", "model");
+            metadata.set("general.name", self.name.as_str());
+            self.config.write_gguf(rows, &mut metadata)?;
+            let mut all = Vec::new();
+            for layer in 0..self.config.n_layer {
+                let name = format!("backbone.layers.{layer}.mixer.A_log");
+                if let Some(entry) = self.checkpoint.get(&name) {
+                    all.extend(entry.to_f32()?);
+                }
+            }
+            metadata.set(A_LOG, all.as_slice());
+            *warnings = files.write_gguf(rows, &mut metadata)?;
+        }
+        metadata.set("general.file_type", file_type(plan));
+        metadata.set("general.quantization_version", 2u32);
+        Ok(metadata)
+    }
+
+    /// The text files of the new folder, by name.
+    fn folder_files(&self) -> Result<Vec<(&'static str, String)>> {
+        let mixer = &self.config.mixer;
+        if !mixer.d_inner().is_multiple_of(mixer.d_model) {
+            let (inner, width) = (mixer.d_inner(), mixer.d_model);
+            let what = format!("{inner} channels in transformers, which expands {width} by a whole number");
+            return Err(Error::Unsupported { what });
+        }
+        let mut config = self.config.to_json(self.rows(), self.tied);
+        let mut out = Vec::new();
+        match (&self.files, self.checkpoint.gguf()) {
+            (Some(files), _) => {
+                if let [eos] = files.eos[..] {
+                    config["eos_token_id"] = eos.into();
+                }
+                let texts = [
+                    ("tokenizer.json", &files.tokenizer),
+                    ("tokenizer_config.json", &files.text.tokenizer_config),
+                    ("generation_config.json", &files.text.generation_config),
+                ];
+                out.extend(texts.into_iter().filter_map(|(name, text)| Some((name, text.clone()?))));
+            }
+            (None, Some(metadata)) => {
+                if let Some(text) = Tokenizer::from_gguf(metadata)? {
+                    config["eos_token_id"] = text.eos.into();
+                    config["bos_token_id"] = text.bos.into();
+                    config["pad_token_id"] = text.pad.into();
+                    let tokenizer = match metadata.text("tokenizer.huggingface.json")? {
+                        Some(json) => json.to_owned(),
+                        None => text.tokenizer.to_json()?,
+                    };
+                    out.push(("tokenizer.json", tokenizer));
+                    let flag = |key| metadata.bool(key);
+                    let token = |id: Option<u32>| id.and_then(|id| text.tokenizer.token(id));
+                    let about = serde_json::json!({
+                        "tokenizer_class": "PreTrainedTokenizerFast",
+                        "bos_token": token(text.bos),
+                        "eos_token": token(text.eos),
+                        "unk_token": token(text.unk),
+                        "pad_token": token(text.pad),
+                        "add_bos_token": flag("tokenizer.ggml.add_bos_token")?,
+                        "add_eos_token": flag("tokenizer.ggml.add_eos_token")?,
+                        "chat_template": text.chat_template,
+                    });
+                    out.push(("tokenizer_config.json", self.json(without_nulls(about))?));
+                    let generation = serde_json::json!({
+                        "bos_token_id": text.bos,
+                        "eos_token_id": text.ends,
+                        "pad_token_id": text.pad,
+                    });
+                    out.push(("generation_config.json", self.json(without_nulls(generation))?));
+                }
+            }
+            (None, None) => {}
+        }
+        out.push(("config.json", self.json(config)?));
+        Ok(out)
+    }
+
+    fn json(&self, value: serde_json::Value) -> Result<String> {
+        let text = serde_json::to_string_pretty(&value);
+        let text = text.map_err(|e| Error::format(self.checkpoint.path(), e.to_string()))?;
+        Ok(text + "\n")
+    }
+}
+
+/// `A_log` of all layers, one after another: a key of our own, for the way back.
+const A_LOG: &str = "boostr.mamba2.A_log";
+
+impl Files {
+    /// Adds the tokenizer, for an embedding of `rows` rows; returns what other programs will do otherwise.
+    fn write_gguf(&self, rows: usize, metadata: &mut Metadata) -> Result<Vec<String>> {
+        let (Some(tokenizer), Some(json)) = (&self.text.tokenizer, &self.tokenizer) else {
+            metadata.set("tokenizer.ggml.model", "none");
+            return Ok(vec!["no tokenizer.json in the folder: the file has no tokens".to_owned()]);
+        };
+        let config = match &self.text.tokenizer_config {
+            Some(text) => Some(ConfigFile::parse("tokenizer_config.json", text)?),
+            None => None,
+        };
+        let lost = tokenizer.to_gguf(json, config.as_ref(), rows, metadata)?;
+        if let Some(&eos) = self.eos.first() {
+            metadata.set("tokenizer.ggml.eos_token_id", eos);
+        }
+        Ok(lost.into_iter().map(|what| format!("tokenizer: {what}")).collect())
+    }
+}
+
+/// An object without its fields that are null.
+fn without_nulls(mut value: serde_json::Value) -> serde_json::Value {
+    if let Some(object) = value.as_object_mut() {
+        object.retain(|_, field| !field.is_null());
+    }
+    value
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::io(path, e))
+}
+
+/// Names without the numbers of layers, each once.
+fn kinds(names: &[String]) -> String {
+    let mut kinds: Vec<String> = Vec::new();
+    for name in names {
+        let parts = name.split('.').map(|part| match part.parse::<usize>() {
+            Ok(_) => "*",
+            Err(_) => part,
+        });
+        let kind = parts.collect::<Vec<_>>().join(".");
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    kinds.join(", ")
+}
+
+/// The number by which `general.file_type` says what most of a file's bytes are (`llama_ftype` of
+/// llama.h).
+fn file_type(plan: &[Planned]) -> u32 {
+    let mut bytes: BTreeMap<Dtype, usize> = BTreeMap::new();
+    for planned in plan {
+        let size = planned.dtype.bytes_of(&planned.shape).unwrap_or(0);
+        *bytes.entry(planned.dtype).or_default() += size;
+    }
+    let is_mixed = bytes.keys().filter(|dtype| matches!(dtype, Dtype::Block(_))).count() > 1;
+    match bytes.into_iter().max_by_key(|&(_, size)| size).map(|(dtype, _)| dtype) {
+        Some(Dtype::F16) => 1,
+        Some(Dtype::BF16) => 32,
+        Some(Dtype::Block(format)) => match format {
+            Format::Q4_0 => 2,
+            Format::Q4_1 => 3,
+            Format::Q8_0 => 7,
+            Format::Q5_0 => 8,
+            Format::Q5_1 => 9,
+            Format::Q2K => 10,
+            Format::Q3K => 12,
+            Format::Q4K if is_mixed => 15,
+            Format::Q4K => 14,
+            Format::Q5K if is_mixed => 17,
+            Format::Q5K => 16,
+            Format::Q6K => 18,
+            Format::Iq4Nl => 25,
+            Format::Iq4Xs => 30,
+            _ => 1024, // guessed
+        },
+        _ => 0,
+    }
+}
+
+/// A tensor of a new file: its name and shape there, and where its values come from.
+#[derive(Debug, Clone)]
+struct Planned {
+    name: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    source: TensorEntry,
+    /// Applied to each value on its way.
+    map: Map,
+}
+
+/// What becomes of a value between two layouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Map {
+    Same,
+    /// A_log to A: `-exp(x)`
+    NegExp,
+    /// A to A_log: `ln(-x)`
+    LnNeg,
+}
+
+impl Planned {
+    /// The tensor's bytes in the new file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when a value to be quantized is not finite.
+    fn bytes(&self) -> Result<(Bytes, Written)> {
+        let written = |bytes: usize, error: f64| Written {
+            name: self.name.clone(),
+            shape: self.shape.clone(),
+            from: self.source.dtype,
+            to: self.dtype,
+            bytes,
+            error,
+        };
+        if self.map == Map::Same && self.source.dtype == self.dtype {
+            return Ok((self.source.data.clone(), written(self.source.data.len(), 0.0)));
+        }
+        let mut values = self.source.to_f32()?;
+        for value in &mut values {
+            *value = match self.map {
+                Map::Same => *value,
+                Map::NegExp => decay_rate(*value),
+                Map::LnNeg => (-f64::from(*value)).ln() as f32,
+            };
+        }
+        let is_block = matches!(self.dtype, Dtype::Block(_));
+        if let Some(i) = values.iter().position(|x| is_block && !x.is_finite()) {
+            let reason = format!(
+                "value {i} of `{}` is {}: only finite values can be quantized",
+                self.name.escape_debug(),
+                values[i]
+            );
+            return Err(Error::Tensors { path: self.source.file.to_path_buf(), reason });
+        }
+        let width = self.shape.last().copied().unwrap_or(1).max(1);
+        let rows_at_once = (1usize << 16).div_ceil(width);
+        let parts: Vec<(Vec<u8>, f64, f64)> = values
+            .par_chunks(rows_at_once * width)
+            .map(|values| {
+                let bytes = self.dtype.encode(values)?;
+                let back = TensorEntry {
+                    dtype: self.dtype,
+                    shape: vec![values.len()],
+                    data: Bytes::new(bytes),
+                    file: self.source.file.clone(),
+                };
+                let square = |x: f32| f64::from(x) * f64::from(x);
+                let changes = values.iter().zip(back.to_f32()?).map(|(x, y)| square(x - y));
+                let size = values.iter().map(|&x| square(x)).sum();
+                Ok((back.data.to_vec(), changes.sum(), size))
+            })
+            .collect::<Result<_>>()?;
+        let (change, size) =
+            parts.iter().fold((0.0, 0.0), |sums, part| (sums.0 + part.1, sums.1 + part.2));
+        let bytes: Vec<u8> = parts.into_iter().flat_map(|part| part.0).collect();
+        let error = if change == 0.0 { 0.0 } else { (change / size).sqrt() };
+        let written = written(bytes.len(), error);
+        Ok((Bytes::new(bytes), written))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_tensors_stay_f32_whatever_is_asked_for() {
+        let types = Types::named("q4_0").unwrap().with(".", Dtype::Block(Format::Q8_0)).unwrap();
+        for (name, shape) in [
+            ("blk.0.ssm_conv1d.weight", &[256, 4][..]),
+            ("blk.0.ssm_a", &[64, 1]),
+            ("blk.0.ssm_d", &[64, 1]),
+            ("blk.0.ssm_dt.bias", &[64]),
+            ("blk.0.ssm_norm.weight", &[2, 256]),
+            ("blk.0.attn_norm.weight", &[256]),
+            ("blk.0.ffn_gate_inp.weight", &[64, 256]),
+            ("output_norm.weight", &[256]),
+        ] {
+            assert_eq!(types.of(name, shape, Dtype::BF16), Dtype::F32, "{name}");
+        }
+        let is = types.of("blk.0.ssm_in.weight", &[512, 256], Dtype::BF16);
+        assert_eq!(is, Dtype::Block(Format::Q8_0));
+    }
+
+    #[test]
+    fn a_mix_names_what_stays_wider_and_a_rule_wins_over_it() {
+        let mix = Types::named("Q4_K_M").unwrap();
+        let of = |types: &Types, name: &str| types.of(name, &[512, 256], Dtype::F32);
+        assert_eq!(of(&mix, "blk.3.ssm_in.weight"), Dtype::Block(Format::Q4K));
+        assert_eq!(of(&mix, "blk.3.ssm_out.weight"), Dtype::Block(Format::Q5K));
+        assert_eq!(of(&mix, "token_embd.weight"), Dtype::Block(Format::Q6K));
+        let ruled = mix.with("ssm_in", Dtype::F16).unwrap();
+        assert_eq!(of(&ruled, "blk.3.ssm_in.weight"), Dtype::F16);
+        assert_eq!(ruled.unused(["blk.0.ssm_in.weight", "token_embd.weight"].into_iter()), Some(OUTPUTS));
+    }
+
+    #[test]
+    fn rows_that_are_not_whole_blocks_get_a_type_that_is_not_narrower() {
+        let of = |format, width| fitting(Dtype::Block(format), width);
+        assert_eq!(of(Format::Q4K, 512), Dtype::Block(Format::Q4K));
+        assert_eq!(of(Format::Q4K, 192), Dtype::Block(Format::Q5_0));
+        assert_eq!(of(Format::Q5K, 192), Dtype::Block(Format::Q5_1));
+        assert_eq!(of(Format::Q6K, 192), Dtype::Block(Format::Q8_0));
+        assert_eq!(of(Format::Q6K, 48), Dtype::F16);
+        assert_eq!(of(Format::Q4_0, 0), Dtype::F16);
+        assert_eq!(fitting(Dtype::BF16, 7), Dtype::BF16);
+    }
+
+    #[test]
+    fn names_of_types_are_listed_when_one_is_unknown() {
+        let message = type_named("q3").unwrap_err().to_string();
+        assert!(message.contains("f32, f16, bf16") && message.contains("q6_k"), "{message}");
+        assert!(Types::kept().with("(", Dtype::F32).is_err());
+    }
+}

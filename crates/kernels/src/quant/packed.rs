@@ -1,0 +1,399 @@
+//! Quantized weights in the order in which a product reads them.
+//!
+//! Eight rows of the matrix lie together, so that a vector of eight lanes holds neighbouring codes of
+//! eight outputs. Blocks of a format follow one another along the rows; the eight of one place make a
+//! *record*, and 32 `k` of them a *cell*:
+//!
+//! ```text
+//! [features / 8, width / block] records: d x 8 | m x 8 | group scales | group minima | cells
+//! cell: low plane | high plane
+//! ```
+//!
+//! A code is cut into planes: 2, 3, 4, 5, 6 and 8 bits are 2, 2 + 1, 4, 4 + 1, 4 + 2 and 8. Step `s` of
+//! a cell are `k` in 4s..4s + 4, 32 bytes; a plane of b bits packs 8 steps in b vectors of 32 bytes:
+//! step s is in vector s % b, in bits b * (s / b).. of each byte.
+//!
+//! Nothing is rounded: rows decode to the bits that their blocks decode to. The size is that of the
+//! blocks but for scales of six bits, which take a byte each: at most 4 % more.
+
+use rayon::prelude::*;
+
+use super::{Format, Grid, Parts, grid};
+
+/// Rows that lie together.
+pub(super) const LANES: usize = 8;
+/// Neighbouring `k` that are unpacked together.
+pub(super) const CELL: usize = 32;
+
+/// Where the parts of a record of eight blocks lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub grid: Grid,
+    /// Values of a block.
+    pub block: usize,
+    /// Bits of the low and the high plane.
+    pub low: usize,
+    pub high: usize,
+    /// Where groups have scales of their own: their offset. Bytes, `[groups, 8]`.
+    pub scales: Option<usize>,
+    /// Where groups have minima of their own: their offset; where it is that of the scales, a byte
+    /// holds both, minima high.
+    pub mins: Option<usize>,
+    /// Offset of the cells.
+    pub cells: usize,
+    /// Bytes of a cell.
+    pub cell: usize,
+    /// Bytes of a record.
+    pub record: usize,
+}
+
+impl Layout {
+    /// # Panics
+    ///
+    /// If the format cannot be multiplied.
+    pub(super) const fn of(format: Format) -> Self {
+        let Some(grid) = grid(format) else { panic!("format: no products with it") };
+        let block = format.block_len();
+        let (low, high) = match grid.bits {
+            2 | 3 => (2, grid.bits as usize - 2),
+            4..=6 => (4, grid.bits as usize - 4),
+            _ => (8, 0),
+        };
+        let mut end = if grid.has_min { 32 } else { 16 };
+        let (mut scales, mut mins) = (None, None);
+        if block == 256 {
+            scales = Some(end);
+            end += block / grid.group * LANES;
+            if grid.has_min && grid.group == 16 {
+                mins = scales;
+            } else if grid.has_min {
+                mins = Some(end);
+                end += block / grid.group * LANES;
+            }
+        }
+        let cell = (low + high) * 32;
+        Self {
+            grid,
+            block,
+            low,
+            high,
+            scales,
+            mins,
+            cells: end,
+            cell,
+            record: end + block / CELL * cell,
+        }
+    }
+}
+
+/// A format whose layout is known where it is compiled.
+pub(super) trait Packing {
+    const LAYOUT: Layout;
+    /// Takes a block apart.
+    fn parts(block: &[u8]) -> Parts;
+}
+
+macro_rules! packings {
+    ($($name:ident $module:ident,)*) => {
+        $(
+            pub(super) struct $name;
+            impl Packing for $name {
+                const LAYOUT: Layout = Layout::of(Format::$name);
+                #[inline(always)]
+                fn parts(block: &[u8]) -> Parts {
+                    super::$module::parts(block)
+                }
+            }
+        )*
+    };
+}
+packings! {
+    Q4_0 q4_0, Q4_1 q4_1, Q5_0 q5_0, Q5_1 q5_1, Q8_0 q8_0,
+    Q2K q2_k, Q3K q3_k, Q4K q4_k, Q5K q5_k, Q6K q6_k, Iq4Nl iq4_nl, Iq4Xs iq4_xs,
+}
+
+/// Runs an expression with `$packing` standing for the type of a format that can be multiplied.
+macro_rules! with_packing {
+    ($format:expr, $packing:ident => $run:expr) => {
+        with_packing!(
+            $format, $packing => $run,
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs
+        )
+    };
+    ($format:expr, $packing:ident => $run:expr, $($name:ident)*) => {
+        match $format {
+            $(Format::$name => {
+                type $packing = super::packed::$name;
+                $run
+            })*
+            format => unreachable!("{} is not packed", format.name()),
+        }
+    };
+}
+pub(super) use with_packing;
+
+/// A weight matrix `[out, in]` of quantized blocks, packed for [`linear_quantized`](super::linear_quantized).
+#[derive(Clone)]
+pub struct Packed {
+    format: Format,
+    features: usize,
+    width: usize,
+    data: Vec<u8>,
+}
+
+impl Packed {
+    /// Packs rows of `width` values, the blocks of a row one after the other.
+    ///
+    /// # Panics
+    ///
+    /// If the format cannot be multiplied ([`Format::can_multiply`]), `width` is not whole blocks, or
+    /// `blocks` not whole rows.
+    #[track_caller]
+    #[must_use]
+    pub fn new(format: Format, blocks: &[u8], width: usize) -> Self {
+        assert!(format.can_multiply(), "format: no products with {}", format.name());
+        let row = format.bytes_of(width).unwrap_or_default();
+        assert!(row > 0, "width: {width} is not whole blocks of {}", format.name());
+        let features = blocks.len() / row;
+        assert_eq!(blocks.len(), features * row, "blocks: not whole rows of {width}");
+        let layout = Layout::of(format);
+        let group = width / layout.block * layout.record;
+        let mut data = vec![0; features.div_ceil(LANES) * group];
+        let rows = blocks.par_chunks(LANES * row);
+        data.par_chunks_exact_mut(group).zip(rows).for_each(|(group, rows)| {
+            with_packing!(format, P => pack_group::<P>(rows, row, group));
+        });
+        Self { format, features, width, data }
+    }
+
+    /// The format of the blocks.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Number of rows: outputs of a product.
+    #[must_use]
+    pub fn features(&self) -> usize {
+        self.features
+    }
+
+    /// Length of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Bytes of the packed weights: those that a product reads.
+    #[must_use]
+    pub fn size_in_bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Decodes row `n`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row, or `out` is not as long as one.
+    #[track_caller]
+    pub fn row(&self, n: usize, out: &mut [f32]) {
+        assert!(n < self.features, "n: row {n} of {}", self.features);
+        assert_eq!(out.len(), self.width, "out");
+        let layout = Layout::of(self.format);
+        let records = self.groups(n / LANES, 1).chunks_exact(layout.record);
+        for (record, out) in records.zip(out.chunks_exact_mut(layout.block)) {
+            take_lane(layout, record, n % LANES).decode(layout.grid, out);
+        }
+    }
+
+    /// The records of `count` groups of eight rows, from group `first`.
+    pub(super) fn groups(&self, first: usize, count: usize) -> &[u8] {
+        let layout = Layout::of(self.format);
+        let group = self.width / layout.block * layout.record;
+        &self.data[first * group..][..count * group]
+    }
+}
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Packed({}, [{}, {}])", self.format.name(), self.features, self.width)
+    }
+}
+
+/// Packs up to eight rows of `row` bytes; the lanes of those that are not there stay zero.
+fn pack_group<P: Packing>(rows: &[u8], row: usize, group: &mut [u8]) {
+    let records = group.chunks_exact_mut(P::LAYOUT.record);
+    let bytes = row / records.len();
+    for (i, record) in records.enumerate() {
+        for (lane, row) in rows.chunks_exact(row).enumerate() {
+            put_lane(P::LAYOUT, &P::parts(&row[i * bytes..][..bytes]), record, lane);
+        }
+    }
+}
+
+/// Writes one block of a record of zeros.
+#[inline(always)]
+fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], lane: usize) {
+    let (head, cells) = record.split_at_mut(layout.cells);
+    head[2 * lane..][..2].copy_from_slice(&parts.d.to_le_bytes());
+    if layout.grid.has_min {
+        head[16 + 2 * lane..][..2].copy_from_slice(&parts.m.to_le_bytes());
+    }
+    for g in 0..layout.block / layout.grid.group {
+        if let Some(scales) = layout.scales {
+            head[scales + LANES * g + lane] = parts.scales[g].cast_unsigned();
+        }
+        if let Some(mins) = layout.mins {
+            let high = if layout.mins == layout.scales { 4 } else { 0 };
+            head[mins + LANES * g + lane] |= parts.mins[g] << high;
+        }
+    }
+    let codes = parts.codes.as_chunks::<CELL>().0;
+    for (cell, codes) in cells.chunks_exact_mut(layout.cell).zip(codes) {
+        let (low, high) = cell.split_at_mut(layout.low * 32);
+        match layout.low {
+            2 => put_plane::<2>(codes, 0, low, lane),
+            4 => put_plane::<4>(codes, 0, low, lane),
+            _ => put_plane::<8>(codes, 0, low, lane),
+        }
+        match layout.high {
+            0 => (),
+            1 => put_plane::<1>(codes, layout.low, high, lane),
+            _ => put_plane::<2>(codes, layout.low, high, lane),
+        }
+    }
+}
+
+/// Writes bits `from..from + BITS` of the codes of a cell, four codes at a time.
+#[inline(always)]
+fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8], lane: usize) {
+    let mask = u32::from_le_bytes([((1u32 << BITS) - 1) as u8; 4]);
+    let steps = codes.as_chunks::<4>().0;
+    for vector in 0..BITS {
+        let mut four = 0;
+        for field in 0..8 / BITS {
+            let step = u32::from_le_bytes(steps[vector + BITS * field]);
+            four |= (step >> from & mask) << (BITS * field);
+        }
+        plane[vector * 32 + lane * 4..][..4].copy_from_slice(&four.to_le_bytes());
+    }
+}
+
+/// Reads one block of a record back.
+fn take_lane(layout: Layout, record: &[u8], lane: usize) -> Parts {
+    let half = |at: usize| u16::from_le_bytes([record[at + 2 * lane], record[at + 2 * lane + 1]]);
+    let mut parts = match layout.grid.has_min {
+        false => Parts::simple(half(0), 0, 0),
+        true => Parts::simple(half(0), half(16), 1),
+    };
+    for g in 0..layout.block / layout.grid.group {
+        let both = layout.mins == layout.scales;
+        if let Some(scales) = layout.scales {
+            let scale = record[scales + LANES * g + lane];
+            let scale = if layout.mins == Some(scales) { scale & 15 } else { scale };
+            parts.scales[g] = scale.cast_signed();
+        }
+        if let Some(mins) = layout.mins {
+            let min = record[mins + LANES * g + lane];
+            parts.mins[g] = if both { min >> 4 } else { min };
+        }
+    }
+    for (cell, codes) in
+        record[layout.cells..].chunks_exact(layout.cell).zip(parts.codes.chunks_exact_mut(CELL))
+    {
+        let (low, high) = cell.split_at(layout.low * 32);
+        take_plane(low, layout.low, 0, lane, codes);
+        take_plane(high, layout.high, layout.low, lane, codes);
+    }
+    parts
+}
+
+/// Adds a plane of `bits` bits of a lane to its codes, as bits `to..`.
+fn take_plane(plane: &[u8], bits: usize, to: usize, lane: usize, codes: &mut [u8]) {
+    if bits == 0 {
+        return;
+    }
+    let mask = ((1u16 << bits) - 1) as u8;
+    for (k, code) in codes.iter_mut().enumerate() {
+        let (step, byte) = (k / 4, k % 4);
+        let (vector, field) = (step % bits, step / bits);
+        let stored = plane[vector * 32 + lane * 4 + byte] >> (bits * field);
+        *code |= (stored & mask) << to;
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::quant::decode;
+    use crate::testing::Rng;
+
+    /// The formats that can be multiplied.
+    pub(crate) fn formats() -> impl Iterator<Item = Format> {
+        Format::ALL.into_iter().filter(|format| format.can_multiply())
+    }
+
+    /// Blocks of random codes and group scales, and scales of blocks between 2^-9 and 2^-6 of either sign.
+    pub(crate) fn random_blocks(rng: &mut Rng, format: Format, values: usize) -> Vec<u8> {
+        let mut blocks: Vec<u8> =
+            (0..format.bytes_of(values).unwrap()).map(|_| rng.next() as u8).collect();
+        let halves: &[usize] = match format {
+            Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+            Format::Q2K => &[80, 82],
+            Format::Q3K => &[108],
+            Format::Q6K => &[208],
+            _ => &[0],
+        };
+        for block in blocks.chunks_exact_mut(format.block_bytes()) {
+            for &at in halves {
+                let scale = (2.0f32).powf(rng.float() * 1.5 - 7.5) * rng.float().signum();
+                block[at..at + 2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+            }
+        }
+        blocks
+    }
+
+    #[test]
+    fn rows_decode_to_the_bits_that_their_blocks_decode_to() {
+        let mut rng = Rng::new(30);
+        for format in formats() {
+            for (features, blocks) in [(1, 1), (7, 2), (8, 1), (9, 3), (21, 2)] {
+                let width = blocks * format.block_len();
+                // All bits random: scales of any size, infinities and NaN too.
+                let mut bytes = random_blocks(&mut rng, format, features * width);
+                bytes.iter_mut().for_each(|byte| *byte = rng.next() as u8);
+                let mut want = vec![0.0; features * width];
+                decode(format, &bytes, &mut want);
+                let packed = Packed::new(format, &bytes, width);
+                assert_eq!((packed.features(), packed.width()), (features, width));
+                let mut row = vec![0.0f32; width];
+                for n in 0..features {
+                    packed.row(n, &mut row);
+                    for (got, want) in row.iter().zip(&want[n * width..]) {
+                        assert!(
+                            got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                            "{} row {n}: {got} is not {want}",
+                            format.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packing_adds_at_most_four_percent() {
+        for format in formats() {
+            let blocks = vec![0; format.bytes_of(16 * 512).unwrap()];
+            let packed = Packed::new(format, &blocks, 512);
+            let ratio = packed.size_in_bytes() as f64 / blocks.len() as f64;
+            assert!((1.0..1.04).contains(&ratio), "{}: {ratio}", format.name());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "width: 48 is not whole blocks of q8_0")]
+    fn a_width_of_part_of_a_block_panics() {
+        let _ = Packed::new(Format::Q8_0, &[0; 102], 48);
+    }
+}

@@ -1,0 +1,532 @@
+//! Product `x · Wᵀ` with quantized weights: integers inside a block, floats between blocks.
+//!
+//! ```text
+//! out[t, n] += sum over k of x[t, k] * w[n, k]
+//!           ~= sum over blocks of 32 k:   xs * d * (sum over groups of scale * sum of xq * q)
+//!                                       - xs * m * (sum over groups of min * sum of xq)
+//! ```
+//!
+//! with `x ~= xs * xq` of [`activations`](super::activations) and `w = d * scale * q - m * min` of the format.
+//! What differs from the plain loop, and why:
+//!
+//! 1. Weights are read as [`Packed`] lays them out, eight outputs to a vector. A cell of 8 outputs and
+//!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations.
+//! 2. Sums over 32 k are exact in integers: where codes have an offset, or are moved to be unsigned, the
+//!    sums of the activations make up for it, in integers too.
+//! 3. Four cells a quarter of the task apart take turns, so that memory sees four long streams.
+//! 4. Blocks of outputs run in parallel.
+//!
+//! An output has its floats added in the order of `k`, whatever the number of rows or threads: a row
+//! gives the same bits alone and in any batch.
+//!
+//! # Error
+//!
+//! Against the product with decoded weights, from the rounding of activations, in each 32 k
+//!
+//! ```text
+//! |error| <= max |x| / 254 * sum of |w|
+//! ```
+//!
+//! and the rounding of f32: 2^-22 of the sum of the sizes of terms for each block of 32, at most.
+
+use rayon::prelude::*;
+
+use super::activations::{Activations, Block};
+use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
+use super::{Format, Values};
+use crate::rows::{Rows, column_blocks};
+use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
+
+/// Rows that a cell is multiplied with while it is in registers.
+const ROWS: usize = 128;
+/// Rows whose instructions take turns.
+const TOGETHER: usize = 2;
+const AHEAD: usize = 1536;
+/// Cells that take turns.
+const STREAMS: usize = 4;
+/// Cells and rows that are worth a task of their own.
+const TASK: usize = 2048;
+
+/// Adds `x · wᵀ` to `out`.
+///
+/// | argument | shape | meaning |
+/// |---|---|---|
+/// | `x` | `[rows, in]` | activations, each 32 rounded to 8 bits |
+/// | `w` | `[out, in]` | weights |
+/// | `out` | `[rows, out]` | added to: zeros, a bias or a residual before the call |
+///
+/// An output is NaN if an `x` of its row is not finite.
+///
+/// # Panics
+///
+/// If the lengths disagree.
+#[track_caller]
+pub fn linear_quantized(x: Rows<'_>, w: &Packed, out: &mut [f32]) {
+    linear_at(Int8Level::detect(), x, w, out);
+}
+
+#[track_caller]
+fn linear_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
+    let (rows, features) = (x.len(), w.features());
+    assert!(rows == 0 || x.width() == w.width(), "x: width {} is not {}", x.width(), w.width());
+    assert_eq!(out.len(), rows * features, "out");
+    if out.is_empty() {
+        return;
+    }
+    let x = Activations::new(level, x);
+    let groups = features.div_ceil(LANES);
+    let tasks = groups * (w.width() / CELL) * rows / TASK;
+    let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
+    let task = groups.div_ceil(tasks).next_multiple_of(STREAMS) * LANES;
+    let mut blocks = column_blocks(out, features, task);
+    if let [out] = &mut blocks[..] {
+        product(level, &x, w, 0, out);
+    } else {
+        let blocks = blocks.into_par_iter().enumerate();
+        blocks.for_each(|(i, mut out)| product(level, &x, w, i * task, &mut out));
+    }
+}
+
+dispatch_int8! {
+    /// The product with features `first..`, as many as rows of `out` are long.
+    fn product = product_body(x: &Activations, w: &Packed, first: usize, out: &mut [&mut [f32]])
+}
+
+#[inline(always)]
+fn product_body<S: Int8>(
+    simd: S,
+    x: &Activations,
+    w: &Packed,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    with_packing!(w.format(), P => product_packed::<S, P>(simd, x, w, first, out));
+}
+
+#[inline(always)]
+fn product_packed<S: Int8, P: Packing>(
+    simd: S,
+    x: &Activations,
+    w: &Packed,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    let groups = out[0].len().div_ceil(LANES);
+    let w = w.groups(first / LANES, groups);
+    let group = w.len() / groups;
+    let quarter = groups.div_ceil(STREAMS);
+    for (i, out) in out.chunks_mut(ROWS).enumerate() {
+        for n in 0..quarter {
+            let mut streams = [(0, &w[..0]); STREAMS];
+            let mut count = 0;
+            for n in (n..groups).step_by(quarter) {
+                streams[count] = (n * LANES, &w[n * group..][..group]);
+                count += 1;
+            }
+            let streams = &streams[..count];
+            if out.len() == 1 {
+                turns::<S, P, 1>(simd, x, i * ROWS, streams, out);
+            } else {
+                turns::<S, P, ROWS>(simd, x, i * ROWS, streams, out);
+            }
+        }
+    }
+}
+
+/// Sums of eight outputs, so aligned that none lies across cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+struct Sums([f32; LANES]);
+
+/// Products of up to `M` rows of `x` from `first` with groups of eight outputs, cell by cell in turn;
+/// each group comes with its first output.
+#[inline(always)]
+fn turns<S: Int8, P: Packing, const M: usize>(
+    simd: S,
+    x: &Activations,
+    first: usize,
+    groups: &[(usize, &[u8])],
+    out: &mut [&mut [f32]],
+) {
+    let rows = if M == 1 { 1 } else { out.len() };
+    let (record, cells) = (P::LAYOUT.record, P::LAYOUT.block / CELL);
+    let mut acc = [[Sums([0.0; LANES]); M]; STREAMS];
+    for block in 0..groups[0].1.len() / record {
+        for c in 0..cells {
+            let x = &x.column(block * cells + c)[first..][..rows];
+            for ((_, group), acc) in groups.iter().zip(&mut acc) {
+                let at = block * record + P::LAYOUT.cells + c * P::LAYOUT.cell;
+                for line in (0..P::LAYOUT.cell).step_by(64) {
+                    simd.prefetch(group.as_ptr().wrapping_add(at + AHEAD + line));
+                }
+                let cell = unpack::<S, P>(simd, &group[block * record..][..record], c);
+                let (x, one_x) = x.as_chunks::<TOGETHER>();
+                let (acc, one_acc) = acc[..rows].as_chunks_mut::<TOGETHER>();
+                for (x, acc) in x.iter().zip(acc) {
+                    accumulate::<S, P, TOGETHER>(simd, &cell, x, acc);
+                }
+                for (x, acc) in one_x.as_chunks().0.iter().zip(one_acc.as_chunks_mut().0) {
+                    accumulate::<S, P, 1>(simd, &cell, x, acc);
+                }
+            }
+        }
+    }
+    for (&(at, _), acc) in groups.iter().zip(&acc) {
+        for (out, acc) in out.iter_mut().zip(acc) {
+            for (out, acc) in out[at..].iter_mut().zip(&acc.0) {
+                *out += acc;
+            }
+        }
+    }
+}
+
+/// 32 `k` of eight outputs.
+struct Cell<S: Int8> {
+    codes: [S::Codes; 8],
+    /// `d`, times the scale of the group where one group is the cell.
+    scale: S::F,
+    /// Scales of both groups, where there are two.
+    factors: [S::Factors; 2],
+    /// What sums of `x` are multiplied with for the offset of codes.
+    offsets: S::Pairs,
+    /// Minus what is subtracted, where one group is the cell; else minus `m`.
+    min: S::F,
+    /// Minima of both groups, where there are two.
+    mins: S::Pairs,
+}
+
+/// The offset of codes as they are multiplied.
+#[inline(always)]
+fn offset<S: Int8>(layout: Layout) -> i32 {
+    match layout.grid.values {
+        Values::Offset(offset) => offset,
+        Values::Signed | Values::Table(_) => S::SIGNED_OFFSET,
+    }
+}
+
+#[inline(always)]
+fn bytes<const N: usize>(from: &[u8], at: usize) -> &[u8; N] {
+    from[at..][..N].try_into().expect("a slice of its length")
+}
+
+#[inline(always)]
+fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> Cell<S> {
+    let layout = P::LAYOUT;
+    let one_group = layout.grid.group == CELL;
+    // Of the cell's one or two groups:
+    let of_group = |at: usize, g: usize| {
+        let g = c * (CELL / layout.grid.group) + g * usize::from(!one_group);
+        *bytes::<LANES>(record, at + g * LANES)
+    };
+    let ones = simd.factors(&[1; LANES]);
+    let mut factors = [ones; 2];
+    let mut scale = simd.load_f16(bytes(record, 0));
+    let mut min = simd.splat(0.0);
+    if layout.grid.has_min {
+        min = simd.mul(simd.load_f16(bytes(record, 16)), simd.splat(-1.0));
+    }
+    let mut mins = simd.pairs(0, factors);
+    if let Some(scales) = layout.scales {
+        if one_group {
+            scale = simd.mul(scale, simd.load_i8(&of_group(scales, 0)));
+            if let Some(mins) = layout.mins {
+                min = simd.mul(min, simd.load_i8(&of_group(mins, 0)));
+            }
+        } else {
+            let mut both = [of_group(scales, 0), of_group(scales, 1)];
+            if layout.mins.is_some() {
+                let [a, b] = [u64::from_le_bytes(both[0]), u64::from_le_bytes(both[1])];
+                let low = 0x0f0f_0f0f_0f0f_0f0f;
+                let high = [(a >> 4 & low).to_le_bytes(), (b >> 4 & low).to_le_bytes()];
+                mins = simd.pairs(1, [simd.factors(&high[0]), simd.factors(&high[1])]);
+                both = [(a & low).to_le_bytes(), (b & low).to_le_bytes()];
+            }
+            factors = [simd.factors(&both[0]), simd.factors(&both[1])];
+        }
+    }
+    let offsets = simd.pairs(-offset::<S>(layout) as i16, factors);
+    let cell = &record[layout.cells + c * layout.cell..][..layout.cell];
+    let mut codes = [simd.load(&[0; 32]); 8];
+    for step in 0..8 {
+        codes[step] = unpack_step::<S, P>(simd, cell, step);
+    }
+    Cell { codes, scale, factors, offsets, min, mins }
+}
+
+#[inline(always)]
+fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Codes {
+    let Layout { low, high, grid, .. } = P::LAYOUT;
+    let mut codes = simd.load(bytes(cell, step % low * 32));
+    if low < 8 {
+        codes = simd.right(codes, (low * (step / low)) as u32, (1u8 << low) - 1);
+    }
+    if high > 0 {
+        let mask = ((1u8 << high) - 1) << low;
+        let (from, to) = (high * (step / high), low);
+        let bits = simd.load(bytes(cell, (low + step % high) * 32));
+        let bits = if from > to {
+            simd.right(bits, (from - to) as u32, mask)
+        } else {
+            simd.left(bits, (to - from) as u32, mask)
+        };
+        codes = simd.or(codes, bits);
+    }
+    match grid.values {
+        Values::Offset(_) => codes,
+        Values::Signed => simd.signed(codes),
+        Values::Table(table) => simd.signed(simd.lookup(table, codes)),
+    }
+}
+
+/// Adds the products of a cell with 32 `x` of each of `R` rows.
+#[inline(always)]
+fn accumulate<S: Int8, P: Packing, const R: usize>(
+    simd: S,
+    cell: &Cell<S>,
+    x: &[Block; R],
+    acc: &mut [Sums; R],
+) {
+    let layout = P::LAYOUT;
+    let one_group = layout.grid.group == CELL;
+    let bits = match layout.grid.values {
+        Values::Offset(_) => layout.grid.bits,
+        Values::Signed | Values::Table(_) => 8,
+    };
+    let mut codes = [&x[0].codes; R];
+    for r in 0..R {
+        codes[r] = &x[r].codes;
+    }
+    let mut sums = if one_group {
+        simd.dot(bits, &cell.codes, codes)
+    } else {
+        simd.dot_halves(bits, &cell.codes, codes, cell.factors)
+    };
+    for r in 0..R {
+        let (x, to) = (&x[r], &mut acc[r].0);
+        if offset::<S>(layout) != 0 {
+            sums[r] = simd.add_pairs(sums[r], cell.offsets, x.sums);
+        }
+        let scale = simd.mul(cell.scale, simd.splat(x.scale));
+        let mut acc = simd.mul_add(simd.to_float(sums[r]), scale, simd.load_float(to));
+        if layout.grid.has_min && one_group {
+            acc = simd.mul_add(cell.min, simd.splat(x.scaled_sum), acc);
+        } else if layout.grid.has_min {
+            let mins = simd.add_pairs(simd.zero_sums(), cell.mins, x.sums);
+            let min = simd.mul(cell.min, simd.splat(x.scale));
+            acc = simd.mul_add(simd.to_float(mins), min, acc);
+        }
+        simd.store_float(acc, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packed::tests::{formats, random_blocks};
+    use super::super::{decode, grid, parts};
+    use super::*;
+    use crate::testing::Rng;
+
+    /// What an output should be, and how far it may be from it.
+    struct Bounded {
+        value: f64,
+        bound: f64,
+    }
+
+    /// The definition: decoded weights, sums in f64; bounded by the rounding of activations and of f32.
+    fn decoded(format: Format, blocks: &[u8], x: &[f32]) -> Bounded {
+        let mut w = vec![0.0; x.len()];
+        decode(format, blocks, &mut w);
+        let rounding = rounded(format, blocks, x).bound;
+        let (mut value, mut bound) = (0.0, rounding);
+        for (x, w) in x.chunks(CELL).zip(w.chunks(CELL)) {
+            let largest = x.iter().fold(0.0f32, |l, x| l.max(x.abs()));
+            // The quotient of x and its scale is rounded too: 127 * 2^-23 of a step.
+            let half_step = f64::from(largest) / 254.0 * (1.0 + 1e-4);
+            for (x, w) in x.iter().zip(w) {
+                value += f64::from(*x) * f64::from(*w);
+                bound += half_step * f64::from(w.abs());
+            }
+        }
+        Bounded { value, bound }
+    }
+
+    /// The same with activations rounded as the product does, plainly: only the rounding of f32 is left.
+    fn rounded(format: Format, blocks: &[u8], x: &[f32]) -> Bounded {
+        let grid = grid(format).unwrap();
+        let half = |bits: u16| f64::from(half::f16::from_bits(bits).to_f32());
+        let (mut value, mut sizes) = (0.0, 0.0);
+        let blocks = blocks.chunks_exact(format.block_bytes());
+        for (block, x) in blocks.zip(x.chunks(format.block_len())) {
+            let parts = parts(format, block);
+            for (c, x) in x.chunks(CELL).enumerate() {
+                let largest = x.iter().fold(0.0f32, |l, x| l.max(x.abs()));
+                let scale = f64::from(largest / 127.0);
+                for (i, x) in x.iter().enumerate() {
+                    let (i, inverse) = (c * CELL + i, 127.0 / largest);
+                    let x = if largest == 0.0 { 0.0 } else { (x * inverse).round_ties_even() };
+                    let x = scale * f64::from(x);
+                    let g = i / grid.group;
+                    let q = f64::from(grid.values.of(parts.codes[i]));
+                    let w = half(parts.d) * f64::from(parts.scales[g]) * q;
+                    let min = half(parts.m) * f64::from(parts.mins[g]);
+                    value += x * (w - min);
+                    sizes += x.abs() * (w.abs() + min.abs());
+                }
+            }
+        }
+        Bounded { value, bound: sizes * rounding_of(x.len()) }
+    }
+
+    /// Of the sum of sizes: two additions for each cell, and a few roundings of each term.
+    fn rounding_of(width: usize) -> f64 {
+        (2 * (width / CELL) + 8) as f64 * 2.0f64.powi(-24)
+    }
+
+    fn activations(rng: &mut Rng, rows: usize, width: usize) -> Vec<f32> {
+        let mut x = rng.floats(rows * width);
+        for (i, x) in x.chunks_mut(CELL).enumerate() {
+            // Blocks of different sizes, one of zeros, and single values far out.
+            let size = [1.0, 1e-3, 40.0, 0.0, 3.0][(rng.next() % 5) as usize];
+            x.iter_mut().for_each(|x| *x *= size);
+            x[i % CELL] *= 8.0;
+        }
+        x
+    }
+
+    #[test]
+    fn equals_both_definitions_within_their_bounds_on_every_instruction_set() {
+        let mut rng = Rng::new(50);
+        let sizes = [(1, 1, 1usize), (3, 8, 2), (2, 9, 64), (40, 70, 3), (5, 37, 8), (131, 33, 1)];
+        for format in formats() {
+            for (rows, features, blocks) in sizes {
+                let blocks = if format.block_len() == 256 { blocks.div_ceil(8) } else { blocks };
+                let width = blocks * format.block_len();
+                let x = activations(&mut rng, rows, width);
+                let bytes = random_blocks(&mut rng, format, features * width);
+                let w = Packed::new(format, &bytes, width);
+                let before = rng.floats(rows * features);
+                for level in Int8Level::available() {
+                    let mut out = before.clone();
+                    linear_at(level, Rows::dense(&x, width), &w, &mut out);
+                    // Each output once, by one of a few rows: definitions are slow.
+                    for n in 0..features {
+                        let m = (n * 7 + features) % rows;
+                        let x = &x[m * width..][..width];
+                        let bytes = &bytes[n * bytes.len() / features..][..bytes.len() / features];
+                        let (got, before) = (out[m * features + n], before[m * features + n]);
+                        for want in [decoded(format, bytes, x), rounded(format, bytes, x)] {
+                            let value = want.value + f64::from(before);
+                            let error = (f64::from(got) - value).abs();
+                            // Once more for the addition to `out`.
+                            let bound = want.bound + (value.abs() + 1.0) * 2.0f64.powi(-23);
+                            assert!(
+                                error <= bound,
+                                "{} {level:?} [{rows}, {width}] feature {n}: {got} is not {value} within {bound:e}",
+                                format.name()
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_any_batch() {
+        let mut rng = Rng::new(51);
+        for format in formats() {
+            let (rows, features, width) = (133, 77, 512);
+            let x = activations(&mut rng, rows, width);
+            let w = Packed::new(format, &random_blocks(&mut rng, format, features * width), width);
+            for level in Int8Level::available() {
+                let run = |first: usize, count: usize| {
+                    let x = Rows::dense(&x, width).slice(first, count);
+                    let mut out = vec![0.5; count * features];
+                    linear_at(level, x, &w, &mut out);
+                    out
+                };
+                let whole = run(0, rows);
+                for (first, count) in [(0, 1), (132, 1), (5, 2), (127, 3), (1, 7), (3, 129)] {
+                    let want = &whole[first * features..(first + count) * features];
+                    assert_eq!(run(first, count), want, "{} {count} at {first}", format.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let mut rng = Rng::new(52);
+        let (rows, features, width) = (9, 1003, 768);
+        let x = rng.floats(rows * width);
+        let w = Packed::new(
+            Format::Q4K,
+            &random_blocks(&mut rng, Format::Q4K, features * width),
+            width,
+        );
+        let with = |threads, rows| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![0.0; rows * features];
+            let x = Rows::dense(&x, width).slice(0, rows);
+            pool.install(|| linear_quantized(x, &w, &mut out));
+            out
+        };
+        for rows in [1, rows] {
+            let one = with(1, rows);
+            assert_eq!(with(2, rows), one);
+            assert_eq!(with(5, rows), one);
+        }
+    }
+
+    #[test]
+    fn instruction_sets_that_fuse_agree_to_the_bit() {
+        let mut rng = Rng::new(53);
+        let width = 512;
+        let x = activations(&mut rng, 3, width);
+        for format in formats() {
+            let w = Packed::new(format, &random_blocks(&mut rng, format, 20 * width), width);
+            let fused = Int8Level::available().into_iter().filter(|l| *l != Int8Level::Baseline);
+            let mut outs = fused.map(|level| {
+                let mut out = vec![0.0; 3 * 20];
+                linear_at(level, Rows::dense(&x, width), &w, &mut out);
+                out
+            });
+            if let Some(first) = outs.next() {
+                assert!(outs.all(|out| out == first), "{}", format.name());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_in_a_row_makes_its_outputs_nan_and_no_others() {
+        let mut rng = Rng::new(54);
+        for format in formats() {
+            let w = Packed::new(format, &random_blocks(&mut rng, format, 9 * 512), 512);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = rng.floats(3 * 512);
+                x[512 + 300] = bad;
+                let mut out = vec![0.0; 3 * 9];
+                linear_quantized(Rows::dense(&x, 512), &w, &mut out);
+                for (i, out) in out.iter().enumerate() {
+                    assert_eq!(out.is_nan(), (9..18).contains(&i), "{} {i}", format.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_rows_or_features_nothing_happens() {
+        let w = Packed::new(Format::Q8_0, &[], 32);
+        assert_eq!(w.features(), 0);
+        linear_quantized(Rows::dense(&[1.0; 64], 32), &w, &mut []);
+        let w = Packed::new(Format::Q8_0, &[0; 34], 32);
+        linear_quantized(Rows::dense(&[], 32), &w, &mut []);
+    }
+
+    #[test]
+    #[should_panic(expected = "x: width 64 is not 32")]
+    fn a_wrong_width_panics() {
+        let w = Packed::new(Format::Q8_0, &[0; 34], 32);
+        linear_quantized(Rows::dense(&[1.0; 64], 64), &w, &mut [0.0]);
+    }
+}

@@ -1,0 +1,35 @@
+//! Q5_1: 32 codes of five bits, a scale and a minimum; 6 bits a value.
+//!
+//! | bytes | holds |
+//! |---|---|
+//! | 0..2 | `d`, f16 |
+//! | 2..4 | `m`, f16 |
+//! | 4..8 | fifth bits: bit j of a little-endian u32 is value j's |
+//! | 8..24 | low four bits: byte j holds value j low and value j + 16 high |
+//!
+//! `value = d * code + m`
+
+use super::parts::{
+    Grid, Parts, SIGN, Values, fifth_bits, nibbles, put_fifth_bits, put_nibbles, put_u16, u16_at,
+};
+
+pub(super) const LEN: usize = 32;
+pub(super) const BYTES: usize = 24;
+pub(super) const GRID: Grid = Grid { group: 32, bits: 5, values: Values::Offset(0), has_min: true };
+
+#[inline(always)]
+pub(super) fn parts(block: &[u8]) -> Parts {
+    let block: &[u8; BYTES] = block.try_into().expect("block: 24 bytes");
+    let mut parts = Parts::simple(u16_at(block, 0), u16_at(block, 2) ^ SIGN, 1);
+    nibbles(&block[8..], &mut parts.codes[..LEN]);
+    fifth_bits(&block[4..8], &mut parts.codes[..LEN]);
+    parts
+}
+
+#[inline(always)]
+pub(super) fn pack(parts: &Parts, block: &mut [u8]) {
+    put_u16(block, 0, parts.d);
+    put_u16(block, 2, parts.m ^ SIGN);
+    put_fifth_bits(&parts.codes[..LEN], &mut block[4..8]);
+    put_nibbles(&parts.codes[..LEN], &mut block[8..]);
+}

@@ -1,0 +1,147 @@
+//! x86-64 with AVX2: pairs of products in 16 bits, added there as long as they fit.
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one argument for all: an `Avx2` exists only where `detected` saw the features, and every pointer comes from a reference to an array of the vector's size"
+)]
+
+use std::arch::x86_64::*;
+
+use super::Int8;
+
+/// Proof that the processor has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn present() -> bool {
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+
+    /// # Panics
+    ///
+    /// If the processor lacks one of the features.
+    #[inline(always)]
+    pub(crate) fn detected() -> Self {
+        assert!(Self::present(), "level: avx2 on a processor without it");
+        Self(())
+    }
+}
+
+/// Four neighbouring bytes of `x` in every lane.
+#[inline(always)]
+pub(super) fn four(x: &[i8; 32], step: usize) -> __m256i {
+    let x = x.as_chunks::<4>().0[step];
+    let [a, b, c, d] = x.map(i8::cast_unsigned);
+    unsafe { _mm256_set1_epi32(i32::from_le_bytes([a, b, c, d])) }
+}
+
+/// Adds the products of steps `from..from + COUNT`, times a factor for each pair of products, to sums.
+///
+/// `PER` steps are added in 16 bits: `PER * 2 * 127 * largest code` must be below 2^15.
+#[inline(always)]
+fn add_products<const R: usize, const COUNT: usize, const PER: usize>(
+    sums: &mut [__m256i; R],
+    codes: &[__m256i; 8],
+    x: [&[i8; 32]; R],
+    from: usize,
+    factors: __m256i,
+) {
+    unsafe {
+        for i in 0..COUNT / PER {
+            let first = from + i * PER;
+            let mut pairs = [_mm256_setzero_si256(); R];
+            for step in first..first + PER {
+                // Rows take turns, so that no instruction waits for the one before it.
+                for r in 0..R {
+                    let products = _mm256_maddubs_epi16(codes[step], four(x[r], step));
+                    pairs[r] = _mm256_add_epi16(pairs[r], products);
+                }
+            }
+            for r in 0..R {
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], factors));
+            }
+        }
+    }
+}
+
+impl Int8 for Avx2 {
+    type Codes = __m256i;
+    type Sums = __m256i;
+    type F = __m256;
+    /// 8 x 2 equal i16.
+    type Factors = __m256i;
+    type Pairs = __m256i;
+    const SIGNED_OFFSET: i32 = 0;
+
+    super::avx2_operations!();
+
+    #[inline(always)]
+    fn signed(self, x: Self::Codes) -> Self::Codes {
+        x
+    }
+    #[inline(always)]
+    fn dot<const R: usize>(
+        self,
+        bits: u32,
+        codes: &[Self::Codes; 8],
+        x: [&[i8; 32]; R],
+    ) -> [Self::Sums; R] {
+        unsafe {
+            let mut sums = [_mm256_setzero_si256(); R];
+            let ones = _mm256_set1_epi16(1);
+            match bits {
+                ..=4 => add_products::<R, 8, 8>(&mut sums, codes, x, 0, ones),
+                5 => add_products::<R, 8, 4>(&mut sums, codes, x, 0, ones),
+                6 => add_products::<R, 8, 2>(&mut sums, codes, x, 0, ones),
+                _ => {
+                    // |code| * (x with the code's sign): at most 2 * 128 * 127, which fits.
+                    for step in 0..8 {
+                        let size = _mm256_abs_epi8(codes[step]);
+                        for r in 0..R {
+                            let x = _mm256_sign_epi8(four(x[r], step), codes[step]);
+                            let products = _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), ones);
+                            sums[r] = _mm256_add_epi32(sums[r], products);
+                        }
+                    }
+                }
+            }
+            sums
+        }
+    }
+    #[inline(always)]
+    fn dot_halves<const R: usize>(
+        self,
+        bits: u32,
+        codes: &[Self::Codes; 8],
+        x: [&[i8; 32]; R],
+        factors: [Self::Factors; 2],
+    ) -> [Self::Sums; R] {
+        debug_assert!(bits <= 6, "signed codes have no halves");
+        let mut sums = [self.zero_sums(); R];
+        for half in 0..2 {
+            if bits <= 5 {
+                add_products::<R, 4, 4>(&mut sums, codes, x, half * 4, factors[half]);
+            } else {
+                add_products::<R, 4, 2>(&mut sums, codes, x, half * 4, factors[half]);
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn factors(self, x: &[u8; 8]) -> Self::Factors {
+        unsafe {
+            let x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()));
+            _mm256_blend_epi16::<0b1010_1010>(x, _mm256_slli_epi32::<16>(x))
+        }
+    }
+    #[inline(always)]
+    fn pairs(self, by: i16, [a, b]: [Self::Factors; 2]) -> Self::Pairs {
+        unsafe {
+            let both = _mm256_blend_epi16::<0b1010_1010>(a, b);
+            _mm256_mullo_epi16(both, _mm256_set1_epi16(by))
+        }
+    }
+}
