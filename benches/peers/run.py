@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """boostr beside llama.cpp and transformers: one model, every type, one run.
 
-    run.py                                      everything; about half an hour
+    run.py                                      everything; about 40 minutes
     run.py --types q8_0 --rounds 3 --no-torch   one type, some minutes
 
 Makes a model of mamba2-130m's sizes with made-up weights (make_model.py), writes it in every type, and

@@ -7,17 +7,22 @@
 //! Matrices get the type asked for ([`Types`]); everything small (convolutions, decays, biases, norms,
 //! routers) stays f32, because a few hundred numbers cost no memory and every token depends on them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rayon::prelude::*;
 use regex::Regex;
 
 use crate::checkpoint::gguf::{self, Metadata};
-use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, safetensors};
+use crate::checkpoint::{
+    Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, safetensors,
+};
 use crate::error::{Error, Result};
-use crate::load::{OpenOptions, TextFiles, config_file, folder_of};
+use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of};
 use crate::models::mamba2::Config;
 use crate::nn::decay_rate;
 use crate::ops::Format;
@@ -31,10 +36,12 @@ const SMALL: [&str; 7] =
 ///
 /// The mixes keep the table of tokens in 6 bits, since each logit and each input is a row of it, and the
 /// projections back into the residual stream a step wider than those out of it.
-const MIXES: [(&str, Format, &[(&str, Format)]); 2] = [
+const MIXES: [(&str, Format, &[Wider]); 2] = [
     ("q4_k_m", Format::Q4K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q5K)]),
     ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K)]),
 ];
+/// A pattern of GGUF names, and the type of what it finds.
+type Wider = (&'static str, Format);
 const TABLES: &str = r"^(token_embd|output)\.weight$";
 const OUTPUTS: &str = r"\.(ssm_out|attn_output|ffn_down)\.weight$";
 
@@ -76,7 +83,15 @@ impl Types {
             let rules = wider.iter().map(rule).collect::<Result<_>>()?;
             return Ok(Self { matrices: Some(Dtype::Block(*matrices)), rules });
         }
-        Ok(Self { matrices: Some(type_named(name)?), rules: Vec::new() })
+        let matrices = type_named(name).map_err(|error| match error {
+            Error::Unsupported { what } => {
+                let mixes: Vec<&str> = MIXES.iter().map(|(name, ..)| *name).collect();
+                let what = format!("{}; mixes: {})", what.trim_end_matches(')'), mixes.join(", "));
+                Error::Unsupported { what }
+            }
+            other => other,
+        })?;
+        Ok(Self { matrices: Some(matrices), rules: Vec::new() })
     }
 
     /// The same, but `dtype` for matrices whose GGUF name the regular expression `pattern` finds;
@@ -90,24 +105,19 @@ impl Types {
         Ok(self)
     }
 
-    /// The type of the tensor called `name` in GGUF, of `shape` and now of type `now`.
-    fn of(&self, name: &str, shape: &[usize], now: Dtype) -> Dtype {
+    /// The type of the tensor called `name` in GGUF, of `shape`; `None` when it keeps its own.
+    fn of(&self, name: &str, shape: &[usize]) -> Option<Dtype> {
         if !is_matrix(name, shape) {
-            return Dtype::F32;
+            return Some(Dtype::F32);
         }
         let rule = self.rules.iter().find(|(pattern, _)| pattern.is_match(name));
-        let wanted = rule.map(|&(_, dtype)| dtype).or(self.matrices).unwrap_or(now);
-        fitting(wanted, shape.last().copied().unwrap_or(0))
-    }
-
-    /// Whether every matrix stays as it is.
-    fn is_kept(&self) -> bool {
-        self.matrices.is_none() && self.rules.is_empty()
+        let wanted = rule.map(|&(_, dtype)| dtype).or(self.matrices)?;
+        Some(fitting(wanted, shape.last().copied().unwrap_or(0)))
     }
 
     /// The first rule that fits none of the `names`.
-    fn unused<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
-        let fits = |pattern: &Regex| names.clone().any(|name| pattern.is_match(name));
+    fn unused(&self, names: &[String]) -> Option<&str> {
+        let fits = |pattern: &Regex| names.iter().any(|name| pattern.is_match(name));
         self.rules.iter().map(|(pattern, _)| pattern).find(|p| !fits(p)).map(Regex::as_str)
     }
 }
@@ -133,14 +143,12 @@ pub fn type_named(name: &str) -> Result<Dtype> {
         return Ok(dtype);
     }
     let names: Vec<String> = all.iter().map(|dtype| dtype.name().to_ascii_lowercase()).collect();
-    let mixes: Vec<&str> = MIXES.iter().map(|(name, ..)| *name).collect();
-    let what = format!(
-        "type `{}` (supported: {}; mixes: {})",
-        name.escape_debug(),
-        names.join(", "),
-        mixes.join(", ")
-    );
-    Err(Error::Unsupported { what })
+    Err(unknown_type(name, &names.join(", ")))
+}
+
+fn unknown_type(name: &str, supported: &str) -> Error {
+    let name = name.escape_debug();
+    Error::Unsupported { what: format!("type `{name}` (supported: {supported})") }
 }
 
 /// Whether the tensor is one of a model's large matrices.
@@ -158,6 +166,7 @@ fn fitting(wanted: Dtype, width: usize) -> Dtype {
         return wanted;
     }
     let narrower = match format {
+        Format::Q2K | Format::Q3K => Format::Q4_0,
         Format::Q4K => Format::Q5_0,
         Format::Q5K => Format::Q5_1,
         Format::Iq4Xs => Format::Iq4Nl,
@@ -210,21 +219,22 @@ pub struct Written {
 /// as transformers reads it.
 ///
 /// Tensors are written one by one, so memory is that of the largest; `progress` is told
-/// `(done, total)`. What is written is there as a whole or not at all. Into a GGUF file go the
+/// `(done, total)` and ends it by `Break`. What is written is there as a whole or not at all. Into a GGUF file go the
 /// tokenizer and its `tokenizer.json` too, and `A_log`, of which GGUF only keeps `-exp(A_log)`: so the way
 /// back gives equal tensors.
 ///
 /// # Errors
 ///
 /// As [`LanguageModel::open`](crate::load::LanguageModel::open); [`Error::Argument`] when `out` is
-/// there already or a rule of `types` fits no matrix; [`Error::Unsupported`] for what the new file
-/// cannot say; [`Error::Tensors`] for values to be quantized that are not finite.
+/// there already or a rule of `types` fits no matrix; [`Error::Io`] of kind `Interrupted` after `Break`; [`Error::Unsupported`] for what the new file
+/// cannot say; [`Error::Tensors`] for values that are to change type and are not finite, before or after.
 ///
 /// ```no_run
+/// use std::ops::ControlFlow::Continue;
 /// use boostr::convert::{Options, Types, convert};
 ///
 /// let options = Options { types: Types::named("q4_k_m")?, ..Options::default() };
-/// let written = convert("mamba2-130m".as_ref(), "m.gguf".as_ref(), &options, &mut |_, _| {})?;
+/// let written = convert("mamba2-130m".as_ref(), "m.gguf".as_ref(), &options, &mut |_, _| Continue(()))?;
 /// println!("{} tensors", written.tensors.len());
 /// # Ok::<(), boostr::Error>(())
 /// ```
@@ -232,11 +242,17 @@ pub fn convert(
     source: &Path,
     out: &Path,
     options: &Options,
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Converted> {
     let to_gguf = out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-    check_out(source, out, options.overwrite && to_gguf)?;
+    check_out(source, out, to_gguf, options.overwrite)?;
     let model = Model::open(source, &options.open)?;
+    let canonical = fs::canonicalize(out).ok();
+    let is_source = |file: &Path| canonical.is_some() && fs::canonicalize(file).ok() == canonical;
+    if model.checkpoint.iter().any(|(_, entry)| is_source(&entry.file)) {
+        let reason = format!("`{}` is a file of the model itself: name another", out.display());
+        return Err(Error::Argument { name: "out", reason });
+    }
     let plan = model.plan(&options.types, to_gguf)?;
     let total = plan.len();
     let mut written = Vec::with_capacity(total);
@@ -248,8 +264,10 @@ pub fn convert(
         }
         let (bytes, what) = plan[index].bytes()?;
         written.push(what);
-        progress(written.len(), total);
-        Ok(bytes)
+        match progress(written.len(), total) {
+            ControlFlow::Continue(()) => Ok(bytes),
+            ControlFlow::Break(()) => Err(Error::io(out, io::ErrorKind::Interrupted.into())),
+        }
     };
     let tensors: Vec<(&str, Dtype, &[usize])> =
         plan.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.as_slice())).collect();
@@ -267,11 +285,17 @@ pub fn convert(
         })?;
     }
     written.sort_by(|a, b| a.name.cmp(&b.name));
+    for what in written.iter().filter(|what| what.error > 0.5) {
+        let (name, to, lost) = (&what.name, what.to.name(), 100.0 * what.error);
+        warnings.push(format!(
+            "`{name}` loses {lost:.0} % in {to}: its values are out of the type's range"
+        ));
+    }
     Ok(Converted { tensors: written, warnings })
 }
 
 /// Refuses to write over what is there.
-fn check_out(source: &Path, out: &Path, overwrite: bool) -> Result<()> {
+fn check_out(source: &Path, out: &Path, is_gguf: bool, overwrite: bool) -> Result<()> {
     let refuse = |reason: &str| {
         let reason = format!("`{}` {reason}", out.display());
         Err(Error::Argument { name: "out", reason })
@@ -286,8 +310,9 @@ fn check_out(source: &Path, out: &Path, overwrite: bool) -> Result<()> {
     match () {
         () if metadata.is_dir() && is_empty() => Ok(()),
         () if metadata.is_dir() => refuse("is a folder that is not empty: name another"),
-        () if overwrite => Ok(()),
-        () => refuse("is there already: name another, or allow to replace it (--force)"),
+        () if is_gguf && overwrite => Ok(()),
+        () if is_gguf => refuse("is there already: name another, or allow to replace it (--force)"),
+        () => refuse("is a file: name a folder to make, or a file that ends in .gguf"),
     }
 }
 
@@ -299,17 +324,34 @@ fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<(
     })?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
-    hidden.push(format!(".tmp-{}", std::process::id()));
+    let stamp = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    hidden.push(format!(".tmp-{}-{:x}", std::process::id(), stamp.as_nanos()));
     let folder = out.with_file_name(hidden);
-    fs::create_dir(&folder).map_err(|e| Error::io(&folder, e))?;
+    let io_error = |e| Error::io(out, e);
+    fs::create_dir(&folder).map_err(io_error)?;
     let result = fill(&folder).and_then(|()| {
+        sync(&folder).map_err(io_error)?;
         // An empty folder of that name yields.
-        fs::rename(&folder, out).map_err(|e| Error::io(out, e))
+        fs::rename(&folder, out).map_err(io_error)?;
+        let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync(parent).map_err(io_error)
     });
-    if result.is_err() {
+    result.map_err(|error| {
         let _ = fs::remove_dir_all(&folder);
-    }
-    result
+        match error {
+            // By the name that the user knows.
+            Error::Io { path, source } => match path.strip_prefix(&folder) {
+                Ok(rest) => Error::io(out.join(rest), source),
+                Err(_) => Error::Io { path, source },
+            },
+            other => other,
+        }
+    })
+}
+
+/// Makes the names in a folder survive a power cut, where the system can.
+fn sync(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { fs::File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
 /// A model's files: tensors in transformers' names, and what belongs to them.
@@ -335,6 +377,11 @@ impl Model {
     fn open(source: &Path, options: &OpenOptions) -> Result<Self> {
         let mut checkpoint = Checkpoint::open(source, options.allow_pickle)?;
         let (config, files) = match checkpoint.gguf() {
+            Some(_) if options.tokenizer.is_some() => {
+                let reason =
+                    "a GGUF file has its own: convert it to a folder, and put another there";
+                return Err(Error::Argument { name: "tokenizer", reason: reason.into() });
+            }
             Some(metadata) => (Config::read_gguf(metadata)?, None),
             None => {
                 let folder = folder_of(source)?;
@@ -347,8 +394,9 @@ impl Model {
             }
         };
         let tied = config.adopt(&mut checkpoint)?;
-        let full = fs::canonicalize(source).unwrap_or_else(|_| source.to_path_buf());
-        let name = full.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = folder_of(source)?;
+        let full = fs::canonicalize(&folder).unwrap_or(folder);
+        let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { checkpoint, config, tied, name, files })
     }
 
@@ -372,8 +420,16 @@ impl Model {
                 return Err(Error::Tensors { path: self.checkpoint.path().into(), reason });
             };
             let has_a_log = self.checkpoint.get(name).is_some();
+            if name.ends_with(".A_log") && !has_a_log {
+                let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
+                if let Some(bad) = bad {
+                    let reason = format!("`{gguf_name}` has {bad}: expected -exp(A_log), below 0");
+                    return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
+                }
+            }
+            let asked = types.of(&gguf_name, &gguf_shape);
             let mut planned = Planned {
-                dtype: types.of(&gguf_name, &gguf_shape, entry.dtype),
+                dtype: asked.unwrap_or(entry.dtype),
                 name: if to_gguf { gguf_name.clone() } else { name.to_owned() },
                 shape: if to_gguf { gguf_shape.clone() } else { shape.to_vec() },
                 source: entry,
@@ -391,7 +447,7 @@ impl Model {
                 && !to_gguf
             {
                 planned.dtype = Dtype::F32;
-                if !types.is_kept() {
+                if asked.is_some() {
                     let what = format!("type {} in a folder (GGUF files have it)", format.name());
                     return Err(Error::Unsupported { what });
                 }
@@ -401,8 +457,10 @@ impl Model {
             }
             plan.push(planned);
         }
-        if let Some(pattern) = types.unused(matrices.iter().map(String::as_str)) {
-            let reason = format!("{pattern:?} fits no matrix; they are {}", kinds(&matrices));
+        if let Some(pattern) = types.unused(&matrices) {
+            let kinds: BTreeSet<String> = matrices.iter().map(|name| kind_of(name)).collect();
+            let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
+            let reason = format!("{pattern:?} fits no matrix; they are {kinds}");
             return Err(Error::Argument { name: "types", reason });
         }
         Ok(plan)
@@ -416,7 +474,12 @@ impl Model {
         for (layer, a_log) in all.chunks(self.config.mixer.nheads).enumerate() {
             let name = format!("backbone.layers.{layer}.mixer.A");
             let Some(entry) = self.checkpoint.get(&name) else { continue };
-            if entry.to_f32()?.iter().eq(a_log.iter().map(|&x| decay_rate(x)).collect::<Vec<_>>().iter()) {
+            if entry.to_f32()?.iter().eq(a_log
+                .iter()
+                .map(|&x| decay_rate(x))
+                .collect::<Vec<_>>()
+                .iter())
+            {
                 let data = Bytes::new(Dtype::F32.encode(a_log)?);
                 let entry = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
                 exact.insert(name + "_log", entry);
@@ -460,29 +523,37 @@ impl Model {
         let mixer = &self.config.mixer;
         if !mixer.d_inner().is_multiple_of(mixer.d_model) {
             let (inner, width) = (mixer.d_inner(), mixer.d_model);
-            let what = format!("{inner} channels in transformers, which expands {width} by a whole number");
+            let what = format!(
+                "{inner} channels in transformers, which expands {width} by a whole number"
+            );
             return Err(Error::Unsupported { what });
         }
         let mut config = self.config.to_json(self.rows(), self.tied);
         let mut out = Vec::new();
         match (&self.files, self.checkpoint.gguf()) {
             (Some(files), _) => {
-                if let [eos] = files.eos[..] {
-                    config["eos_token_id"] = eos.into();
+                match files.eos[..] {
+                    [] => {}
+                    [eos] => config["eos_token_id"] = eos.into(),
+                    ref several => config["eos_token_id"] = serde_json::json!(several),
                 }
                 let texts = [
                     ("tokenizer.json", &files.tokenizer),
                     ("tokenizer_config.json", &files.text.tokenizer_config),
                     ("generation_config.json", &files.text.generation_config),
+                    ("chat_template.jinja", &files.text.chat_template),
                 ];
-                out.extend(texts.into_iter().filter_map(|(name, text)| Some((name, text.clone()?))));
+                out.extend(
+                    texts.into_iter().filter_map(|(name, text)| Some((name, text.clone()?))),
+                );
             }
             (None, Some(metadata)) => {
                 if let Some(text) = Tokenizer::from_gguf(metadata)? {
                     config["eos_token_id"] = text.eos.into();
                     config["bos_token_id"] = text.bos.into();
                     config["pad_token_id"] = text.pad.into();
-                    let tokenizer = match metadata.text("tokenizer.huggingface.json")? {
+                    let copy = metadata.text("tokenizer.huggingface.json")?;
+                    let tokenizer = match copy.filter(|_| text.is_copy) {
                         Some(json) => json.to_owned(),
                         None => text.tokenizer.to_json()?,
                     };
@@ -499,23 +570,26 @@ impl Model {
                         "add_eos_token": flag("tokenizer.ggml.add_eos_token")?,
                         "chat_template": text.chat_template,
                     });
-                    out.push(("tokenizer_config.json", self.json(without_nulls(about))?));
-                    let generation = serde_json::json!({
-                        "bos_token_id": text.bos,
-                        "eos_token_id": text.ends,
-                        "pad_token_id": text.pad,
-                    });
-                    out.push(("generation_config.json", self.json(without_nulls(generation))?));
+                    out.push(("tokenizer_config.json", self.json(&without_nulls(about))?));
+                    let generation = match metadata.text(GENERATION)? {
+                        Some(text) => text.to_owned(),
+                        None => self.json(&without_nulls(serde_json::json!({
+                            "bos_token_id": text.bos,
+                            "eos_token_id": text.ends,
+                            "pad_token_id": text.pad,
+                        })))?,
+                    };
+                    out.push(("generation_config.json", generation));
                 }
             }
             (None, None) => {}
         }
-        out.push(("config.json", self.json(config)?));
+        out.push(("config.json", self.json(&config)?));
         Ok(out)
     }
 
-    fn json(&self, value: serde_json::Value) -> Result<String> {
-        let text = serde_json::to_string_pretty(&value);
+    fn json(&self, value: &serde_json::Value) -> Result<String> {
+        let text = serde_json::to_string_pretty(value);
         let text = text.map_err(|e| Error::format(self.checkpoint.path(), e.to_string()))?;
         Ok(text + "\n")
     }
@@ -527,6 +601,9 @@ const A_LOG: &str = "boostr.mamba2.A_log";
 impl Files {
     /// Adds the tokenizer, for an embedding of `rows` rows; returns what other programs will do otherwise.
     fn write_gguf(&self, rows: usize, metadata: &mut Metadata) -> Result<Vec<String>> {
+        if let Some(text) = &self.text.generation_config {
+            metadata.set(GENERATION, text.as_str());
+        }
         let (Some(tokenizer), Some(json)) = (&self.text.tokenizer, &self.tokenizer) else {
             metadata.set("tokenizer.ggml.model", "none");
             return Ok(vec!["no tokenizer.json in the folder: the file has no tokens".to_owned()]);
@@ -535,9 +612,20 @@ impl Files {
             Some(text) => Some(ConfigFile::parse("tokenizer_config.json", text)?),
             None => None,
         };
-        let lost = tokenizer.to_gguf(json, config.as_ref(), rows, metadata)?;
-        if let Some(&eos) = self.eos.first() {
-            metadata.set("tokenizer.ggml.eos_token_id", eos);
+        let mut lost = tokenizer.to_gguf(json, config.as_ref(), rows, metadata)?;
+        if let Some(template) = &self.text.chat_template {
+            metadata.set("tokenizer.chat_template", template.as_str());
+        }
+        for (&id, key) in self.eos.iter().zip(["eos", "eot", "eom"]) {
+            if id as usize >= rows {
+                let reason =
+                    format!("eos_token_id {id} is not below the {rows} rows of the embedding");
+                return Err(Error::Argument { name: "eos_token_id", reason });
+            }
+            metadata.set(format!("tokenizer.ggml.{key}_token_id"), id);
+        }
+        if self.eos.len() > 3 {
+            lost.push(format!("GGUF has place for three end tokens, the model has {:?}", self.eos));
         }
         Ok(lost.into_iter().map(|what| format!("tokenizer: {what}")).collect())
     }
@@ -555,20 +643,17 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|e| Error::io(path, e))
 }
 
-/// Names without the numbers of layers, each once.
-fn kinds(names: &[String]) -> String {
-    let mut kinds: Vec<String> = Vec::new();
-    for name in names {
-        let parts = name.split('.').map(|part| match part.parse::<usize>() {
-            Ok(_) => "*",
-            Err(_) => part,
-        });
-        let kind = parts.collect::<Vec<_>>().join(".");
-        if !kinds.contains(&kind) {
-            kinds.push(kind);
-        }
-    }
-    kinds.join(", ")
+/// The name of a tensor without the number of its layer: what all layers have alike.
+///
+/// ```
+/// assert_eq!(boostr::convert::kind_of("blk.12.ssm_in.weight"), "blk.*.ssm_in.weight");
+/// ```
+#[must_use]
+pub fn kind_of(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let parts: Vec<&str> =
+        name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+    parts.join(".")
 }
 
 /// The number by which `general.file_type` says what most of a file's bytes are (`llama_ftype` of
@@ -651,14 +736,15 @@ impl Planned {
                 Map::LnNeg => (-f64::from(*value)).ln() as f32,
             };
         }
-        let is_block = matches!(self.dtype, Dtype::Block(_));
-        if let Some(i) = values.iter().position(|x| is_block && !x.is_finite()) {
-            let reason = format!(
-                "value {i} of `{}` is {}: only finite values can be quantized",
-                self.name.escape_debug(),
+        let error = |what: String| Error::Tensors {
+            path: self.source.file.to_path_buf(),
+            reason: format!("`{}`: {what}", self.name.escape_debug()),
+        };
+        if let Some(i) = values.iter().position(|x| !x.is_finite()) {
+            return Err(error(format!(
+                "value {i} is {}: only finite ones can change type",
                 values[i]
-            );
-            return Err(Error::Tensors { path: self.source.file.to_path_buf(), reason });
+            )));
         }
         let width = self.shape.last().copied().unwrap_or(1).max(1);
         let rows_at_once = (1usize << 16).div_ceil(width);
@@ -680,9 +766,12 @@ impl Planned {
             .collect::<Result<_>>()?;
         let (change, size) =
             parts.iter().fold((0.0, 0.0), |sums, part| (sums.0 + part.1, sums.1 + part.2));
-        let bytes: Vec<u8> = parts.into_iter().flat_map(|part| part.0).collect();
-        let error = if change == 0.0 { 0.0 } else { (change / size).sqrt() };
-        let written = written(bytes.len(), error);
+        if !change.is_finite() {
+            return Err(error(format!("has values that {} cannot hold", self.dtype.name())));
+        }
+        let bytes = parts.iter().map(|part| part.0.as_slice()).collect::<Vec<_>>().concat();
+        let change = if change == 0.0 { 0.0 } else { (change / size).sqrt() };
+        let written = written(bytes.len(), change);
         Ok((Bytes::new(bytes), written))
     }
 }
@@ -704,22 +793,26 @@ mod tests {
             ("blk.0.ffn_gate_inp.weight", &[64, 256]),
             ("output_norm.weight", &[256]),
         ] {
-            assert_eq!(types.of(name, shape, Dtype::BF16), Dtype::F32, "{name}");
+            assert_eq!(types.of(name, shape), Some(Dtype::F32), "{name}");
         }
-        let is = types.of("blk.0.ssm_in.weight", &[512, 256], Dtype::BF16);
-        assert_eq!(is, Dtype::Block(Format::Q8_0));
+        let is = types.of("blk.0.ssm_in.weight", &[512, 256]);
+        assert_eq!(is, Some(Dtype::Block(Format::Q8_0)));
+        assert_eq!(Types::kept().of("blk.0.ssm_in.weight", &[512, 256]), None);
     }
 
     #[test]
     fn a_mix_names_what_stays_wider_and_a_rule_wins_over_it() {
         let mix = Types::named("Q4_K_M").unwrap();
-        let of = |types: &Types, name: &str| types.of(name, &[512, 256], Dtype::F32);
+        let of = |types: &Types, name: &str| types.of(name, &[512, 256]).unwrap();
         assert_eq!(of(&mix, "blk.3.ssm_in.weight"), Dtype::Block(Format::Q4K));
         assert_eq!(of(&mix, "blk.3.ssm_out.weight"), Dtype::Block(Format::Q5K));
         assert_eq!(of(&mix, "token_embd.weight"), Dtype::Block(Format::Q6K));
         let ruled = mix.with("ssm_in", Dtype::F16).unwrap();
         assert_eq!(of(&ruled, "blk.3.ssm_in.weight"), Dtype::F16);
-        assert_eq!(ruled.unused(["blk.0.ssm_in.weight", "token_embd.weight"].into_iter()), Some(OUTPUTS));
+        assert_eq!(
+            ruled.unused(&["blk.0.ssm_in.weight", "token_embd.weight"].map(String::from)),
+            Some(OUTPUTS)
+        );
     }
 
     #[test]
@@ -732,6 +825,13 @@ mod tests {
         assert_eq!(of(Format::Q6K, 48), Dtype::F16);
         assert_eq!(of(Format::Q4_0, 0), Dtype::F16);
         assert_eq!(fitting(Dtype::BF16, 7), Dtype::BF16);
+    }
+
+    #[test]
+    fn the_kind_of_a_tensor_has_no_layer() {
+        assert_eq!(kind_of("backbone.layers.12.mixer.D"), "backbone.layers.*.mixer.D");
+        assert_eq!(kind_of("lm_head.weight"), "lm_head.weight");
+        assert_eq!(kind_of("a..1b"), "a..1b");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
+use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
@@ -88,16 +89,30 @@ impl<B: Backend> LanguageModel<B> {
             return Err(Error::format(path, "expected a GGUF file"));
         };
         let config = Config::read_gguf(metadata)?;
-        let text = Tokenizer::from_gguf(metadata)?;
-        let mut defaults = GenerationDefaults::default();
-        let (mut tokenizer, mut eos) = (None, Vec::new());
+        let metadata = metadata.clone();
+        // A large vocabulary takes as long as the weights.
+        let (text, model) = rayon::join(
+            || Tokenizer::from_gguf(&metadata),
+            || Mamba2::load(config, checkpoint, client),
+        );
+        // A tokenizer that is not used need not be one that can be.
+        let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
+        let model = model?;
+        let mut defaults = generation_defaults(&metadata)?;
+        let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
+        let mut tokenizer = None;
         if let Some(text) = text {
-            (defaults.bos_token_id, tokenizer, eos) = (text.bos, Some(text.tokenizer), text.ends);
+            eos.extend(text.ends);
+            eos.sort_unstable();
+            eos.dedup();
+            tokenizer = Some(text.tokenizer);
+            if metadata.get(GENERATION).is_none() {
+                defaults.bos_token_id = text.bos;
+            }
         }
         if let Some(path) = &options.tokenizer {
             tokenizer = Some(Tokenizer::from_file(path)?);
         }
-        let model = Mamba2::load(config, checkpoint, client)?;
         Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos: None })
     }
 
@@ -118,6 +133,7 @@ impl<B: Backend> LanguageModel<B> {
                 tokenizer: Some(tokenizer),
                 tokenizer_config: Some(files.tokenizer_config.into()),
                 generation_config: Some(files.generation_config.into()),
+                chat_template: None,
             },
             client,
         )
@@ -176,6 +192,8 @@ pub(crate) struct TextFiles {
     pub(crate) tokenizer_config: Option<String>,
     /// The text of `generation_config.json`.
     pub(crate) generation_config: Option<String>,
+    /// The text of `chat_template.jinja`.
+    pub(crate) chat_template: Option<String>,
 }
 
 /// Tokens with a part of their own in generation, and its defaults.
@@ -200,6 +218,7 @@ impl TextFiles {
             tokenizer,
             tokenizer_config: read_text(&folder.join("tokenizer_config.json"))?,
             generation_config: read_text(&folder.join("generation_config.json"))?,
+            chat_template: read_text(&folder.join("chat_template.jinja"))?,
         })
     }
 
@@ -230,28 +249,54 @@ impl TextFiles {
     }
 }
 
-/// The configuration of the model at `path`, whose weights are `checkpoint`: a GGUF file has its own,
-/// others lie in a folder with `config.json` or `params.json`.
+/// The configuration of the model at `path`, whose weights are `checkpoint` if they could be opened: a
+/// GGUF file has its own, others lie in a folder with `config.json` or `params.json`.
 ///
 /// # Errors
 ///
 /// [`Error::Format`] when there is none, and whatever is wrong with it.
-pub fn read_config(path: &Path, checkpoint: &Checkpoint) -> Result<Config> {
-    match checkpoint.gguf() {
+pub fn read_config(path: &Path, checkpoint: Option<&Checkpoint>) -> Result<Config> {
+    match checkpoint.and_then(Checkpoint::gguf) {
         Some(metadata) => Config::read_gguf(metadata),
         None => Config::read(&config_file(&folder_of(path)?)?),
     }
 }
 
-/// Whether the model is in GGUF: the file by its first bytes, a folder by what it lacks and has.
-fn is_gguf(path: &Path) -> Result<bool> {
+/// The text of `generation_config.json`, in the metadata of a GGUF file: a key of our own.
+pub(crate) const GENERATION: &str = "boostr.generation_config";
+
+/// The defaults of generation in a GGUF file: as we keep them, else as llama.cpp does.
+fn generation_defaults(metadata: &Metadata) -> Result<GenerationDefaults> {
+    if let Some(text) = metadata.text(GENERATION)? {
+        return GenerationDefaults::from_json(metadata.path(), text);
+    }
+    let float = |key, range| metadata.float(key, range);
+    let defaults = GenerationDefaults {
+        temperature: float("general.sampling.temp", 0.0..=f32::MAX)?,
+        top_p: float("general.sampling.top_p", f32::MIN_POSITIVE..=1.0)?,
+        min_p: float("general.sampling.min_p", 0.0..=1.0)?,
+        top_k: metadata.usize("general.sampling.top_k", 0..=1 << 24)?,
+        ..GenerationDefaults::default()
+    };
+    let samples = defaults != GenerationDefaults::default();
+    Ok(GenerationDefaults { do_sample: samples.then_some(true), ..defaults })
+}
+
+/// Whether the model is in GGUF: a file by its first bytes or its name, a folder by what it lacks and has.
+///
+/// # Errors
+///
+/// [`Error::Io`] when it cannot be looked at.
+pub fn is_gguf(path: &Path) -> Result<bool> {
     let metadata = fs::metadata(path).map_err(|e| Error::io(path, e))?;
     if metadata.is_dir() {
         if present(&path.join("config.json"))? || present(&path.join("params.json"))? {
             return Ok(false);
         }
         let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
-        let ends = |entry: fs::DirEntry| entry.path().extension().is_some_and(|e| e == "gguf");
+        let ends = |entry: fs::DirEntry| {
+            entry.path().extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+        };
         return Ok(entries.flatten().any(ends));
     }
     if !metadata.is_file() {

@@ -1,4 +1,4 @@
-//! Text to token ids and back, for any `tokenizer.json`.
+//! Text to token ids and back, for any `tokenizer.json`, and for the tokenizers in GGUF files.
 //!
 //! The work is done by the tokenizers crate; this module fences it. A file and a text come from
 //! strangers, so whatever they make that crate do arrives as an [`Error`]: it is called inside
@@ -323,6 +323,7 @@ impl Inner {
         let path = path.to_path_buf();
         Ok(Self {
             path,
+            hf,
             text_vocabulary,
             vocab_size,
             max_id,
@@ -330,7 +331,6 @@ impl Inner {
             bare_frame,
             special_ids,
             unk_id,
-            hf,
             pieces,
         })
     }

@@ -423,7 +423,7 @@ fn the_order_is_one_and_the_document_states_it() {
         }
     }
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let order = "error < ops < backend < checkpoint < nn < models < sample < load < engine";
+    let order = "error < ops < backend < checkpoint < nn < models < sample < load < convert < engine < evaluate";
     assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
 }
 

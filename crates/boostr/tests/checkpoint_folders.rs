@@ -157,7 +157,7 @@ fn a_folder_without_a_checkpoint_says_what_was_looked_for() {
     folder.write("README.md", "x");
     let expected = format!(
         "`{}`: no checkpoint in this folder: looked for model.safetensors.index.json, \
-         model.safetensors, *.safetensors, pytorch_model.bin",
+         model.safetensors, *.safetensors, *.gguf, pytorch_model.bin",
         folder.path().display()
     );
     assert_eq!(refusal(folder.path()), expected);

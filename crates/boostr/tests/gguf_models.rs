@@ -4,6 +4,7 @@
 mod common;
 mod tiny;
 
+use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 
 use boostr::backend::{Cpu, cpu};
@@ -39,7 +40,7 @@ fn convert_to(
     let out = folder.path().join(name);
     let types = dtype.map_or_else(Types::kept, |name| Types::named(name).unwrap());
     let options = Options { types, ..Options::default() };
-    let converted = convert(source, &out, &options, &mut |_, _| {}).unwrap();
+    let converted = convert(source, &out, &options, &mut |_, _| Continue(())).unwrap();
     assert_eq!(converted.warnings, [""; 0]);
     (out, converted.tensors)
 }
@@ -132,14 +133,14 @@ fn each_type_changes_the_logits_by_no_more_than_is_stated() {
     for (dtype, largest, nats) in [
         ("bf16", 0.1, 1e-4),
         ("f16", 0.01, 1e-5),
-        ("q8_0", 0.25, 1e-3),
+        ("q8_0", 0.5, 2e-3),
         ("q5_1", 1.3, 3e-2),
         ("q5_0", 1.3, 3e-2),
         ("iq4_nl", 3.0, 0.12),
         ("q4_1", 3.0, 0.12),
         ("q4_0", 3.0, 0.12),
         // Rows of 64 and 128 are no whole blocks of 256: types of 32 stand in.
-        ("q6_k", 0.25, 1e-3),
+        ("q6_k", 0.5, 2e-3),
         ("q5_k_m", 1.3, 3e-2),
         ("q4_k_m", 1.3, 3e-2),
     ] {
@@ -157,9 +158,8 @@ fn there_and_back_again_tensors_are_equal() {
     for model in MODELS {
         let there = converted(&fixture(model), &folder, &format!("{model}.gguf"), None);
         let back = converted(&there, &folder, model, None);
-        let [before, after] = [&fixture(model), &back].map(|path| {
-            Checkpoint::open(path, false).unwrap()
-        });
+        let [before, after] =
+            [&fixture(model), &back].map(|path| Checkpoint::open(path, false).unwrap());
         assert_eq!(before.names().collect::<Vec<_>>(), after.names().collect::<Vec<_>>());
         for (name, entry) in before.iter() {
             let other = after.get(name).unwrap();
@@ -183,7 +183,8 @@ fn a_file_of_llama_cpp_goes_to_a_folder_and_keeps_its_decay_rates() {
     let (largest, _) = distance(&open(&out), &golden);
     assert!(largest < 1e-5, "{largest}");
     // ln(exp(x)) may be one bit off; nothing else may.
-    let [before, after] = [fixture("mamba2-tiny"), out].map(|p| Checkpoint::open(&p, false).unwrap());
+    let [before, after] =
+        [fixture("mamba2-tiny"), out].map(|p| Checkpoint::open(&p, false).unwrap());
     for (name, entry) in before.iter() {
         let [old, new] = [entry, after.get(name).unwrap()].map(|entry| entry.to_f32().unwrap());
         if name.ends_with("A_log") {
@@ -199,8 +200,7 @@ fn case_39_what_every_token_depends_on_is_never_narrowed() {
     let folder = Folder::new();
     for dtype in ["q4_0", "q4_k_m", "bf16"] {
         let name = format!("{dtype}.gguf");
-        let (out, written) =
-            convert_to(&fixture("mamba2-tiny-g2"), &folder, &name, Some(dtype));
+        let (out, written) = convert_to(&fixture("mamba2-tiny-g2"), &folder, &name, Some(dtype));
         let file = Checkpoint::open(&out, false).unwrap();
         let mut narrow = 0;
         for (name, entry) in file.iter() {
@@ -220,7 +220,7 @@ fn a_rule_chooses_the_type_of_the_tensors_it_names() {
     let types = Types::named("q4_0").unwrap().with("ssm_in", Dtype::Block(Format::Q8_0)).unwrap();
     let options = Options { types, ..Options::default() };
     let out = folder.path().join("ruled.gguf");
-    convert(&fixture("mamba2-tiny"), &out, &options, &mut |_, _| {}).unwrap();
+    convert(&fixture("mamba2-tiny"), &out, &options, &mut |_, _| Continue(())).unwrap();
     let file = Checkpoint::open(&out, false).unwrap();
     let of = |name| file.get(name).unwrap().dtype;
     assert_eq!(of("blk.1.ssm_in.weight"), Dtype::Block(Format::Q8_0));
@@ -228,7 +228,10 @@ fn a_rule_chooses_the_type_of_the_tensors_it_names() {
 
     let types = Types::named("q4_0").unwrap().with("ssm_inn", Dtype::F16).unwrap();
     let options = Options { types, ..Options::default() };
-    let error = convert(&fixture("mamba2-tiny"), &folder.path().join("x.gguf"), &options, &mut |_, _| {});
+    let error =
+        convert(&fixture("mamba2-tiny"), &folder.path().join("x.gguf"), &options, &mut |_, _| {
+            Continue(())
+        });
     let text = message(&error.unwrap_err());
     assert!(text.contains("ssm_inn") && text.contains("no matrix"), "{text}");
     assert_eq!(folder.names(), ["ruled.gguf"]);
@@ -239,19 +242,118 @@ fn what_is_there_is_not_written_over() {
     let folder = Folder::new();
     let source = fixture("mamba2-tiny");
     let file = folder.write("there.gguf", "precious");
-    let error = convert(&source, &file, &Options::default(), &mut |_, _| {}).unwrap_err();
+    let error = convert(&source, &file, &Options::default(), &mut |_, _| Continue(())).unwrap_err();
     assert!(message(&error).contains("there.gguf"), "{error}");
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
     let options = Options { overwrite: true, ..Options::default() };
-    convert(&source, &file, &options, &mut |_, _| {}).unwrap();
+    convert(&source, &file, &options, &mut |_, _| Continue(())).unwrap();
     open(&file);
 
     let full = folder.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("precious"), "x").unwrap();
-    let error = convert(&source, &full, &options, &mut |_, _| {}).unwrap_err();
+    let error = convert(&source, &full, &options, &mut |_, _| Continue(())).unwrap_err();
     assert!(message(&error).contains("full"), "{error}");
     assert_eq!(folder.names(), ["full", "there.gguf"]);
+}
+
+#[test]
+fn no_file_of_the_model_is_written_over_whatever_the_options() {
+    let folder = Folder::new();
+    let only = converted(&fixture("mamba2-tiny"), &folder, "only.gguf", None);
+    let before = std::fs::read(&only).unwrap();
+    let options = Options { overwrite: true, ..Options::default() };
+    for source in [folder.path(), &only] {
+        let error = convert(source, &only, &options, &mut |_, _| Continue(())).unwrap_err();
+        assert!(message(&error).contains("the model itself"), "{error}");
+    }
+    assert_eq!(std::fs::read(&only).unwrap(), before);
+}
+
+#[test]
+fn a_conversion_that_is_ended_leaves_nothing() {
+    let folder = Folder::new();
+    for name in ["x.gguf", "x"] {
+        let out = folder.path().join(name);
+        let mut stop = |done, _| if done == 3 { Break(()) } else { Continue(()) };
+        let error =
+            convert(&fixture("mamba2-tiny"), &out, &Options::default(), &mut stop).unwrap_err();
+        assert!(matches!(error, boostr::Error::Io { .. }), "{error}");
+        assert_eq!(folder.names(), [""; 0]);
+    }
+}
+
+#[test]
+fn end_tokens_and_defaults_of_generation_go_there_and_back() {
+    let folder = Folder::new();
+    let source = folder.path().join("mamba2-1.3b");
+    std::fs::create_dir(&source).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture("mamba2-tiny").join(file), source.join(file)).unwrap();
+    }
+    let generation = r#"{"eos_token_id": [2, 7], "do_sample": true, "temperature": 0.25}"#;
+    std::fs::write(source.join("generation_config.json"), generation).unwrap();
+    std::fs::write(source.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let there = converted(&source, &folder, "there.gguf", None);
+    let back = converted(&there, &folder, "back", None);
+    let before = open(&source);
+    for path in [&there, &back] {
+        let lm = open(path);
+        assert_eq!((&lm.eos, &lm.defaults), (&before.eos, &before.defaults), "{}", path.display());
+    }
+    let file = Checkpoint::open(&there, false).unwrap();
+    let metadata = file.gguf().unwrap();
+    assert_eq!(metadata.text("general.name").unwrap(), Some("mamba2-1.3b"));
+    assert_eq!(metadata.text("tokenizer.chat_template").unwrap(), Some("{{ messages }}"));
+
+    std::fs::write(source.join("generation_config.json"), r#"{"eos_token_id": 9999}"#).unwrap();
+    let out = folder.path().join("bad.gguf");
+    let error = convert(&source, &out, &Options::default(), &mut |_, _| Continue(())).unwrap_err();
+    assert!(message(&error).contains("9999"), "{error}");
+}
+
+#[test]
+fn values_that_a_type_cannot_hold_are_refused() {
+    let folder = Folder::new();
+    let source = folder.path().join("model");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::copy(fixture("mamba2-tiny").join("config.json"), source.join("config.json")).unwrap();
+    let good = Checkpoint::open(&fixture("mamba2-tiny"), false).unwrap();
+    let bad = tiny::with(&good, "layers.1.mixer.out_proj.weight", |_| 1e9);
+    tiny::save(&source.join("model.safetensors"), &bad);
+    let out = folder.path().join("x.gguf");
+    let options = Options { types: Types::named("f16").unwrap(), ..Options::default() };
+    let text = message(&convert(&source, &out, &options, &mut |_, _| Continue(())).unwrap_err());
+    assert!(text.contains("blk.1.ssm_out.weight") && text.contains("F16"), "{text}");
+
+    let positive = changed(
+        &folder,
+        |_| {},
+        |name, _, _, data| {
+            if name == "blk.0.ssm_a" {
+                *data = Bytes::new(
+                    [0.5f32; 8].into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>(),
+                );
+            }
+        },
+    );
+    for name in ["y.gguf", "y"] {
+        let out = folder.path().join(name);
+        let error =
+            convert(&positive, &out, &Options::default(), &mut |_, _| Continue(())).unwrap_err();
+        assert!(message(&error).contains("blk.0.ssm_a"), "{error}");
+    }
+}
+
+#[test]
+fn a_given_tokenizer_helps_where_that_of_the_file_cannot_be_used() {
+    let folder = Folder::new();
+    let path = changed(&folder, |m| drop(m.set("tokenizer.ggml.pre", "martian")), |_, _, _, _| {});
+    assert!(refused(&path).contains("martian"));
+    let tokenizer = Some(fixture("mamba2-tiny").join("tokenizer.json"));
+    let options = boostr::load::OpenOptions { tokenizer, ..Default::default() };
+    let lm = LanguageModel::<Cpu>::open(&path, &options, cpu()).unwrap();
+    assert!(!lm.encode("x").unwrap().is_empty());
 }
 
 #[test]
@@ -265,7 +367,7 @@ fn a_weight_that_is_not_finite_is_not_quantized() {
     tiny::save(&source.join("model.safetensors"), &bad);
     let out = folder.path().join("x.gguf");
     let options = Options { types: Types::named("q8_0").unwrap(), ..Options::default() };
-    let text = message(&convert(&source, &out, &options, &mut |_, _| {}).unwrap_err());
+    let text = message(&convert(&source, &out, &options, &mut |_, _| Continue(())).unwrap_err());
     assert!(text.contains("blk.1.ssm_out.weight") && text.contains("NaN"), "{text}");
     assert_eq!(folder.names(), ["model"]);
 }
@@ -302,7 +404,8 @@ fn refused(path: &Path) -> String {
 
 fn refused_with(key: &str, value: impl Into<gguf::Value>) -> String {
     let folder = Folder::new();
-    let text = refused(&changed(&folder, |metadata| drop(metadata.set(key, value)), |_, _, _, _| {}));
+    let text =
+        refused(&changed(&folder, |metadata| drop(metadata.set(key, value)), |_, _, _, _| {}));
     assert!(text.contains("changed.gguf"), "{text}");
     text
 }
@@ -349,15 +452,19 @@ fn a25_ssm_sizes_that_disagree_are_refused_with_both_numbers() {
 #[test]
 fn a26_a_vocabulary_of_another_size_than_the_embedding_is_refused() {
     let folder = Folder::new();
-    let path = changed(&folder, |metadata| {
-        let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap();
-        let fewer: Vec<String> = tokens[..500].iter().map(ToString::to_string).collect();
-        let fewer: Vec<&str> = fewer.iter().map(String::as_str).collect();
-        metadata.set("tokenizer.ggml.tokens", fewer.as_slice());
-        metadata.set("tokenizer.ggml.token_type", [1i32; 500]);
-        metadata.retain(|key| key != "tokenizer.ggml.merges");
-        metadata.set("tokenizer.ggml.merges", ["i n"]);
-    }, |_, _, _, _| {});
+    let path = changed(
+        &folder,
+        |metadata| {
+            let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap();
+            let fewer: Vec<String> = tokens[..500].iter().map(ToString::to_string).collect();
+            let fewer: Vec<&str> = fewer.iter().map(String::as_str).collect();
+            metadata.set("tokenizer.ggml.tokens", fewer.as_slice());
+            metadata.set("tokenizer.ggml.token_type", [1i32; 500]);
+            metadata.retain(|key| key != "tokenizer.ggml.merges");
+            metadata.set("tokenizer.ggml.merges", ["i n"]);
+        },
+        |_, _, _, _| {},
+    );
     let text = refused(&path);
     assert!(text.contains("500") && text.contains("512"), "{text}");
 }
@@ -365,10 +472,14 @@ fn a26_a_vocabulary_of_another_size_than_the_embedding_is_refused() {
 #[test]
 fn a26_a_file_without_tokens_runs_on_ids() {
     let folder = Folder::new();
-    let path = changed(&folder, |metadata| {
-        metadata.retain(|key| !key.starts_with("tokenizer."));
-        metadata.set("mamba2.vocab_size", 512u32);
-    }, |_, _, _, _| {});
+    let path = changed(
+        &folder,
+        |metadata| {
+            metadata.retain(|key| !key.starts_with("tokenizer."));
+            metadata.set("mamba2.vocab_size", 512u32);
+        },
+        |_, _, _, _| {},
+    );
     let lm = open(&path);
     assert!(lm.tokenizer.is_none());
     let text = message(&lm.encode("x").unwrap_err());
@@ -388,12 +499,16 @@ fn a27_special_ids_outside_of_the_vocabulary_are_refused() {
 #[test]
 fn case_17_decay_rates_above_zero_are_refused() {
     let folder = Folder::new();
-    let path = changed(&folder, |_| {}, |name, _, _, data| {
-        if name == "blk.1.ssm_a" {
-            let floats = data.as_chunks::<4>().0.iter().map(|&b| -f32::from_le_bytes(b));
-            *data = Bytes::new(floats.flat_map(f32::to_le_bytes).collect::<Vec<u8>>());
-        }
-    });
+    let path = changed(
+        &folder,
+        |_| {},
+        |name, _, _, data| {
+            if name == "blk.1.ssm_a" {
+                let floats = data.as_chunks::<4>().0.iter().map(|&b| -f32::from_le_bytes(b));
+                *data = Bytes::new(floats.flat_map(f32::to_le_bytes).collect::<Vec<u8>>());
+            }
+        },
+    );
     let text = refused(&path);
     assert!(text.contains("-exp(A_log)") && text.contains("head 0"), "{text}");
 }
@@ -401,11 +516,15 @@ fn case_17_decay_rates_above_zero_are_refused() {
 #[test]
 fn unit_dimensions_of_small_tensors_do_not_matter() {
     let folder = Folder::new();
-    let path = changed(&folder, |_| {}, |name, _, shape, _| {
-        if name.contains("ssm_a") || name.contains("ssm_d") && !name.contains("dt") {
-            *shape = vec![8];
-        }
-    });
+    let path = changed(
+        &folder,
+        |_| {},
+        |name, _, shape, _| {
+            if name.contains("ssm_a") || name.contains("ssm_d") && !name.contains("dt") {
+                *shape = vec![8];
+            }
+        },
+    );
     let golden = golden("mamba2-tiny");
     assert!(distance(&open(&path), &golden).0 < 1e-5);
 }
@@ -422,11 +541,15 @@ fn a_matrix_of_a_type_that_is_only_decoded_is_what_it_decodes_to() {
     let folders = [Folder::new(), Folder::new()];
     let replaced = |folder: &Folder, new_dtype: Dtype, new_data: Vec<u8>| {
         let new_data = Bytes::new(new_data);
-        changed(folder, |_| {}, |name, dtype, _, data| {
-            if name == "token_embd.weight" {
-                (*dtype, *data) = (new_dtype, new_data.clone());
-            }
-        })
+        changed(
+            folder,
+            |_| {},
+            |name, dtype, _, data| {
+                if name == "token_embd.weight" {
+                    (*dtype, *data) = (new_dtype, new_data.clone());
+                }
+            },
+        )
     };
     let narrow = replaced(&folders[0], Dtype::Block(Format::Mxfp4), blocks);
     let file = Checkpoint::open(&narrow, false).unwrap();

@@ -63,8 +63,15 @@ fn bytes() -> Metadata {
 fn pieces() -> Metadata {
     let named = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter();
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
-    let scored =
-        [("▁", -9.0), ("a", -8.0), ("b", -7.0), ("c", -6.0), ("ab", -1.0), ("bc", -2.0), ("▁ab", -3.0)];
+    let scored = [
+        ("▁", -9.0),
+        ("a", -8.0),
+        ("b", -7.0),
+        ("c", -6.0),
+        ("ab", -1.0),
+        ("bc", -2.0),
+        ("▁ab", -3.0),
+    ];
     let tokens: Vec<String> =
         named.chain(bytes).chain(scored.map(|(token, _)| token.to_owned())).collect();
     let types: Vec<i32> = (0..tokens.len())
@@ -75,8 +82,7 @@ fn pieces() -> Metadata {
             _ => 1,
         })
         .collect();
-    let scores: Vec<f32> =
-        [0.0; 259].into_iter().chain(scored.map(|(_, score)| score)).collect();
+    let scores: Vec<f32> = [0.0; 259].into_iter().chain(scored.map(|(_, score)| score)).collect();
     let mut metadata = Metadata::new("model.gguf");
     metadata.set(MODEL, "llama");
     metadata.set(TOKENS, tokens.as_slice());
@@ -132,14 +138,16 @@ fn the_texts_of_llama_cpp_have_the_originals_ids() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/vocab");
     for name in ["llama-spm", "gpt-2", "mpt", "deepseek-coder"] {
         let path = folder.join(format!("{name}.gguf"));
-        let text = |ending: &str| fs::read_to_string(folder.join(format!("{name}.gguf{ending}"))).unwrap();
+        let text =
+            |ending: &str| fs::read_to_string(folder.join(format!("{name}.gguf{ending}"))).unwrap();
         let (metadata, _) = gguf::read(&path, &Bytes::new(fs::read(&path).unwrap())).unwrap();
         let tokenizer = read(&metadata).tokenizer;
         let (texts, ids) = (text(".inp"), text(".out"));
         let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
         assert!(texts.len() > 40 && ids.lines().count() >= texts.len() - 1);
         for (text, line) in texts.into_iter().zip(ids.lines()) {
-            let expected: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let expected: Vec<u32> =
+                line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             assert_eq!(tokenizer.encode(text, false).unwrap(), expected, "{name}: {text:?}");
             assert_eq!(tokenizer.decode(&expected, false).unwrap(), text, "{name}");
         }
@@ -170,14 +178,22 @@ fn what_is_wrong_is_named_with_its_key() {
         (TOKENS, ["a", "b", "a"].into(), "tokens 0 and 2 are both `a`"),
         (TYPES, [1_i32].into(), "expected 11 elements, one for each token, found 1"),
         (TYPES, [5_i32; 11].into(), "all tokens are unused"),
-        (MERGES, ["a b", "ab"].into(), "merge 1: expected two tokens with a space between, found `ab`"),
+        (
+            MERGES,
+            ["a b", "ab"].into(),
+            "merge 1: expected two tokens with a space between, found `ab`",
+        ),
         (MERGES, ["a c"].into(), "Token `ac` out of vocabulary"),
         (MERGES, ["a 🦙"].into(), "Token `🦙` out of vocabulary"),
         (MERGES, 1_u32.into(), "expected an array of strings"),
         // A27
         (BOS, 11_u32.into(), "expected a whole number from 0 to 10, found 11 (u32)"),
         (EOS, u32::MAX.into(), "expected a whole number from 0 to 10, found 4294967295 (u32)"),
-        ("tokenizer.ggml.padding_token_id", (-1_i32).into(), "expected a whole number from 0 to 10"),
+        (
+            "tokenizer.ggml.padding_token_id",
+            (-1_i32).into(),
+            "expected a whole number from 0 to 10",
+        ),
         (ADD_EOS, true.into(), "is true, but `tokenizer.ggml.eos_token_id` is missing"),
     ];
     for (key, value, expected) in cases {
@@ -235,9 +251,11 @@ fn the_ends_are_known_by_id_and_by_name_whatever_their_type() {
 
 #[test]
 fn the_file_says_what_is_put_around_a_text() {
-    for (start, end, expected) in
-        [(None, None, vec![1]), (Some(true), None, vec![0, 1]), (Some(true), Some(true), vec![0, 1, 3])]
-    {
+    for (start, end, expected) in [
+        (None, None, vec![1]),
+        (Some(true), None, vec![0, 1]),
+        (Some(true), Some(true), vec![0, 1, 3]),
+    ] {
         let mut metadata = bytes();
         metadata.set(EOS, 3_u32);
         for (key, flag) in [(ADD_BOS, start), (ADD_EOS, end)] {
@@ -270,7 +288,10 @@ fn pieces_are_joined_by_score_and_what_is_left_becomes_bytes() {
         (" ab", vec![259, 265]),
         ("é", vec![259, 3 + 0xc3, 3 + 0xa9]),
         // Neither a control nor a byte token.
-        ("a<0x0A>", [259, 260].into_iter().chain("<0x0A>".bytes().map(|b| 3 + u32::from(b))).collect()),
+        (
+            "a<0x0A>",
+            [259, 260].into_iter().chain("<0x0A>".bytes().map(|b| 3 + u32::from(b))).collect(),
+        ),
         ("</s>", [259].into_iter().chain("</s>".bytes().map(|b| 3 + u32::from(b))).collect()),
     ] {
         assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{text}");
@@ -284,6 +305,33 @@ fn pieces_are_joined_by_score_and_what_is_left_becomes_bytes() {
 }
 
 #[test]
+fn sizes_and_messages_are_bounded() {
+    let mut metadata = bytes();
+    metadata.set(MODEL, "\u{1b}x".repeat(1000));
+    assert!(refusal(&metadata).len() < 600 && !refusal(&metadata).contains('\u{1b}'));
+    let mut metadata = bytes();
+    let long = "a".repeat(1 << 20);
+    metadata.set(MERGES, [format!("b {long}")]);
+    assert!(refusal(&metadata).len() < 300);
+    metadata.set(TOKENS, ["<s>", &*long]);
+    metadata.set(TYPES, [3_i32; 2]);
+    metadata.set(MERGES, [] as [&str; 0]);
+    assert!(refusal(&metadata).ends_with("tokens have 1048579 bytes, expected at most 1048576"));
+    // Each of these can be cut in two wherever.
+    let runs: Vec<String> = ('a'..='~')
+        .chain('α'..='ω')
+        .flat_map(|c| (1..129).map(move |n| String::from(c).repeat(n)))
+        .collect();
+    let mut metadata = Metadata::new("model.gguf");
+    metadata.set(MODEL, "llama");
+    metadata.set(TOKENS, runs.as_slice());
+    metadata.set(SCORES, vec![0.0_f32; runs.len()].as_slice());
+    assert_eq!(read(&metadata).tokenizer.vocab_size(), runs.len());
+    metadata.set(TOKENS, vec!["a"; (1 << 21) + 1].as_slice());
+    assert!(refusal(&metadata).ends_with("expected 1 to 2097152 tokens, found 2097153"));
+}
+
+#[test]
 fn a_token_without_text_has_no_text_to_be_found_by() {
     let mut metadata = bytes();
     metadata.set(TOKENS, ["<s>", "a", "b", "c", "Ġ", "<", ">", "s", "ab", "Ġab", ""]);
@@ -293,10 +341,14 @@ fn a_token_without_text_has_no_text_to_be_found_by() {
 
 #[test]
 fn a_tokenizer_json_comes_back_as_it_was() {
-    let config = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ x }}"}"#;
-    for (json, config, rows) in
-        [(DEMO, None, 1024), (TINY, None, 600), (NEOX, None, 50432), (&*pieces_json(), Some(config), 270)]
-    {
+    let config =
+        r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ x }}"}"#;
+    for (json, config, rows) in [
+        (DEMO, None, 1024),
+        (TINY, None, 600),
+        (NEOX, None, 50432),
+        (&*pieces_json(), Some(config), 270),
+    ] {
         let original = Tokenizer::from_bytes("tokenizer.json", json.as_bytes()).unwrap();
         let (metadata, lost) = written(json, config, rows);
         assert_eq!(metadata.strings(TOKENS).unwrap().unwrap().len(), rows);
@@ -306,7 +358,9 @@ fn a_tokenizer_json_comes_back_as_it_was() {
         for (metadata, lost) in [(metadata, vec![]), (others, lost)] {
             let read = read(&metadata);
             for text in TEXTS {
-                if lost == [r#"GGUF has no place for its normalizer: {"type":"NFC"}"#] && text == COMBINED {
+                if lost == [r#"GGUF has no place for its normalizer: {"type":"NFC"}"#]
+                    && text == COMBINED
+                {
                     continue;
                 }
                 for special in [false, true] {
@@ -351,7 +405,9 @@ fn what_gguf_has_no_way_to_say_is_told() {
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]});
     let (metadata, lost) = written(&change("/pre_tokenizer", split), None, 1024);
     assert_eq!(metadata.text(PRE).unwrap(), None);
-    assert!(lost[0].starts_with("its rules for words have no name in GGUF, `tokenizer.ggml.pre` is left out: "));
+    assert!(lost[0].starts_with(
+        "its rules for words have no name in GGUF, `tokenizer.ggml.pre` is left out: "
+    ));
 
     let (_, lost) = written(&change("/normalizer", json!({"type": "NFC"})), None, 1024);
     assert_eq!(lost, [r#"GGUF has no place for its normalizer: {"type":"NFC"}"#]);
@@ -370,7 +426,10 @@ fn what_gguf_cannot_hold_is_refused() {
     assert!(refusal(DEMO, 1023).starts_with(&format!("{start}token `")));
     assert!(refusal(DEMO, 1023).ends_with("` has id 1023, but the model has 1023 rows"));
     let words = json!({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
-    assert_eq!(refusal(&words.to_string(), 1), format!("{start}its model is WordLevel, expected BPE"));
+    assert_eq!(
+        refusal(&words.to_string(), 1),
+        format!("{start}its model is WordLevel, expected BPE")
+    );
 }
 
 proptest! {

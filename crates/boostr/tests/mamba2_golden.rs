@@ -42,7 +42,9 @@ impl Golden {
     fn floats(&self, name: &str) -> Vec<f64> {
         let entry = self.file.get(name).unwrap_or_else(|| panic!("{name}"));
         match entry.dtype {
-            boostr::checkpoint::Dtype::F64 => entry.data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+            boostr::checkpoint::Dtype::F64 => {
+                entry.data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+            }
             _ => entry.to_f32().unwrap().into_iter().map(f64::from).collect(),
         }
     }

@@ -182,8 +182,8 @@ Examples:
   boostr quantize ./mamba2-370m out.gguf -T q4_0 --tensor-type ssm_in=q8_0 --embedding q6_k";
 
 const CONVERT_NOTES: &str = "\
-Types: f32, f16, bf16; q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl; mixes q4_k_m, q5_k_m. Only \
-matrices change type: convolutions, A, D, dt_bias, norms and all vectors are written as f32. A matrix \
+Types: f32, f16, bf16; q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs; mixes \
+q4_k_m, q5_k_m. Only matrices change type: convolutions, A, D, dt_bias, norms and all vectors are written as f32. A matrix \
 whose rows are not whole blocks of a type gets the next wider one that fits; the table says so. \
 --tensor-type goes by the names in GGUF files; the first that fits a name counts.";
 

@@ -3,20 +3,23 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Dtype;
-use boostr::convert::{self, Options, Types, Written};
+use boostr::convert::{self, Options, Types, Written, kind_of};
 use boostr::evaluate::{Score, score};
 use boostr::load::LanguageModel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::{ConvertArgs, FileArgs, QuantizeArgs};
-use crate::exit::usage;
-use crate::model::{Source, kind_of};
+use crate::exit::{Interrupted, usage};
+use crate::model::{Source, bad};
+use crate::stream;
 use crate::system;
 use crate::term::{Style, Term};
 
@@ -32,18 +35,20 @@ pub fn run(args: &ConvertArgs, term: &Term) -> Result<()> {
 pub fn quantize(args: &QuantizeArgs, term: &Term) -> Result<()> {
     if !is_gguf(&args.files.out) {
         let out = args.files.out.display();
-        return Err(usage(format!("`{out}`: a quantized model is a GGUF file: name it {out}.gguf")));
+        return Err(usage(format!(
+            "`{out}`: a quantized model is a GGUF file: name it {out}.gguf"
+        )));
     }
+    let types = named(&args.dtype)?;
     let text = args.measure.as_deref().map(read).transpose()?;
-    let written = write(&args.files, named(&args.dtype)?, term)?;
-    let change = match text {
-        Some(text) => Some(Change {
-            before: measure(&args.files.input, &args.files, &text, "before", term)?,
-            after: measure(&args.files.out, &args.files, &text, "after", term)?,
-        }),
-        None => None,
-    };
-    report(&args.files, &written, change, term)
+    // First, so that nothing is written when it cannot be measured.
+    let measured = |path, text: &String, when| measure(path, &args.files, text, when, term);
+    let before =
+        text.as_ref().map(|text| measured(&args.files.input, text, "before")).transpose()?;
+    let written = write(&args.files, types, term)?;
+    let after = text.as_ref().map(|text| measured(&args.files.out, text, "after")).transpose()?;
+    let change = before.zip(after).map(|(before, after)| Change { before, after });
+    report(&args.files, &written, change.as_ref(), term)
 }
 
 fn is_gguf(path: &Path) -> bool {
@@ -69,7 +74,9 @@ fn with_options(mut types: Types, files: &FileArgs) -> Result<Types> {
     }
     for rule in files.tensor_type.iter().rev() {
         let Some((pattern, name)) = rule.rsplit_once('=') else {
-            return Err(usage(format!("--tensor-type {rule}: expected REGEX=TYPE, as ssm_in=q8_0")));
+            return Err(usage(format!(
+                "--tensor-type {rule}: expected REGEX=TYPE, as ssm_in=q8_0"
+            )));
         };
         let types_with = types.with(pattern, one_type(name)?);
         types = types_with.map_err(|error| usage(format!("--tensor-type: {error}")))?;
@@ -86,12 +93,21 @@ fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<Written>> {
     Source::Path(files.input.clone()).check_exists()?;
     let options = Options { open: files.options(), types, overwrite: files.force };
     let bar = bar(term, "tensors");
-    let written = convert::convert(&files.input, &files.out, &options, &mut |done, total| {
+    stream::catch_interrupt();
+    let converted = convert::convert(&files.input, &files.out, &options, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
+        if stream::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    let converted = written.map_err(|error| crate::model::bad(&files.input, error))?;
+    let converted = converted.map_err(|error| match error {
+        Error::Argument { .. } => usage(error.to_string()),
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::Interrupted => {
+            Interrupted.into()
+        }
+        Error::Io { ref path, .. } if !path.starts_with(&files.input) => error.into(),
+        _ => bad(&files.input, error).into(),
+    })?;
     for warning in converted.warnings {
         term.say(format_args!("{} {warning}", term.on_stderr(Style::Careful, "warning:")));
     }
@@ -99,9 +115,10 @@ fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<Written>> {
 }
 
 fn bar(term: &Term, what: &str) -> ProgressBar {
-    let target = match term.stderr_tty && !term.quiet {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
+    let target = if term.stderr_tty && !term.quiet {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
     };
     let style = ProgressStyle::with_template("{msg} {bar:32} {pos}/{len} {eta}");
     let bar = ProgressBar::with_draw_target(None, target).with_message(what.to_owned());
@@ -118,6 +135,12 @@ fn measure(path: &Path, files: &FileArgs, text: &str, when: &str, term: &Term) -
     let source = Source::Path(path.to_path_buf());
     let lm: LanguageModel<Cpu> = source.open(&files.options())?;
     let ids = lm.encode(text)?;
+    if ids.len() < 2 {
+        let found = ids.len();
+        return Err(usage(format!(
+            "--measure: expected a text of two tokens or more, found {found}"
+        )));
+    }
     let bar = bar(term, &format!("tokens {when}"));
     let score = score(&lm.model, &ids, text.len(), |done, total| {
         bar.set_length(total as u64);
@@ -138,17 +161,19 @@ struct Group {
 fn report(
     files: &FileArgs,
     written: &[Written],
-    change: Option<Change>,
+    change: Option<&Change>,
     term: &Term,
 ) -> Result<()> {
     let before: usize = written.iter().map(|w| w.from.bytes_of(&w.shape).unwrap_or(0)).sum();
     let after: usize = written.iter().map(|w| w.bytes).sum();
     if files.json {
-        return term.print_json(&as_json(files, written, before, after, change.as_ref()));
+        return term.print_json(&as_json(files, written, before, after, change));
     }
     let mut out = io::stdout().lock();
-    let heading =
-        format!("{:44} {:>6} {:>7}    {:7} {:>10} {:>10}", "tensor", "", "from", "to", "error", "size");
+    let heading = format!(
+        "{:44} {:>6} {:>7}    {:7} {:>10} {:>10}",
+        "tensor", "", "from", "to", "error", "size"
+    );
     writeln!(out, "{}", term.on_stdout(Style::Bold, &heading))?;
     let mut groups: BTreeMap<(String, &str, &str), Group> = BTreeMap::new();
     for w in written {
@@ -161,7 +186,8 @@ fn report(
     for ((name, from, to), group) in &groups {
         let times = if group.count > 1 { format!("{} x", group.count) } else { String::new() };
         let error = (group.squares / group.count as f64).sqrt();
-        let error = if error == 0.0 { "exact".to_owned() } else { format!("{:.3} %", 100.0 * error) };
+        let error =
+            if error == 0.0 { "exact".to_owned() } else { format!("{:.3} %", 100.0 * error) };
         let [from, to] = [from, to].map(|name| name.to_lowercase());
         let bytes = system::bytes(group.bytes as u64);
         writeln!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;

@@ -138,12 +138,13 @@ impl Source {
         }
     }
 
-    /// The configuration that is for this checkpoint.
-    pub fn config(&self, checkpoint: &Checkpoint) -> Result<Config, BadModel> {
+    /// The configuration that is for this checkpoint, or for one that cannot be opened.
+    pub fn config(&self, checkpoint: Option<&Checkpoint>) -> Result<Config, BadModel> {
         match self {
             #[cfg(feature = "demo")]
             Self::Embedded => {
-                let file = boostr::checkpoint::ConfigFile::parse("config.json", demo::FILES.config)?;
+                let file =
+                    boostr::checkpoint::ConfigFile::parse("config.json", demo::FILES.config)?;
                 Ok(Config::read(&file)?)
             }
             #[cfg(not(feature = "demo"))]
@@ -225,14 +226,6 @@ impl Summary {
     }
 }
 
-/// The name of a tensor without the number of its layer.
-pub fn kind_of(name: &str) -> String {
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    let parts: Vec<&str> =
-        name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
-    parts.join(".")
-}
-
 /// An error about the model at `path`, with names that may have been meant.
 pub fn bad(path: &Path, error: boostr::Error) -> BadModel {
     let is_missing = matches!(
@@ -305,16 +298,4 @@ fn first(names: Vec<String>) -> String {
     let more = names.len().saturating_sub(MAX_NEAR);
     let shown = names.into_iter().take(MAX_NEAR).collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{shown} and {more} more") } else { shown }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kind_of_a_tensor_has_no_layer() {
-        assert_eq!(kind_of("backbone.layers.12.mixer.D"), "backbone.layers.*.mixer.D");
-        assert_eq!(kind_of("lm_head.weight"), "lm_head.weight");
-        assert_eq!(kind_of("a..1b"), "a..1b");
-    }
 }

@@ -7,11 +7,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, TensorEntry};
+use boostr::convert::kind_of;
 use boostr::models::mamba2::Config;
 use serde_json::{Value, json};
 
 use crate::args::ShowArgs;
-use crate::model::{Source, Summary, kind_of};
+use crate::model::{Source, Summary};
 use crate::system;
 use crate::term::{Style, Term};
 
@@ -28,7 +29,7 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     };
     let config = match source.folder() {
         Some(folder) if is_file && checkpoint.gguf().is_none() && !has_config(folder) => None,
-        _ => Some(source.config(&checkpoint)?),
+        _ => Some(source.config(Some(&checkpoint))?),
     };
     let facts = Facts::gather(&source, &checkpoint, config);
     if args.json {
@@ -91,7 +92,8 @@ impl<'a> Facts<'a> {
         let ends = |ending: &str| checkpoint.iter().find(|(name, _)| name.ends_with(ending));
         let any = |endings: [&str; 3]| endings.into_iter().find_map(ends);
         let embedding = any(["embeddings.weight", "embedding.weight", "token_embd.weight"]);
-        let head = ends("lm_head.weight").or_else(|| checkpoint.iter().find(|t| t.0 == "output.weight"));
+        let head =
+            ends("lm_head.weight").or_else(|| checkpoint.iter().find(|t| t.0 == "output.weight"));
         let elements =
             |entry: Option<(&str, &TensorEntry)>| entry.map_or(0, |(_, e)| count(&e.shape));
         let files: BTreeSet<&Path> = checkpoint.iter().map(|(_, entry)| &*entry.file).collect();

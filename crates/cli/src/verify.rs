@@ -7,7 +7,7 @@ use boostr::backend::{self, Cpu};
 use boostr::checkpoint::gguf::{self, NotFinite};
 use boostr::checkpoint::{Checkpoint, ConfigFile};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
-use boostr::load::read_text;
+use boostr::load::{is_gguf, read_text};
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
@@ -46,7 +46,9 @@ pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks
         Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
             check_json(path, &mut checks);
         }
-        Source::Path(path) if path.is_file() && is_alone(path) && !is_gguf(path) => {
+        Source::Path(path)
+            if path.is_file() && is_alone(path) && !is_gguf(path).unwrap_or(false) =>
+        {
             if let Some(checkpoint) = check_weights(source, allow_pickle, &mut checks) {
                 checks.warn("config", "no config.json for this one file: tensors not compared");
                 check_values(&checkpoint, values, &mut checks);
@@ -57,12 +59,6 @@ pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks
     Ok(checks)
 }
 
-/// Whether the file is meant to be GGUF, by its name or its first bytes.
-fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
-        || Checkpoint::open(path, false).is_ok_and(|checkpoint| checkpoint.gguf().is_some())
-}
-
 /// Whether a weight file has no configuration beside it that is for this file.
 fn is_alone(path: &Path) -> bool {
     let beside = |name: &str| path.with_file_name(name).exists();
@@ -71,12 +67,11 @@ fn is_alone(path: &Path) -> bool {
 
 fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut Checks) {
     let checkpoint = check_weights(source, allow_pickle, checks);
-    let config = match &checkpoint {
-        Some(checkpoint) => {
-            checks.record("config", source.config(checkpoint), describe_config)
-        }
-        None => None,
-    };
+    let is_gguf = matches!(source, Source::Path(path) if is_gguf(path).unwrap_or(false));
+    if checkpoint.is_none() && is_gguf {
+        return; // All the rest is in that file too.
+    }
+    let config = checks.record("config", source.config(checkpoint.as_ref()), describe_config);
     let rows = config.as_ref().map(Config::padded_vocab);
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
@@ -85,11 +80,13 @@ fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut C
     }
     match checkpoint.as_ref().and_then(Checkpoint::gguf) {
         Some(metadata) => check_gguf_text(metadata, checks),
-        None if matches!(source, Source::Path(path) if is_gguf(path)) => {}
         None => check_text_side(source, model.as_ref().map(Mamba2::vocab_rows).or(rows), checks),
     }
     if let Some(checkpoint) = &checkpoint {
         check_values(checkpoint, values, checks);
+        if is_gguf && !values {
+            checks.warn("values", "not looked at: --values reads them all");
+        }
     }
     if let Some(model) = model.filter(|_| values) {
         match one_token(&model) {

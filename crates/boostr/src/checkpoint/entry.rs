@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use boostr_kernels::quant::{self, Format};
-use half::{bf16, f16};
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use super::map::Map;
 use crate::error::{Error, Result};

@@ -298,10 +298,8 @@ pub fn write(
     tensors: &[(&str, Dtype, &[usize], &[u8])],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let (infos, data): (Vec<_>, Vec<_>) = tensors
-        .iter()
-        .map(|&(name, dtype, shape, data)| ((name, dtype, shape), data))
-        .unzip();
+    let (infos, data): (Vec<_>, Vec<_>) =
+        tensors.iter().map(|&(name, dtype, shape, data)| ((name, dtype, shape), data)).unzip();
     for (&info, data) in infos.iter().zip(&data) {
         check_size(info, data.len())?;
     }

@@ -683,9 +683,10 @@ impl Config {
         if !is_gguf {
             checkpoint.rename(hf_name)?;
         }
-        let [embedding, head] = match is_gguf {
-            true => ["token_embd.weight", "output.weight"],
-            false => ["backbone.embeddings.weight", "lm_head.weight"],
+        let [embedding, head] = if is_gguf {
+            ["token_embd.weight", "output.weight"]
+        } else {
+            ["backbone.embeddings.weight", "lm_head.weight"]
         };
         let rows = match checkpoint.get(embedding).map(|entry| &entry.shape[..]) {
             Some(&[rows, _]) if rows >= self.vocab_size => rows,
@@ -857,7 +858,7 @@ impl Config {
             "use_bias": mixer.bias,
             "use_conv_bias": mixer.conv_bias,
             "hidden_act": "silu",
-            "layer_norm_epsilon": mixer.norm_eps,
+            "layer_norm_epsilon": shortest(mixer.norm_eps),
             "residual_in_fp32": true,
             "rms_norm": true,
             "time_step_limit": [mixer.dt_limit.0, high],
@@ -866,6 +867,11 @@ impl Config {
             "vocab_size": rows,
         })
     }
+}
+
+/// The double that people write for this float: 1e-5, not 9.999999747378752e-6.
+fn shortest(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|_| f64::from(x))
 }
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -937,7 +943,10 @@ const GGUF_NAMES: [(&str, &str); 12] = [
 ];
 
 /// `name` in the other column of [`GGUF_NAMES`]; `of` takes a row to `(this column, the other)`.
-fn renamed(name: &str, of: fn((&'static str, &'static str)) -> (&'static str, &'static str)) -> Option<String> {
+fn renamed(
+    name: &str,
+    of: fn((&'static str, &'static str)) -> (&'static str, &'static str),
+) -> Option<String> {
     GGUF_NAMES.into_iter().map(of).find_map(|(this, other)| {
         let Some((before, after)) = this.split_once('#') else {
             return (name == this).then(|| other.to_owned());

@@ -226,7 +226,8 @@ fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Vec<f32>> {
         "A" => stored.clone(),
         _ => stored.iter().map(|&a_log| decay_rate(a_log)).collect(),
     };
-    match rates.iter().position(|a| !a.is_finite() || *a > 0.0) {
+    let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
+    match (0..rates.len()).find(|&i| is_bad(i)) {
         None => Ok(rates),
         Some(head) => {
             let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };

@@ -302,15 +302,16 @@ impl LinearOps<CpuRuntime> for CpuClient {
     ) -> Result<Weight<CpuRuntime>> {
         weight::check(&bytes, dtype, shape)?;
         match host::borrowed(&bytes, dtype, shape) {
-            Some(tensor) => Weight::new(tensor, Some(bytes)),
+            Some(tensor) => Ok(Weight::new(tensor, Some(bytes))),
             None => Weight::copied(&bytes, dtype, shape, self.device()),
         }
     }
 
     fn quantized(&self, w: &QuantTensor) -> Result<Weight<CpuRuntime>> {
-        match w.format().can_multiply() {
-            true => Ok(Weight::packed(w)),
-            false => Weight::decoded(w, self.device()),
+        if w.format().can_multiply() && w.shape()[1] > 0 {
+            Ok(Weight::packed(w))
+        } else {
+            Weight::decoded(w, self.device())
         }
     }
 

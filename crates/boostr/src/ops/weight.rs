@@ -162,7 +162,7 @@ fn size_of_blocks(format: Format, [features, width]: [usize; 2]) -> Result<usize
 /// It may lie in a memory-mapped file, which it keeps open; so it lends its tensor to operations only.
 pub struct Weight<R: Runtime> {
     pub(super) storage: Storage<R>,
-    shape: [usize; 2],
+    shape: Vec<usize>,
 }
 
 /// Where the elements are.
@@ -174,14 +174,9 @@ pub(super) enum Storage<R: Runtime> {
 }
 
 impl<R: Runtime<DType = DType>> Weight<R> {
-    /// # Errors
-    ///
-    /// [`Error::Shape`] unless the tensor is a matrix.
-    pub(super) fn new(tensor: Tensor<R>, owner: Option<HostBytes>) -> Result<Self> {
-        let &[features, width] = tensor.shape() else {
-            return Err(super::shape_error("weight", &[0, 0], tensor.shape()));
-        };
-        Ok(Self { storage: Storage::Dense(tensor, owner), shape: [features, width] })
+    pub(super) fn new(tensor: Tensor<R>, owner: Option<HostBytes>) -> Self {
+        let shape = tensor.shape().to_vec();
+        Self { storage: Storage::Dense(tensor, owner), shape }
     }
 
     /// A weight in the device's own memory.
@@ -192,18 +187,18 @@ impl<R: Runtime<DType = DType>> Weight<R> {
         device: &R::Device,
     ) -> Result<Self> {
         check(bytes, dtype, shape)?;
-        Self::new(Tensor::from_bytes(bytes.as_slice(), shape, dtype, device)?, None)
+        Ok(Self::new(Tensor::from_bytes(bytes.as_slice(), shape, dtype, device)?, None))
     }
 
     /// Blocks as f32 in the device's own memory: the definition, for want of a kernel.
     pub(super) fn decoded(w: &QuantTensor, device: &R::Device) -> Result<Self> {
-        Self::new(Tensor::from_slice(&w.decode(), &w.shape(), device)?, None)
+        Ok(Self::new(Tensor::from_slice(&w.decode(), &w.shape(), device)?, None))
     }
 
     /// Blocks, repacked for the CPU's kernel.
     pub(super) fn packed(w: &QuantTensor) -> Self {
         let packed = Packed::new(w.format(), w.bytes(), w.shape()[1]);
-        Self { storage: Storage::Packed(packed), shape: w.shape() }
+        Self { storage: Storage::Packed(packed), shape: w.shape().to_vec() }
     }
 
     /// `[out, in]`
@@ -226,9 +221,8 @@ impl<R: Runtime<DType = DType>> Weight<R> {
         match &self.storage {
             Storage::Dense(tensor, _) => Ok(tensor.clone()),
             Storage::Packed(packed) => {
-                let [features, width] = self.shape;
-                let mut values = vec![0.0; features * width];
-                for (n, row) in values.chunks_exact_mut(width.max(1)).enumerate() {
+                let mut values = vec![0.0; packed.features() * packed.width()];
+                for (n, row) in values.chunks_exact_mut(packed.width()).enumerate() {
                     packed.row(n, row);
                 }
                 Ok(Tensor::from_slice(&values, &self.shape, device)?)

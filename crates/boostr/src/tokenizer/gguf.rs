@@ -13,6 +13,7 @@
 //! - Control tokens (type 3), the unknown token (2) and the usual names for the end of a turn whatever their
 //!   type are special; tokens of type 4 are found in any text. Where two overlap, the first one in the text
 //!   counts, as in the tokenizers crate; in llama.cpp it is the longer one.
+//! - A file that does not name its rules for words has `default` ones, a guess of llama.cpp.
 //! - Unused tokens (5) have no text, like rows of the weights that no token has.
 //! - No text becomes a control or byte token by merges.
 //!
@@ -50,6 +51,14 @@ const MAX_MERGED: usize = 128;
 /// Most ways to cut tokens into two others. Vocabularies have up to four for each token.
 const MAX_WAYS: usize = 1 << 21;
 
+/// Longest sum of the control and user-defined tokens, in bytes: what is built to find them in a text
+/// takes a hundred times as much.
+const MAX_ADDED: usize = 1 << 20;
+
+/// Characters of a text from the file, and of the tokenizers crate's reason, that a message shows.
+const MAX_SHOWN: usize = 60;
+const MAX_REASON: usize = 200;
+
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -70,7 +79,8 @@ const HUGGINGFACE: &str = "tokenizer.huggingface.json";
 
 /// Tokens that end a turn or a text, by their names (llama.cpp, `src/llama-vocab.cpp`). Files often give
 /// them a wrong type.
-const ENDS: [&str; 12] = [
+const ENDS: [&str; 13] = [
+    "</s>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eot_id|>",
@@ -103,6 +113,8 @@ pub struct GgufTokenizer {
     pub ends: Vec<u32>,
     /// The Jinja text that turns messages into a prompt.
     pub chat_template: Option<String>,
+    /// Whether the tokenizer is the one of `tokenizer.huggingface.json`.
+    pub is_copy: bool,
 }
 
 impl Tokenizer {
@@ -114,6 +126,20 @@ impl Tokenizer {
     /// found: for a kind or a rule for words that is not known, for lists that disagree in length, for two
     /// tokens of one name, and for ids without a token. [`Error::Tokenizer`](crate::error::Error::Tokenizer)
     /// if the tokenizers crate refuses what they make.
+    ///
+    /// ```
+    /// use boostr::checkpoint::gguf::Metadata;
+    /// use boostr::tokenizer::Tokenizer;
+    ///
+    /// let mut metadata = Metadata::new("model.gguf");
+    /// metadata.set("tokenizer.ggml.model", "gpt2");
+    /// metadata.set("tokenizer.ggml.pre", "gpt-2");
+    /// metadata.set("tokenizer.ggml.tokens", ["a", "b", "ab"]);
+    /// metadata.set("tokenizer.ggml.merges", ["a b"]);
+    /// let read = Tokenizer::from_gguf(&metadata)?.expect("the file has tokens");
+    /// assert_eq!(read.tokenizer.encode("aba", true)?, [2, 0]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<GgufTokenizer>> {
         let tokens = metadata.strings(TOKENS)?;
         let model = metadata.text(MODEL)?;
@@ -122,7 +148,7 @@ impl Tokenizer {
         };
         let model = Kind::of(metadata, metadata.required(MODEL, model)?)?;
         guard(metadata.path(), "loading", || {
-            Vocabulary::read(metadata, tokens)?.tokenizer(model).map(Some)
+            Vocabulary::read(metadata, model, tokens)?.tokenizer().map(Some)
         })
     }
 }
@@ -146,8 +172,16 @@ impl Kind {
             "llama" => Ok(Self::SentencePiece),
             other => Err(metadata.error(
                 MODEL,
-                format!("`{other}` is not supported; supported: gpt2, gemma4, llama, none"),
+                format!("{} is not supported; supported: gpt2, gemma4, llama, none", shown(other)),
             )),
+        }
+    }
+
+    /// The names of tokens that end a turn or a text. `</s>` is an HTML tag to the others.
+    fn ends(self) -> &'static [&'static str] {
+        match self {
+            Self::SentencePiece => &ENDS,
+            Self::Bytes | Self::Text => &ENDS[1..],
         }
     }
 }
@@ -190,6 +224,7 @@ impl Type {
 /// The tokens, by id and by text.
 struct Vocabulary<'a> {
     metadata: &'a Metadata,
+    model: Kind,
     texts: Vec<Cow<'a, str>>,
     types: Vec<Type>,
     /// All but the unused ones.
@@ -197,7 +232,7 @@ struct Vocabulary<'a> {
 }
 
 impl<'a> Vocabulary<'a> {
-    fn read(metadata: &'a Metadata, tokens: Vec<&'a str>) -> Result<Self> {
+    fn read(metadata: &'a Metadata, model: Kind, tokens: Vec<&'a str>) -> Result<Self> {
         let count = tokens.len();
         if count == 0 || count > MAX_TOKENS {
             let reason = format!("expected 1 to {MAX_TOKENS} tokens, found {count}");
@@ -208,6 +243,7 @@ impl<'a> Vocabulary<'a> {
             None => vec![Type::Normal; count],
         };
         same_length(metadata, TYPES, count, types.len())?;
+        let ends = model.ends();
         let mut texts = Vec::with_capacity(count);
         let mut ids = Vocab::with_capacity(count);
         for ((id, text), kind) in (0..).zip(tokens).zip(&mut types) {
@@ -216,13 +252,13 @@ impl<'a> Vocabulary<'a> {
                 "" => Cow::Owned(format!("[EMPTY_{id}]")),
                 text => Cow::Borrowed(text),
             };
-            if ENDS.contains(&&*text) {
+            if ends.contains(&&*text) {
                 *kind = Type::Control;
             }
             if *kind != Type::Unused
                 && let Some(other) = ids.insert(text.clone().into_owned(), id)
             {
-                let reason = format!("tokens {other} and {id} are both `{text}`");
+                let reason = format!("tokens {other} and {id} are both {}", shown(&text));
                 return Err(metadata.error(TOKENS, reason));
             }
             texts.push(text);
@@ -230,7 +266,7 @@ impl<'a> Vocabulary<'a> {
         if ids.is_empty() {
             return Err(metadata.error(TYPES, "all tokens are unused"));
         }
-        Ok(Self { metadata, texts, types, ids })
+        Ok(Self { metadata, model, texts, types, ids })
     }
 
     /// Ids with the texts and types of their tokens.
@@ -249,8 +285,8 @@ impl<'a> Vocabulary<'a> {
         Ok(self.id(key)?.or(default))
     }
 
-    fn tokenizer(self, model: Kind) -> Result<GgufTokenizer> {
-        let metadata = self.metadata;
+    fn tokenizer(self) -> Result<GgufTokenizer> {
+        let (metadata, model) = (self.metadata, self.model);
         let pre = if model == Kind::Bytes { Some(self.pre()?) } else { None };
         let (bos, eos, unk) = match model {
             Kind::SentencePiece => {
@@ -270,9 +306,11 @@ impl<'a> Vocabulary<'a> {
         let add_eos = self.around(ADD_EOS, EOS, eos, false)?;
         let chat_template = metadata.text(CHAT_TEMPLATE)?.map(str::to_owned);
 
-        let mut inner = match self.huggingface()? {
+        let copy = self.huggingface()?;
+        let is_copy = copy.is_some();
+        let mut inner = match copy {
             Some(inner) => inner,
-            None => self.build(model, pre, unk)?,
+            None => self.build(pre, unk)?,
         };
         if let Some(bos) = add_bos
             && inner.frame.first() != Some(&bos)
@@ -285,7 +323,7 @@ impl<'a> Vocabulary<'a> {
             inner.frame.push(eos);
         }
         let tokenizer = Tokenizer { inner: Arc::new(inner) };
-        Ok(GgufTokenizer { tokenizer, bos, eos, unk, pad, ends, chat_template })
+        Ok(GgufTokenizer { tokenizer, bos, eos, unk, pad, ends, chat_template, is_copy })
     }
 
     /// `id` if the file, or else `default`, says that a text gets it.
@@ -303,7 +341,7 @@ impl<'a> Vocabulary<'a> {
     fn known_ends(&self) -> Vec<u32> {
         // With these two, `<|end|>` only ends a part of an answer.
         let parts = self.ids.contains_key("<|return|>") && self.ids.contains_key("<|call|>");
-        let known = ENDS.iter().filter(|&&name| !(parts && name == "<|end|>"));
+        let known = self.model.ends().iter().filter(|&&name| !(parts && name == "<|end|>"));
         known.filter_map(|&name| self.ids.get(name).copied()).collect()
     }
 
@@ -311,8 +349,8 @@ impl<'a> Vocabulary<'a> {
     fn pre(&self) -> Result<&'static Pre> {
         let name = self.metadata.text(PRE)?.unwrap_or("default");
         Pre::of_name(name).ok_or_else(|| {
-            let names = pre::names();
-            self.metadata.error(PRE, format!("`{name}` is not supported; supported: {names}"))
+            let (name, names) = (shown(name), pre::names());
+            self.metadata.error(PRE, format!("{name} is not supported; supported: {names}"))
         })
     }
 
@@ -330,9 +368,11 @@ impl<'a> Vocabulary<'a> {
         Ok((same && (inner.max_id as usize) < self.texts.len()).then_some(inner))
     }
 
-    fn build(self, model: Kind, pre: Option<&Pre>, unk: Option<u32>) -> Result<Inner> {
-        let metadata = self.metadata;
-        let refuse = |key: &str, error: tokenizers::Error| metadata.error(key, error.to_string());
+    fn build(self, pre: Option<&Pre>, unk: Option<u32>) -> Result<Inner> {
+        let (metadata, model) = (self.metadata, self.model);
+        let refuse = |key: &str, error: tokenizers::Error| {
+            metadata.error(key, error.to_string().chars().take(MAX_REASON).collect::<String>())
+        };
         let merges = match model {
             Kind::Bytes | Kind::Text => self.listed_merges()?,
             Kind::SentencePiece => self.merges_by_score()?,
@@ -346,6 +386,13 @@ impl<'a> Vocabulary<'a> {
             })
             .map(|(text, special)| AddedToken::from(text, special).normalized(false))
             .collect();
+        let added_bytes = added.iter().fold(0, |sum, token| sum + token.content.len());
+        if added_bytes > MAX_ADDED {
+            let reason = format!(
+                "the control and user-defined tokens have {added_bytes} bytes, expected at most {MAX_ADDED}"
+            );
+            return Err(metadata.error(TYPES, reason));
+        }
         let used = self.iter().filter(|&(_, _, kind)| kind != Type::Unused);
         let max_id = used.map(|(id, ..)| id).last().unwrap_or_default();
         let vocab_size = self.ids.len();
@@ -381,10 +428,11 @@ impl<'a> Vocabulary<'a> {
             let space = merge.char_indices().skip(1).find(|&(_, c)| c == ' ');
             match space.and_then(|(at, _)| Some((merge.get(..at)?, merge.get(at + 1..)?))) {
                 Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-                None => Err(self.metadata.error(
-                    MERGES,
-                    format!("merge {at}: expected two tokens with a space between, found `{merge}`"),
-                )),
+                None => {
+                    let expected = "expected two tokens with a space between";
+                    let reason = format!("merge {at}: {expected}, found {}", shown(merge));
+                    Err(self.metadata.error(MERGES, reason))
+                }
             }
         };
         merges.into_iter().enumerate().map(pair).collect()
@@ -411,7 +459,8 @@ impl<'a> Vocabulary<'a> {
                 }
             }
             if ways.len() > MAX_WAYS {
-                let reason = format!("tokens can be cut into two others in more than {MAX_WAYS} ways");
+                let reason =
+                    format!("tokens can be cut into two others in more than {MAX_WAYS} ways");
                 return Err(self.metadata.error(TOKENS, reason));
             }
         }
@@ -420,11 +469,18 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
+/// The start of a text from the file, for messages.
+fn shown(text: &str) -> String {
+    let start: String = text.chars().take(MAX_SHOWN).collect();
+    format!("`{}`", start.escape_debug())
+}
+
 fn same_length(metadata: &Metadata, key: &str, expected: usize, found: usize) -> Result<()> {
     if found == expected {
         return Ok(());
     }
-    Err(metadata.error(key, format!("expected {expected} elements, one for each token, found {found}")))
+    Err(metadata
+        .error(key, format!("expected {expected} elements, one for each token, found {found}")))
 }
 
 /// Text whose spaces are written as `▁`.
@@ -438,11 +494,8 @@ struct SpacedText {
 impl SpacedText {
     fn set(&self, hf: &mut tokenizers::Tokenizer) -> tokenizers::Result<()> {
         let mut normalizers: Vec<NormalizerWrapper> = Vec::new();
-        let mut decoders: Vec<DecoderWrapper> = vec![
-            Replace::new("▁", " ")?.into(),
-            ByteFallback::new().into(),
-            Fuse::new().into(),
-        ];
+        let mut decoders: Vec<DecoderWrapper> =
+            vec![Replace::new("▁", " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
         if self.leading {
             normalizers.push(Prepend::new("▁".to_owned()).into());
             decoders.push(Strip::new(' ', 1, 0).into());
@@ -452,7 +505,11 @@ impl SpacedText {
         hf.with_decoder(Some(tokenizers::decoders::sequence::Sequence::new(decoders)));
         if self.lines {
             let lines = SplitPattern::Regex(r"[^\n]+|[\n]+".to_owned());
-            hf.with_pre_tokenizer(Some(Split::new(lines, SplitDelimiterBehavior::Isolated, false)?));
+            hf.with_pre_tokenizer(Some(Split::new(
+                lines,
+                SplitDelimiterBehavior::Isolated,
+                false,
+            )?));
         }
         Ok(())
     }

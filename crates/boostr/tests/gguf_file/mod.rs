@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::common::Random;
+
 pub const U8: u32 = 0;
 pub const U32: u32 = 4;
 pub const I32: u32 = 5;
@@ -72,3 +74,90 @@ pub const HEADERS: [&str; 5] = [
     "llama-spm.gguf",
     "mamba2-split-00001-of-00003.gguf",
 ];
+
+/// A good file of a few random keys of every kind and a few random tensors of every type.
+pub fn generate(random: &mut Random) -> Vec<u8> {
+    let keys: Vec<_> = (0..random.below(8))
+        .map(|i| {
+            let (kind, value) = random_value(random, 0);
+            key(format!("general.{i}.{}", word(random)), kind, value)
+        })
+        .collect();
+    let mut data = 0;
+    let tensors: Vec<_> = (0..random.below(5))
+        .map(|i| {
+            let (number, block, bytes) = TYPES[random.below(TYPES.len())];
+            let mut dims: Vec<u64> = (0..=random.below(4)).map(|_| 1 + random.next() % 5).collect();
+            dims[0] *= block;
+            let size = dims.iter().product::<u64>() / block * bytes;
+            let entry = tensor(format!("blk.{i}.{}", word(random)), &dims, number, data);
+            data += size.next_multiple_of(32);
+            entry
+        })
+        .collect();
+    let mut file = file(&keys, &tensors, 0);
+    file.extend((0..data).map(|_| random.next() as u8));
+    file
+}
+
+/// Types of tensors, with the values and the bytes of a block.
+const TYPES: [(u32, u64, u64); 20] = [
+    (0, 1, 4),
+    (1, 1, 2),
+    (2, 32, 18),
+    (3, 32, 20),
+    (6, 32, 22),
+    (7, 32, 24),
+    (8, 32, 34),
+    (10, 256, 84),
+    (11, 256, 110),
+    (12, 256, 144),
+    (13, 256, 176),
+    (14, 256, 210),
+    (20, 32, 18),
+    (23, 256, 136),
+    (24, 1, 1),
+    (25, 1, 2),
+    (26, 1, 4),
+    (27, 1, 8),
+    (28, 1, 8),
+    (30, 1, 2),
+];
+
+fn word(random: &mut Random) -> String {
+    (0..=random.below(12)).map(|_| char::from(b'a' + random.below(26) as u8)).collect()
+}
+
+/// The kind and the bytes of a value inside of `depth` arrays.
+fn random_value(random: &mut Random, depth: usize) -> (u32, Vec<u8>) {
+    let kind = random.below(13) as u32;
+    if kind == ARRAY && depth == 2 {
+        return (BOOL, vec![1]);
+    }
+    (kind, random_bytes(random, kind, depth))
+}
+
+fn random_bytes(random: &mut Random, kind: u32, depth: usize) -> Vec<u8> {
+    let number = random.next().to_le_bytes();
+    match kind {
+        0 | 1 => number[..1].to_vec(),
+        2 | 3 => number[..2].to_vec(),
+        4 | 5 => number[..4].to_vec(),
+        // Halves of small integers: NaN would not be equal to itself.
+        F32 => (f32::from(number[0]) * 0.5).to_le_bytes().to_vec(),
+        12 => (f64::from(number[0]) * 0.5).to_le_bytes().to_vec(),
+        BOOL => vec![number[0] & 1],
+        STRING => text(format!("{} é ▁", word(random))),
+        10 | 11 => number.to_vec(),
+        _ => {
+            let len = random.below(6);
+            let (kind, first) = random_value(random, depth + 1);
+            let mut elements = first;
+            for _ in 1..len {
+                elements.extend(random_bytes(random, kind, depth + 1));
+            }
+            let elements = if len == 0 { Vec::new() } else { elements };
+            array(kind, len as u64, elements)
+        }
+    }
+}

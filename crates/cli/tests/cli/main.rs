@@ -5,6 +5,7 @@
 #![cfg(feature = "demo")]
 
 mod common;
+mod gguf;
 mod models;
 mod process;
 mod run;

@@ -202,6 +202,7 @@ pub(crate) const fn grid(format: Format) -> Option<Grid> {
 ///
 /// If the format cannot be multiplied, or `block` is not one block.
 #[track_caller]
+#[inline(always)]
 pub(crate) fn parts(format: Format, block: &[u8]) -> Parts {
     match format {
         Format::Q4_0 => q4_0::parts(block),

@@ -18,7 +18,7 @@
 
 use rayon::prelude::*;
 
-use super::{Format, Grid, Parts, grid};
+use super::{Format, Grid, Parts, grid, parts};
 
 /// Rows that lie together.
 pub(super) const LANES: usize = 8;
@@ -94,23 +94,20 @@ pub(super) trait Packing {
 }
 
 macro_rules! packings {
-    ($($name:ident $module:ident,)*) => {
+    ($($name:ident)*) => {
         $(
             pub(super) struct $name;
             impl Packing for $name {
                 const LAYOUT: Layout = Layout::of(Format::$name);
                 #[inline(always)]
                 fn parts(block: &[u8]) -> Parts {
-                    super::$module::parts(block)
+                    parts(Format::$name, block)
                 }
             }
         )*
     };
 }
-packings! {
-    Q4_0 q4_0, Q4_1 q4_1, Q5_0 q5_0, Q5_1 q5_1, Q8_0 q8_0,
-    Q2K q2_k, Q3K q3_k, Q4K q4_k, Q5K q5_k, Q6K q6_k, Iq4Nl iq4_nl, Iq4Xs iq4_xs,
-}
+packings! { Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs }
 
 /// Runs an expression with `$packing` standing for the type of a format that can be multiplied.
 macro_rules! with_packing {
@@ -282,10 +279,8 @@ fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8
 /// Reads one block of a record back.
 fn take_lane(layout: Layout, record: &[u8], lane: usize) -> Parts {
     let half = |at: usize| u16::from_le_bytes([record[at + 2 * lane], record[at + 2 * lane + 1]]);
-    let mut parts = match layout.grid.has_min {
-        false => Parts::simple(half(0), 0, 0),
-        true => Parts::simple(half(0), half(16), 1),
-    };
+    let (m, min) = if layout.grid.has_min { (half(16), 1) } else { (0, 0) };
+    let mut parts = Parts::simple(half(0), m, min);
     for g in 0..layout.block / layout.grid.group {
         let both = layout.mins == layout.scales;
         if let Some(scales) = layout.scales {
@@ -361,7 +356,7 @@ pub(super) mod tests {
                 let width = blocks * format.block_len();
                 // All bits random: scales of any size, infinities and NaN too.
                 let mut bytes = random_blocks(&mut rng, format, features * width);
-                bytes.iter_mut().for_each(|byte| *byte = rng.next() as u8);
+                bytes.fill_with(|| rng.next() as u8);
                 let mut want = vec![0.0; features * width];
                 decode(format, &bytes, &mut want);
                 let packed = Packed::new(format, &bytes, width);

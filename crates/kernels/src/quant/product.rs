@@ -13,7 +13,8 @@
 //!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations.
 //! 2. Sums over 32 k are exact in integers: where codes have an offset, or are moved to be unsigned, the
 //!    sums of the activations make up for it, in integers too.
-//! 3. Four cells a quarter of the task apart take turns, so that memory sees four long streams.
+//! 3. Four cells a quarter of the task apart take turns, so that memory sees four long streams; with one
+//!    row, the four also share its loads.
 //! 4. Blocks of outputs run in parallel.
 //!
 //! An output has its floats added in the order of `k`, whatever the number of rows or threads: a row
@@ -27,7 +28,8 @@
 //! |error| <= max |x| / 254 * sum of |w|
 //! ```
 //!
-//! and the rounding of f32: 2^-22 of the sum of the sizes of terms for each block of 32, at most.
+//! and from the rounding of f32, (width / 16 + 8) * 2^-24 of the sum of |x| (|d * scale * q| + |m * min|)
+//! over the row. Values of `x` below 127 / `f32::MAX` count as zeros where all their block are.
 
 use rayon::prelude::*;
 
@@ -39,9 +41,6 @@ use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
 
 /// Rows that a cell is multiplied with while it is in registers.
 const ROWS: usize = 128;
-/// Rows whose instructions take turns.
-const TOGETHER: usize = 2;
-const AHEAD: usize = 1536;
 /// Cells that take turns.
 const STREAMS: usize = 4;
 /// Cells and rows that are worth a task of their own.
@@ -79,32 +78,24 @@ fn linear_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
     let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
     let task = groups.div_ceil(tasks).next_multiple_of(STREAMS) * LANES;
     let mut blocks = column_blocks(out, features, task);
-    if let [out] = &mut blocks[..] {
-        product(level, &x, w, 0, out);
-    } else {
-        let blocks = blocks.into_par_iter().enumerate();
-        blocks.for_each(|(i, mut out)| product(level, &x, w, i * task, &mut out));
-    }
+    with_packing!(w.format(), P => {
+        if let [out] = &mut blocks[..] {
+            product::<P>(level, &x, w, 0, out);
+        } else {
+            let blocks = blocks.into_par_iter().enumerate();
+            blocks.for_each(|(i, mut out)| product::<P>(level, &x, w, i * task, &mut out));
+        }
+    });
 }
 
 dispatch_int8! {
     /// The product with features `first..`, as many as rows of `out` are long.
-    fn product = product_body(x: &Activations, w: &Packed, first: usize, out: &mut [&mut [f32]])
+    fn product<P: Packing> =
+        product_body(x: &Activations, w: &Packed, first: usize, out: &mut [&mut [f32]])
 }
 
 #[inline(always)]
-fn product_body<S: Int8>(
-    simd: S,
-    x: &Activations,
-    w: &Packed,
-    first: usize,
-    out: &mut [&mut [f32]],
-) {
-    with_packing!(w.format(), P => product_packed::<S, P>(simd, x, w, first, out));
-}
-
-#[inline(always)]
-fn product_packed<S: Int8, P: Packing>(
+fn product_body<S: Int8, P: Packing>(
     simd: S,
     x: &Activations,
     w: &Packed,
@@ -115,19 +106,21 @@ fn product_packed<S: Int8, P: Packing>(
     let w = w.groups(first / LANES, groups);
     let group = w.len() / groups;
     let quarter = groups.div_ceil(STREAMS);
+    let (mut one, mut many) = ([[Sums::ZERO; 1]; STREAMS], [[Sums::ZERO; ROWS]; STREAMS]);
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
         for n in 0..quarter {
-            let mut streams = [(0, &w[..0]); STREAMS];
-            let mut count = 0;
-            for n in (n..groups).step_by(quarter) {
-                streams[count] = (n * LANES, &w[n * group..][..group]);
-                count += 1;
+            // Where four do not come out even, the first stands in for those missing.
+            let count = (groups - n).div_ceil(quarter);
+            let mut streams = [&w[n * group..][..group]; STREAMS];
+            for i in 1..count {
+                streams[i] = &w[(n + i * quarter) * group..][..group];
             }
-            let streams = &streams[..count];
             if out.len() == 1 {
-                turns::<S, P, 1>(simd, x, i * ROWS, streams, out);
+                turns::<S, P, 1>(simd, x, i * ROWS, 1, streams, &mut one);
+                add_sums(&one[..count], n, quarter, out);
             } else {
-                turns::<S, P, ROWS>(simd, x, i * ROWS, streams, out);
+                turns::<S, P, ROWS>(simd, x, i * ROWS, out.len(), streams, &mut many);
+                add_sums(&many[..count], n, quarter, out);
             }
         }
     }
@@ -138,43 +131,74 @@ fn product_packed<S: Int8, P: Packing>(
 #[repr(align(32))]
 struct Sums([f32; LANES]);
 
-/// Products of up to `M` rows of `x` from `first` with groups of eight outputs, cell by cell in turn;
-/// each group comes with its first output.
+impl Sums {
+    const ZERO: Self = Self([0.0; LANES]);
+}
+
+/// Adds sums of groups `n`, `n + quarter`, .. of eight outputs.
+#[inline(always)]
+fn add_sums<const M: usize>(sums: &[[Sums; M]], n: usize, quarter: usize, out: &mut [&mut [f32]]) {
+    for (i, sums) in sums.iter().enumerate() {
+        for (out, sums) in out.iter_mut().zip(sums) {
+            let out = &mut out[(n + i * quarter) * LANES..];
+            if let Some(out) = out.first_chunk_mut::<LANES>() {
+                for lane in 0..LANES {
+                    out[lane] += sums.0[lane];
+                }
+            } else {
+                for (out, sum) in out.iter_mut().zip(sums.0) {
+                    *out += sum;
+                }
+            }
+        }
+    }
+}
+
+/// Products of `rows <= M` rows of `x` from `first` with four groups of eight outputs, cell by cell in
+/// turn.
 #[inline(always)]
 fn turns<S: Int8, P: Packing, const M: usize>(
     simd: S,
     x: &Activations,
     first: usize,
-    groups: &[(usize, &[u8])],
-    out: &mut [&mut [f32]],
+    rows: usize,
+    groups: [&[u8]; STREAMS],
+    acc: &mut [[Sums; M]; STREAMS],
 ) {
-    let rows = if M == 1 { 1 } else { out.len() };
     let (record, cells) = (P::LAYOUT.record, P::LAYOUT.block / CELL);
-    let mut acc = [[Sums([0.0; LANES]); M]; STREAMS];
-    for block in 0..groups[0].1.len() / record {
+    for acc in &mut *acc {
+        acc[..rows].fill(Sums::ZERO);
+    }
+    for block in 0..groups[0].len() / record {
+        let mut records = groups;
+        for i in 0..STREAMS {
+            records[i] = &groups[i][block * record..][..record];
+        }
         for c in 0..cells {
             let x = &x.column(block * cells + c)[first..][..rows];
-            for ((_, group), acc) in groups.iter().zip(&mut acc) {
-                let at = block * record + P::LAYOUT.cells + c * P::LAYOUT.cell;
-                for line in (0..P::LAYOUT.cell).step_by(64) {
-                    simd.prefetch(group.as_ptr().wrapping_add(at + AHEAD + line));
-                }
-                let cell = unpack::<S, P>(simd, &group[block * record..][..record], c);
-                let (x, one_x) = x.as_chunks::<TOGETHER>();
-                let (acc, one_acc) = acc[..rows].as_chunks_mut::<TOGETHER>();
-                for (x, acc) in x.iter().zip(acc) {
-                    accumulate::<S, P, TOGETHER>(simd, &cell, x, acc);
-                }
-                for (x, acc) in one_x.as_chunks().0.iter().zip(one_acc.as_chunks_mut().0) {
-                    accumulate::<S, P, 1>(simd, &cell, x, acc);
-                }
+            if M == 1 {
+                let four = [
+                    unpack::<S, P>(simd, records[0], c),
+                    unpack::<S, P>(simd, records[1], c),
+                    unpack::<S, P>(simd, records[2], c),
+                    unpack::<S, P>(simd, records[3], c),
+                ];
+                let [a, b, c, d] = &mut *acc;
+                let acc = [&mut a[..1], &mut b[..1], &mut c[..1], &mut d[..1]];
+                accumulate::<S, P, STREAMS, 1>(simd, &four, &x[..1], acc);
+                continue;
             }
-        }
-    }
-    for (&(at, _), acc) in groups.iter().zip(&acc) {
-        for (out, acc) in out.iter_mut().zip(acc) {
-            for (out, acc) in out[at..].iter_mut().zip(&acc.0) {
-                *out += acc;
+            for i in 0..STREAMS {
+                let cell = [unpack::<S, P>(simd, records[i], c)];
+                let acc = &mut acc[i][..rows];
+                // Two rows hide each other's latency, but wide codes leave no registers for it.
+                let pairs = if bits(P::LAYOUT) <= 5 { rows / 2 } else { 0 };
+                for m in (0..2 * pairs).step_by(2) {
+                    accumulate::<S, P, 1, 2>(simd, &cell, &x[m..m + 2], [&mut acc[m..m + 2]]);
+                }
+                for m in 2 * pairs..rows {
+                    accumulate::<S, P, 1, 1>(simd, &cell, &x[m..=m], [&mut acc[m..=m]]);
+                }
             }
         }
     }
@@ -204,6 +228,15 @@ fn offset<S: Int8>(layout: Layout) -> i32 {
     }
 }
 
+/// Width of codes as they are multiplied: 8 are signed.
+#[inline(always)]
+fn bits(layout: Layout) -> u32 {
+    match layout.grid.values {
+        Values::Offset(_) => layout.grid.bits,
+        Values::Signed | Values::Table(_) => 8,
+    }
+}
+
 #[inline(always)]
 fn bytes<const N: usize>(from: &[u8], at: usize) -> &[u8; N] {
     from[at..][..N].try_into().expect("a slice of its length")
@@ -218,7 +251,7 @@ fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> Cell<S> {
         let g = c * (CELL / layout.grid.group) + g * usize::from(!one_group);
         *bytes::<LANES>(record, at + g * LANES)
     };
-    let ones = simd.factors(&[1; LANES]);
+    let ones = simd.factors([1; LANES]);
     let mut factors = [ones; 2];
     let mut scale = simd.load_f16(bytes(record, 0));
     let mut min = simd.splat(0.0);
@@ -228,9 +261,9 @@ fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> Cell<S> {
     let mut mins = simd.pairs(0, factors);
     if let Some(scales) = layout.scales {
         if one_group {
-            scale = simd.mul(scale, simd.load_i8(&of_group(scales, 0)));
+            scale = simd.mul(scale, simd.load_i8(of_group(scales, 0)));
             if let Some(mins) = layout.mins {
-                min = simd.mul(min, simd.load_i8(&of_group(mins, 0)));
+                min = simd.mul(min, simd.load_i8(of_group(mins, 0)));
             }
         } else {
             let mut both = [of_group(scales, 0), of_group(scales, 1)];
@@ -238,10 +271,10 @@ fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> Cell<S> {
                 let [a, b] = [u64::from_le_bytes(both[0]), u64::from_le_bytes(both[1])];
                 let low = 0x0f0f_0f0f_0f0f_0f0f;
                 let high = [(a >> 4 & low).to_le_bytes(), (b >> 4 & low).to_le_bytes()];
-                mins = simd.pairs(1, [simd.factors(&high[0]), simd.factors(&high[1])]);
+                mins = simd.pairs(1, [simd.factors(high[0]), simd.factors(high[1])]);
                 both = [(a & low).to_le_bytes(), (b & low).to_le_bytes()];
             }
-            factors = [simd.factors(&both[0]), simd.factors(&both[1])];
+            factors = [simd.factors(both[0]), simd.factors(both[1])];
         }
     }
     let offsets = simd.pairs(-offset::<S>(layout) as i16, factors);
@@ -278,44 +311,48 @@ fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Cod
     }
 }
 
-/// Adds the products of a cell with 32 `x` of each of `R` rows.
+/// Adds the products of `N` cells with 32 `x` of each of `R` rows.
 #[inline(always)]
-fn accumulate<S: Int8, P: Packing, const R: usize>(
+fn accumulate<S: Int8, P: Packing, const N: usize, const R: usize>(
     simd: S,
-    cell: &Cell<S>,
-    x: &[Block; R],
-    acc: &mut [Sums; R],
+    cells: &[Cell<S>; N],
+    x: &[Block],
+    acc: [&mut [Sums]; N],
 ) {
     let layout = P::LAYOUT;
     let one_group = layout.grid.group == CELL;
-    let bits = match layout.grid.values {
-        Values::Offset(_) => layout.grid.bits,
-        Values::Signed | Values::Table(_) => 8,
-    };
-    let mut codes = [&x[0].codes; R];
-    for r in 0..R {
-        codes[r] = &x[r].codes;
+    let mut codes = [&cells[0].codes; N];
+    let mut factors = [cells[0].factors; N];
+    for n in 0..N {
+        (codes[n], factors[n]) = (&cells[n].codes, cells[n].factors);
     }
-    let mut sums = if one_group {
-        simd.dot(bits, &cell.codes, codes)
-    } else {
-        simd.dot_halves(bits, &cell.codes, codes, cell.factors)
-    };
+    let mut xs = [&x[0].codes; R];
     for r in 0..R {
-        let (x, to) = (&x[r], &mut acc[r].0);
-        if offset::<S>(layout) != 0 {
-            sums[r] = simd.add_pairs(sums[r], cell.offsets, x.sums);
+        xs[r] = &x[r].codes;
+    }
+    let sums = if one_group {
+        simd.dot(bits(layout), codes, xs)
+    } else {
+        simd.dot_halves(bits(layout), codes, xs, factors)
+    };
+    for (n, acc) in acc.into_iter().enumerate() {
+        let cell = &cells[n];
+        for r in 0..R {
+            let (x, to, mut sums) = (&x[r], &mut acc[r].0, sums[n][r]);
+            if offset::<S>(layout) != 0 {
+                sums = simd.add_pairs(sums, cell.offsets, x.sums);
+            }
+            let scale = simd.mul(cell.scale, simd.splat(x.scale));
+            let mut acc = simd.mul_add(simd.to_float(sums), scale, simd.load_float(to));
+            if layout.grid.has_min && one_group {
+                acc = simd.mul_add(cell.min, simd.splat(x.scaled_sum), acc);
+            } else if layout.grid.has_min {
+                let mins = simd.add_pairs(simd.zero_sums(), cell.mins, x.sums);
+                let min = simd.mul(cell.min, simd.splat(x.scale));
+                acc = simd.mul_add(simd.to_float(mins), min, acc);
+            }
+            simd.store_float(acc, to);
         }
-        let scale = simd.mul(cell.scale, simd.splat(x.scale));
-        let mut acc = simd.mul_add(simd.to_float(sums[r]), scale, simd.load_float(to));
-        if layout.grid.has_min && one_group {
-            acc = simd.mul_add(cell.min, simd.splat(x.scaled_sum), acc);
-        } else if layout.grid.has_min {
-            let mins = simd.add_pairs(simd.zero_sums(), cell.mins, x.sums);
-            let min = simd.mul(cell.min, simd.splat(x.scale));
-            acc = simd.mul_add(simd.to_float(mins), min, acc);
-        }
-        simd.store_float(acc, to);
     }
 }
 
@@ -387,7 +424,9 @@ mod tests {
         for (i, x) in x.chunks_mut(CELL).enumerate() {
             // Blocks of different sizes, one of zeros, and single values far out.
             let size = [1.0, 1e-3, 40.0, 0.0, 3.0][(rng.next() % 5) as usize];
-            x.iter_mut().for_each(|x| *x *= size);
+            for x in x.iter_mut() {
+                *x *= size;
+            }
             x[i % CELL] *= 8.0;
         }
         x

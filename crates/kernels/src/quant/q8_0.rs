@@ -5,7 +5,7 @@
 //! | 0..2 | `d`, f16 |
 //! | 2..34 | `q`, i8, in order |
 //!
-//! `value = d * q`
+//! `value = d * q`, and -128 is read, but never written
 
 use super::parts::{Grid, Parts, Values, put_u16, u16_at};
 

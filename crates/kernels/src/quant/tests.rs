@@ -177,7 +177,9 @@ fn no_other_code_is_nearer() {
     let x = &weights("laplace")[..4096];
     for format in encodable() {
         let grid = grid(format).unwrap();
-        let codes = 0..=((1u16 << grid.bits) - 1) as u8;
+        // All but the -128 of Q8_0, which is not written: its levels are -127..=127.
+        let codes =
+            (0..=((1u16 << grid.bits) - 1) as u8).filter(|&code| grid.values.of(code) != -128);
         let blocks = encoded(format, x);
         for (x, block) in
             x.chunks_exact(format.block_len()).zip(blocks.chunks_exact(format.block_bytes()))

@@ -260,7 +260,10 @@ fn array(value: &Value) -> Option<&Array> {
 }
 
 fn within(range: &RangeInclusive<usize>) -> String {
-    format!("a whole number from {} to {}", range.start(), range.end())
+    match (range.start(), range.end()) {
+        (start, end) if start == end => format!("{start}"),
+        (start, end) => format!("a whole number from {start} to {end}"),
+    }
 }
 
 fn whole(value: &Value, range: &RangeInclusive<usize>) -> Option<usize> {

@@ -100,7 +100,7 @@ pub(in crate::checkpoint) fn only_model(folder: &Path) -> Result<Option<PathBuf>
     let mut names = Vec::new();
     for file in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let name = file.map_err(|e| Error::io(folder, e))?.file_name();
-        if Path::new(&name).extension().is_some_and(|ending| ending == "gguf") {
+        if Path::new(&name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
             names.push(name);
         }
     }

@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::*;
 use crate::checkpoint::ConfigFile;
-use crate::tokenizer::stream::{Pieces, byte_token};
 use crate::error::Error;
 use crate::tokenizer::TEXT_SLOT;
+use crate::tokenizer::stream::{Pieces, byte_token};
 
 impl Tokenizer {
     /// Writes the tokenizer into `metadata`, as llama.cpp and [`Tokenizer::from_gguf`] read it: byte-level
@@ -210,7 +210,7 @@ fn pair(merge: &Value) -> Option<(&str, &str)> {
 /// Whether the scores in the metadata make these merges, token by token in this order.
 fn merge_alike(merges: &[(&str, &str)], metadata: &Metadata) -> Result<bool> {
     let tokens = metadata.strings(TOKENS)?.unwrap_or_default();
-    let made = Vocabulary::read(metadata, tokens)?.merges_by_score()?;
+    let made = Vocabulary::read(metadata, Kind::SentencePiece, tokens)?.merges_by_score()?;
     let one_by_one = made.iter().zip(merges).all(|((left, right), (l, r))| {
         left.len() + right.len() == l.len() + r.len()
             && left.chars().chain(right.chars()).eq(l.chars().chain(r.chars()))

@@ -41,26 +41,31 @@ pub(super) fn four(x: &[i8; 32], step: usize) -> __m256i {
 ///
 /// `PER` steps are added in 16 bits: `PER * 2 * 127 * largest code` must be below 2^15.
 #[inline(always)]
-fn add_products<const R: usize, const COUNT: usize, const PER: usize>(
-    sums: &mut [__m256i; R],
-    codes: &[__m256i; 8],
+fn add_products<const N: usize, const R: usize, const COUNT: usize, const PER: usize>(
+    sums: &mut [[__m256i; R]; N],
+    codes: [&[__m256i; 8]; N],
     x: [&[i8; 32]; R],
     from: usize,
-    factors: __m256i,
+    factors: [__m256i; N],
 ) {
     unsafe {
         for i in 0..COUNT / PER {
             let first = from + i * PER;
-            let mut pairs = [_mm256_setzero_si256(); R];
+            let mut pairs = [[_mm256_setzero_si256(); R]; N];
             for step in first..first + PER {
-                // Rows take turns, so that no instruction waits for the one before it.
-                for r in 0..R {
-                    let products = _mm256_maddubs_epi16(codes[step], four(x[r], step));
-                    pairs[r] = _mm256_add_epi16(pairs[r], products);
+                // Outputs and rows take turns, so that no instruction waits for the one before it.
+                for n in 0..N {
+                    for r in 0..R {
+                        let products = _mm256_maddubs_epi16(codes[n][step], four(x[r], step));
+                        pairs[n][r] = _mm256_add_epi16(pairs[n][r], products);
+                    }
                 }
             }
-            for r in 0..R {
-                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], factors));
+            for n in 0..N {
+                for r in 0..R {
+                    let products = _mm256_madd_epi16(pairs[n][r], factors[n]);
+                    sums[n][r] = _mm256_add_epi32(sums[n][r], products);
+                }
             }
         }
     }
@@ -82,27 +87,31 @@ impl Int8 for Avx2 {
         x
     }
     #[inline(always)]
-    fn dot<const R: usize>(
+    fn dot<const N: usize, const R: usize>(
         self,
         bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-    ) -> [Self::Sums; R] {
+    ) -> [[Self::Sums; R]; N] {
         unsafe {
-            let mut sums = [_mm256_setzero_si256(); R];
+            let mut sums = [[_mm256_setzero_si256(); R]; N];
             let ones = _mm256_set1_epi16(1);
             match bits {
-                ..=4 => add_products::<R, 8, 8>(&mut sums, codes, x, 0, ones),
-                5 => add_products::<R, 8, 4>(&mut sums, codes, x, 0, ones),
-                6 => add_products::<R, 8, 2>(&mut sums, codes, x, 0, ones),
+                ..=4 => add_products::<N, R, 8, 8>(&mut sums, codes, x, 0, [ones; N]),
+                5 => add_products::<N, R, 8, 4>(&mut sums, codes, x, 0, [ones; N]),
+                6 => add_products::<N, R, 8, 2>(&mut sums, codes, x, 0, [ones; N]),
                 _ => {
                     // |code| * (x with the code's sign): at most 2 * 128 * 127, which fits.
                     for step in 0..8 {
-                        let size = _mm256_abs_epi8(codes[step]);
-                        for r in 0..R {
-                            let x = _mm256_sign_epi8(four(x[r], step), codes[step]);
-                            let products = _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), ones);
-                            sums[r] = _mm256_add_epi32(sums[r], products);
+                        for n in 0..N {
+                            let code = codes[n][step];
+                            let size = _mm256_abs_epi8(code);
+                            for r in 0..R {
+                                let x = _mm256_sign_epi8(four(x[r], step), code);
+                                let pairs = _mm256_maddubs_epi16(size, x);
+                                let products = _mm256_madd_epi16(pairs, ones);
+                                sums[n][r] = _mm256_add_epi32(sums[n][r], products);
+                            }
                         }
                     }
                 }
@@ -111,27 +120,31 @@ impl Int8 for Avx2 {
         }
     }
     #[inline(always)]
-    fn dot_halves<const R: usize>(
+    fn dot_halves<const N: usize, const R: usize>(
         self,
         bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-        factors: [Self::Factors; 2],
-    ) -> [Self::Sums; R] {
+        factors: [[Self::Factors; 2]; N],
+    ) -> [[Self::Sums; R]; N] {
         debug_assert!(bits <= 6, "signed codes have no halves");
-        let mut sums = [self.zero_sums(); R];
+        let mut sums = [[self.zero_sums(); R]; N];
         for half in 0..2 {
+            let mut of_half = [factors[0][half]; N];
+            for n in 0..N {
+                of_half[n] = factors[n][half];
+            }
             if bits <= 5 {
-                add_products::<R, 4, 4>(&mut sums, codes, x, half * 4, factors[half]);
+                add_products::<N, R, 4, 4>(&mut sums, codes, x, half * 4, of_half);
             } else {
-                add_products::<R, 4, 2>(&mut sums, codes, x, half * 4, factors[half]);
+                add_products::<N, R, 4, 2>(&mut sums, codes, x, half * 4, of_half);
             }
         }
         sums
     }
 
     #[inline(always)]
-    fn factors(self, x: &[u8; 8]) -> Self::Factors {
+    fn factors(self, x: [u8; 8]) -> Self::Factors {
         unsafe {
             let x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()));
             _mm256_blend_epi16::<0b1010_1010>(x, _mm256_slli_epi32::<16>(x))

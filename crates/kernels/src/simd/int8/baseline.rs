@@ -11,9 +11,16 @@ fn add_products(sums: &mut [i32; 8], codes: &[u8; 32], x: &[i8]) {
     for lane in 0..8 {
         for i in 0..4 {
             // Codes of 6 bits and less are the same number as signed ones.
-            sums[lane] += i32::from(codes[lane * 4 + i].cast_signed()) * i32::from(x[i]);
+            let code = i32::from(codes[lane * 4 + i].cast_signed());
+            sums[lane] = add_product(sums[lane], code, i32::from(x[i]));
         }
     }
+}
+
+/// `sum + a * b`. It never overflows here, and checks for it would keep the compiler from vectors.
+#[inline(always)]
+fn add_product(sum: i32, a: i32, b: i32) -> i32 {
+    sum.wrapping_add(a.wrapping_mul(b))
 }
 
 impl Int8 for Baseline {
@@ -24,8 +31,6 @@ impl Int8 for Baseline {
     type Pairs = [[i32; 8]; 2];
     const SIGNED_OFFSET: i32 = 0;
 
-    #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
     #[inline(always)]
     fn load(self, x: &[u8; 32]) -> Self::Codes {
         *x
@@ -64,37 +69,42 @@ impl Int8 for Baseline {
     }
 
     #[inline(always)]
-    fn dot<const R: usize>(
+    fn dot<const N: usize, const R: usize>(
         self,
         _bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-    ) -> [Self::Sums; R] {
-        let mut sums = [[0; 8]; R];
-        for r in 0..R {
-            for step in 0..8 {
-                add_products(&mut sums[r], &codes[step], &x[r][step * 4..][..4]);
+    ) -> [[Self::Sums; R]; N] {
+        let mut sums = [[[0; 8]; R]; N];
+        for n in 0..N {
+            for r in 0..R {
+                for step in 0..8 {
+                    add_products(&mut sums[n][r], &codes[n][step], &x[r][step * 4..][..4]);
+                }
             }
         }
         sums
     }
     #[inline(always)]
-    fn dot_halves<const R: usize>(
+    fn dot_halves<const N: usize, const R: usize>(
         self,
         _bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-        factors: [Self::Factors; 2],
-    ) -> [Self::Sums; R] {
-        let mut sums = [[0; 8]; R];
-        for r in 0..R {
-            let mut halves = [[0; 8]; 2];
-            for step in 0..8 {
-                add_products(&mut halves[step / 4], &codes[step], &x[r][step * 4..][..4]);
-            }
-            for lane in 0..8 {
+        factors: [[Self::Factors; 2]; N],
+    ) -> [[Self::Sums; R]; N] {
+        let mut sums = [[[0; 8]; R]; N];
+        for n in 0..N {
+            for r in 0..R {
+                let mut halves = [[0; 8]; 2];
+                for step in 0..8 {
+                    add_products(&mut halves[step / 4], &codes[n][step], &x[r][step * 4..][..4]);
+                }
                 for half in 0..2 {
-                    sums[r][lane] += halves[half][lane] * factors[half][lane];
+                    for lane in 0..8 {
+                        let sum = &mut sums[n][r][lane];
+                        *sum = add_product(*sum, halves[half][lane], factors[n][half][lane]);
+                    }
                 }
             }
         }
@@ -102,7 +112,7 @@ impl Int8 for Baseline {
     }
 
     #[inline(always)]
-    fn factors(self, x: &[u8; 8]) -> Self::Factors {
+    fn factors(self, x: [u8; 8]) -> Self::Factors {
         let mut factors = [0; 8];
         for lane in 0..8 {
             factors[lane] = i32::from(x[lane].cast_signed());
@@ -113,7 +123,7 @@ impl Int8 for Baseline {
     fn pairs(self, by: i16, mut factors: [Self::Factors; 2]) -> Self::Pairs {
         for factors in &mut factors {
             for factor in factors {
-                *factor *= i32::from(by);
+                *factor = factor.wrapping_mul(i32::from(by));
             }
         }
         factors
@@ -121,7 +131,9 @@ impl Int8 for Baseline {
     #[inline(always)]
     fn add_pairs(self, mut sums: Self::Sums, pairs: Self::Pairs, x: [i16; 2]) -> Self::Sums {
         for lane in 0..8 {
-            sums[lane] += pairs[0][lane] * i32::from(x[0]) + pairs[1][lane] * i32::from(x[1]);
+            for half in 0..2 {
+                sums[lane] = add_product(sums[lane], pairs[half][lane], i32::from(x[half]));
+            }
         }
         sums
     }
@@ -147,7 +159,7 @@ impl Int8 for Baseline {
         float
     }
     #[inline(always)]
-    fn load_i8(self, x: &[u8; 8]) -> Self::F {
+    fn load_i8(self, x: [u8; 8]) -> Self::F {
         let mut float = [0.0; 8];
         for lane in 0..8 {
             float[lane] = f32::from(x[lane].cast_signed());

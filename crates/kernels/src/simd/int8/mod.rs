@@ -6,16 +6,15 @@
 //!
 //! A kernel is written once, generic over [`Int8`], as an `#[inline(always)]` function, and compiled by
 //! `dispatch_int8!` for each instruction set, as those over [`Simd`](super::Simd) are by `dispatch!`.
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one argument for all: a value of an instruction set's type exists only where detection saw its features, and every pointer comes from a reference to an array of the vector's size"
+)]
 
 /// What the x86-64 instruction sets share: all but the products and their factors.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx2_operations {
     () => {
-        #[inline(always)]
-        fn prefetch(self, address: *const u8) {
-            // A prefetch never faults, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-        }
         #[inline(always)]
         fn load(self, x: &[u8; 32]) -> Self::Codes {
             unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
@@ -63,7 +62,7 @@ macro_rules! avx2_operations {
             unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
         }
         #[inline(always)]
-        fn load_i8(self, x: &[u8; 8]) -> Self::F {
+        fn load_i8(self, x: [u8; 8]) -> Self::F {
             unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
         }
         #[inline(always)]
@@ -120,8 +119,6 @@ pub(crate) trait Int8: Copy + Send + Sync {
     /// What `signed` adds to a code.
     const SIGNED_OFFSET: i32;
 
-    /// Asks for the cache line at an address, which need not be one of the program's.
-    fn prefetch(self, address: *const u8);
     fn load(self, x: &[u8; 32]) -> Self::Codes;
     /// Byte by byte `x >> by & mask`; what the shift brings in from the neighbour must be masked.
     fn right(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes;
@@ -133,23 +130,24 @@ pub(crate) trait Int8: Copy + Send + Sync {
     /// Signed codes as `dot` takes them.
     fn signed(self, x: Self::Codes) -> Self::Codes;
 
-    /// For each of `R` rows, sums of 32 products of codes of `bits` with `x`, which are in -127..=127.
-    fn dot<const R: usize>(
+    /// For `N` times eight outputs and `R` rows, sums of 32 products of codes of `bits` with `x`, which
+    /// are in -127..=127.
+    fn dot<const N: usize, const R: usize>(
         self,
         bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-    ) -> [Self::Sums; R];
+    ) -> [[Self::Sums; R]; N];
     /// The same, with sums of the first 16 products times `factors[0]` and the others' times `factors[1]`.
-    fn dot_halves<const R: usize>(
+    fn dot_halves<const N: usize, const R: usize>(
         self,
         bits: u32,
-        codes: &[Self::Codes; 8],
+        codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
-        factors: [Self::Factors; 2],
-    ) -> [Self::Sums; R];
+        factors: [[Self::Factors; 2]; N],
+    ) -> [[Self::Sums; R]; N];
 
-    fn factors(self, x: &[u8; 8]) -> Self::Factors;
+    fn factors(self, x: [u8; 8]) -> Self::Factors;
     /// `by * factors`, which must fit 16 bits.
     fn pairs(self, by: i16, factors: [Self::Factors; 2]) -> Self::Pairs;
     /// `sums + pairs[0] * x[0] + pairs[1] * x[1]`.
@@ -159,7 +157,7 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn to_float(self, x: Self::Sums) -> Self::F;
     /// Eight little-endian halves.
     fn load_f16(self, x: &[u8; 16]) -> Self::F;
-    fn load_i8(self, x: &[u8; 8]) -> Self::F;
+    fn load_i8(self, x: [u8; 8]) -> Self::F;
     fn load_float(self, x: &[f32; 8]) -> Self::F;
     fn store_float(self, x: Self::F, to: &mut [f32; 8]);
     fn splat(self, x: f32) -> Self::F;
@@ -222,11 +220,18 @@ impl Int8Level {
 }
 
 /// Compiles an `#[inline(always)] fn name<S: Int8>(simd: S, args..)` for each instruction set and
-/// defines `fn name(level, args..)` that calls the one of `level`.
+/// defines `fn name(level, args..)` that calls the one of `level`; a second type parameter is passed on.
 macro_rules! dispatch_int8 {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident = $body:ident($($arg:ident: $ty:ty),* $(,)?)) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident $(<$type:ident: $bound:path>)? =
+            $body:ident($($arg:ident: $ty:ty),* $(,)?)
+    ) => {
         $(#[$meta])*
-        $vis fn $name(level: crate::simd::int8::Int8Level, $($arg: $ty),*) {
+        $vis fn $name $(<$type: $bound>)? (
+            level: crate::simd::int8::Int8Level,
+            $($arg: $ty),*
+        ) {
             use crate::simd::int8::{Int8Level, baseline::Baseline};
             #[cfg(target_arch = "x86_64")]
             use crate::simd::int8::{avx2::Avx2, vnni::{Avx512Vnni, AvxVnni}};
@@ -236,16 +241,16 @@ macro_rules! dispatch_int8 {
             macro_rules! wide {
                 ($simd:ty, $features:literal) => {{
                     #[target_feature(enable = $features)]
-                    fn wide(simd: $simd, $($arg: $ty),*) {
-                        $body(simd, $($arg),*);
+                    fn wide $(<$type: $bound>)? (simd: $simd, $($arg: $ty),*) {
+                        $body::<_ $(, $type)?>(simd, $($arg),*);
                     }
                     let simd = <$simd>::detected();
                     // SAFETY: `detected` panics unless the processor has these features.
-                    unsafe { wide(simd, $($arg),*) }
+                    unsafe { wide $(::<$type>)? (simd, $($arg),*) }
                 }};
             }
             match level {
-                Int8Level::Baseline => $body(Baseline, $($arg),*),
+                Int8Level::Baseline => $body::<_ $(, $type)?>(Baseline, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 Int8Level::Avx2 => wide!(Avx2, "avx2,fma,f16c"),
                 #[cfg(target_arch = "x86_64")]
@@ -253,7 +258,7 @@ macro_rules! dispatch_int8 {
                 #[cfg(target_arch = "x86_64")]
                 Int8Level::Avx512Vnni => wide!(Avx512Vnni, "avx2,fma,f16c,avx512vnni,avx512vl"),
                 #[cfg(target_arch = "aarch64")]
-                Int8Level::Neon => $body(Neon, $($arg),*),
+                Int8Level::Neon => $body::<_ $(, $type)?>(Neon, $($arg),*),
                 #[cfg(target_arch = "aarch64")]
                 Int8Level::NeonDot => wide!(NeonDot, "dotprod"),
             }
@@ -321,11 +326,11 @@ mod tests {
                 codes[step] = simd.signed(codes[step]);
             }
         }
-        let ones = simd.factors(&[1; 8]);
-        let factors = [simd.factors(&problem.factors[0]), simd.factors(&problem.factors[1])];
+        let ones = simd.factors([1; 8]);
+        let factors = [simd.factors(problem.factors[0]), simd.factors(problem.factors[1])];
         let [a, b] = &problem.x;
-        let mut both = simd.dot(bits, &codes, [a, b]);
-        let one = simd.dot(bits, &codes, [a])[0];
+        let [mut both] = simd.dot(bits, [&codes], [a, b]);
+        let [[one], _] = simd.dot(bits, [&codes, &codes], [a]);
         if bits == 8 {
             let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
             for r in 0..2 {
@@ -343,7 +348,7 @@ mod tests {
             return;
         }
         assert_eq!(integers(simd, one), integers(simd, both[0]));
-        let halves = simd.dot_halves(bits, &codes, [a, b], factors);
+        let [halves] = simd.dot_halves(bits, [&codes], [a, b], [factors]);
         let pairs = simd.pairs(-32, factors);
         for r in 0..2 {
             let got = integers(simd, halves[r]);
@@ -397,17 +402,17 @@ mod tests {
         ];
         for (i, moved) in moved.into_iter().enumerate() {
             let codes = [zero, zero, zero, moved, zero, zero, zero, zero];
-            let sums = simd.dot(6, &codes, [&[1; 32]])[0];
+            let [[sums]] = simd.dot(6, [&codes], [&[1; 32]]);
             simd.store_float(simd.to_float(sums), &mut out[i]);
         }
         let looked_up = simd.signed(simd.lookup(&table, simd.right(loaded, 0, 15)));
         let zero = simd.signed(zero);
         let codes = [zero, zero, looked_up, zero, zero, zero, zero, zero];
-        let sums = simd.dot(8, &codes, [&[1; 32]])[0];
-        let ones = simd.factors(&[1; 8]);
+        let [[sums]] = simd.dot(8, [&codes], [&[1; 32]]);
+        let ones = simd.factors([1; 8]);
         let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
         simd.store_float(simd.to_float(simd.add_pairs(sums, pairs, [16, 16])), &mut out[3]);
-        let (eight, _) = x.split_first_chunk().expect("32 bytes");
+        let (&eight, _) = x.split_first_chunk().expect("32 bytes");
         simd.store_float(simd.load_i8(eight), &mut out[4]);
         let (sixteen, _) = x.split_first_chunk().expect("32 bytes");
         simd.store_float(simd.load_f16(sixteen), &mut out[5]);

@@ -116,10 +116,6 @@ macro_rules! neon {
             const SIGNED_OFFSET: i32 = 0;
 
             #[inline(always)]
-            fn prefetch(self, address: *const u8) {
-                crate::simd::neon::Neon.prefetch(address);
-            }
-            #[inline(always)]
             fn load(self, x: &[u8; 32]) -> Self::Codes {
                 let (x, _) = x.as_chunks::<16>();
                 unsafe {
@@ -169,45 +165,49 @@ macro_rules! neon {
             }
 
             #[inline(always)]
-            fn dot<const R: usize>(
+            fn dot<const N: usize, const R: usize>(
                 self,
                 _bits: u32,
-                codes: &[Self::Codes; 8],
+                codes: [&[Self::Codes; 8]; N],
                 x: [&[i8; 32]; R],
-            ) -> [Self::Sums; R] {
-                let mut under = [self.zero(); R];
+            ) -> [[Self::Sums; R]; N] {
+                let mut under = [[self.zero(); R]; N];
                 for step in 0..8 {
-                    for r in 0..R {
-                        under[r] = self.add(under[r], codes[step], four(x[r], step));
+                    for n in 0..N {
+                        for r in 0..R {
+                            under[n][r] = self.add(under[n][r], codes[n][step], four(x[r], step));
+                        }
                     }
                 }
-                let mut sums = [self.zero_sums(); R];
-                for r in 0..R {
-                    sums[r] = self.finish(under[r]);
+                let mut sums = [[self.zero_sums(); R]; N];
+                for n in 0..N {
+                    for r in 0..R {
+                        sums[n][r] = self.finish(under[n][r]);
+                    }
                 }
                 sums
             }
             #[inline(always)]
-            fn dot_halves<const R: usize>(
+            fn dot_halves<const N: usize, const R: usize>(
                 self,
                 _bits: u32,
-                codes: &[Self::Codes; 8],
+                codes: [&[Self::Codes; 8]; N],
                 x: [&[i8; 32]; R],
-                factors: [Self::Factors; 2],
-            ) -> [Self::Sums; R] {
-                let mut sums = [self.zero_sums(); R];
+                factors: [[Self::Factors; 2]; N],
+            ) -> [[Self::Sums; R]; N] {
+                let mut sums = [[self.zero_sums(); R]; N];
                 for half in 0..2 {
-                    let mut under = [self.zero(); R];
-                    for step in half * 4..half * 4 + 4 {
+                    for n in 0..N {
                         for r in 0..R {
-                            under[r] = self.add(under[r], codes[step], four(x[r], step));
-                        }
-                    }
-                    for r in 0..R {
-                        let part = self.finish(under[r]);
-                        for i in 0..2 {
-                            let factors = factors[half][i];
-                            sums[r][i] = unsafe { vmlaq_s32(sums[r][i], part[i], factors) };
+                            let mut under = self.zero();
+                            for step in half * 4..half * 4 + 4 {
+                                under = self.add(under, codes[n][step], four(x[r], step));
+                            }
+                            let part = self.finish(under);
+                            for i in 0..2 {
+                                let (sum, factors) = (&mut sums[n][r][i], factors[n][half][i]);
+                                *sum = unsafe { vmlaq_s32(*sum, part[i], factors) };
+                            }
                         }
                     }
                 }
@@ -215,7 +215,7 @@ macro_rules! neon {
             }
 
             #[inline(always)]
-            fn factors(self, x: &[u8; 8]) -> Self::Factors {
+            fn factors(self, x: [u8; 8]) -> Self::Factors {
                 unsafe {
                     let x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(x.as_ptr())));
                     [vmovl_s16(vget_low_s16(x)), vmovl_high_s16(x)]
@@ -265,7 +265,7 @@ macro_rules! neon {
                 [neon.load_f16(&halves[0]), neon.load_f16(&halves[1])]
             }
             #[inline(always)]
-            fn load_i8(self, x: &[u8; 8]) -> Self::F {
+            fn load_i8(self, x: [u8; 8]) -> Self::F {
                 self.to_float(self.factors(x))
             }
             #[inline(always)]

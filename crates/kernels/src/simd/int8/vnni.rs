@@ -63,42 +63,50 @@ macro_rules! vnni {
                 unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) }
             }
             #[inline(always)]
-            fn dot<const R: usize>(
+            fn dot<const N: usize, const R: usize>(
                 self,
                 _bits: u32,
-                codes: &[Self::Codes; 8],
+                codes: [&[Self::Codes; 8]; N],
                 x: [&[i8; 32]; R],
-            ) -> [Self::Sums; R] {
+            ) -> [[Self::Sums; R]; N] {
                 unsafe {
-                    let mut sums = [_mm256_setzero_si256(); R];
+                    let mut sums = [[_mm256_setzero_si256(); R]; N];
                     for step in 0..8 {
-                        for r in 0..R {
-                            sums[r] = $dpbusd(sums[r], codes[step], four(x[r], step));
+                        for n in 0..N {
+                            for r in 0..R {
+                                let x = four(x[r], step);
+                                sums[n][r] = $dpbusd(sums[n][r], codes[n][step], x);
+                            }
                         }
                     }
                     sums
                 }
             }
             #[inline(always)]
-            fn dot_halves<const R: usize>(
+            fn dot_halves<const N: usize, const R: usize>(
                 self,
                 _bits: u32,
-                codes: &[Self::Codes; 8],
+                codes: [&[Self::Codes; 8]; N],
                 x: [&[i8; 32]; R],
-                factors: [Self::Factors; 2],
-            ) -> [Self::Sums; R] {
+                factors: [[Self::Factors; 2]; N],
+            ) -> [[Self::Sums; R]; N] {
                 unsafe {
-                    let mut sums = [_mm256_setzero_si256(); R];
+                    let mut sums = [[_mm256_setzero_si256(); R]; N];
                     for half in 0..2 {
-                        let mut part = [_mm256_setzero_si256(); R];
+                        let mut part = [[_mm256_setzero_si256(); R]; N];
                         for step in half * 4..half * 4 + 4 {
-                            for r in 0..R {
-                                part[r] = $dpbusd(part[r], codes[step], four(x[r], step));
+                            for n in 0..N {
+                                for r in 0..R {
+                                    let x = four(x[r], step);
+                                    part[n][r] = $dpbusd(part[n][r], codes[n][step], x);
+                                }
                             }
                         }
-                        for r in 0..R {
-                            let scaled = _mm256_mullo_epi32(part[r], factors[half]);
-                            sums[r] = _mm256_add_epi32(sums[r], scaled);
+                        for n in 0..N {
+                            for r in 0..R {
+                                let scaled = _mm256_mullo_epi32(part[n][r], factors[n][half]);
+                                sums[n][r] = _mm256_add_epi32(sums[n][r], scaled);
+                            }
                         }
                     }
                     sums
@@ -106,7 +114,7 @@ macro_rules! vnni {
             }
 
             #[inline(always)]
-            fn factors(self, x: &[u8; 8]) -> Self::Factors {
+            fn factors(self, x: [u8; 8]) -> Self::Factors {
                 unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())) }
             }
             #[inline(always)]

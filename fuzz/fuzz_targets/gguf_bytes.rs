@@ -1,0 +1,6 @@
+//! Any bytes as a GGUF file.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|file: &[u8]| boostr_fuzz::check(file.to_vec()));
