@@ -94,8 +94,7 @@ fn parts_that_do_not_belong_together_are_told() {
     let expected = "field `split.count`: expected 2, found 3 (u16)";
     assert_eq!(refusal(&a), at(&b, expected));
     write(part(0, 2, 3), part(1, 2, 2));
-    let expected =
-        "field `split.tensors.count`: expected 2, found 3 (i32)";
+    let expected = "field `split.tensors.count`: expected 2, found 3 (i32)";
     assert_eq!(refusal(&a), at(&a, expected));
     write(part(0, 2, 2), file(&[], &[tensor("x", &[1], TF32, 0)], 4));
     assert_eq!(refusal(&a), at(&b, "field `split.no`: missing"));
