@@ -59,20 +59,19 @@ impl AsRef<[u8]> for Map {
 }
 
 impl Map {
-    /// Gives back the memory of the whole pages within `range`; touching them reads the file again.
+    /// Gives back the memory of the pages that `range` touches; touching them reads the file again.
     pub(super) fn release(&self, range: Range<usize>) {
+        let range = range.start..range.end.min(self.0.len());
         #[cfg(unix)]
-        {
-            /// A multiple of the pages of any system.
-            const PAGES: usize = 1 << 16;
-            let end = range.end.min(self.0.len()) & !PAGES.wrapping_sub(1);
-            let Some(start) = range.start.checked_next_multiple_of(PAGES) else { return };
-            let Some(len) = end.checked_sub(start).filter(|&len| len > 0) else { return };
+        if !range.is_empty() {
             #[expect(unsafe_code, reason = "pages must be given back while slices of them live")]
             // SAFETY: the advice loses what was written to a page; this map is read-only and of a
-            // file, so the pages come back from it as they were, under the contract of `map`.
-            // It is advice: a system that refuses it keeps the pages.
-            let _ = unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
+            // file, so the pages come back from it as they were, those of neighbours too, under the
+            // contract of `map`. It is advice: a system that refuses it keeps the pages.
+            let _ = unsafe {
+                let advice = UncheckedAdvice::DontNeed;
+                self.0.unchecked_advise_range(advice, range.start, range.len())
+            };
         }
         #[cfg(not(unix))]
         let _ = range;

@@ -306,12 +306,12 @@ pub fn write(
     write_each(path, &infos, metadata, |index| Ok(data.get(index).copied().unwrap_or_default()))
 }
 
-/// As [`write`], but the bytes of each tensor are asked for, by its index, when it is their turn: only
+/// As [`write()`], but the bytes of each tensor are asked for, by its index, when it is their turn: only
 /// one tensor is in memory at a time.
 ///
 /// # Errors
 ///
-/// As [`write`], and whatever `data` returns. An old file is then left as it was.
+/// As [`write()`], and whatever `data` returns. An old file is then left as it was.
 pub fn write_each<D: Deref<Target = [u8]>>(
     path: &Path,
     tensors: &[(&str, Dtype, &[usize])],

@@ -23,9 +23,9 @@ impl Tokenizer {
     /// Returns what programs that do not use the copy will do differently; empty if nothing.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`](crate::error::Error::Tokenizer) if GGUF has no way to write it (it is no BPE, or
+    /// [`Error::Tokenizer`] if GGUF has no way to write it (it is no BPE, or
     /// a merge holds a space), or if a token has an id of `rows` or more;
-    /// [`Error::Config`](crate::error::Error::Config) for a wrong field of `config`.
+    /// [`Error::Config`] for a wrong field of `config`.
     pub fn to_gguf(
         &self,
         json: &str,
