@@ -15,7 +15,6 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use rayon::prelude::*;
-use regex::Regex;
 
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{
@@ -28,155 +27,10 @@ use crate::nn::decay_rate;
 use crate::ops::Format;
 use crate::tokenizer::Tokenizer;
 
-/// Names of small tensors in GGUF files, wherever they stand in a name: never quantized.
-const SMALL: [&str; 7] =
-    ["ssm_conv1d", "ssm_a", "ssm_d", "_norm", "ffn_gate_inp", "shortconv.conv", "exp_probs_b"];
+mod types;
 
-/// What a name of a type stands for: the type of matrices, and of those that stay wider.
-///
-/// The mixes keep the table of tokens in 6 bits, since each logit and each input is a row of it, and the
-/// projections back into the residual stream a step wider than those out of it.
-const MIXES: [(&str, Format, &[Wider]); 2] = [
-    ("q4_k_m", Format::Q4K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q5K)]),
-    ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K)]),
-];
-/// A pattern of GGUF names, and the type of what it finds.
-type Wider = (&'static str, Format);
-const TABLES: &str = r"^(token_embd|output)\.weight$";
-const OUTPUTS: &str = r"\.(ssm_out|attn_output|ffn_down)\.weight$";
-
-/// Which type each tensor of a new file has.
-#[derive(Debug, Clone, Default)]
-pub struct Types {
-    /// For matrices; `None` keeps what they have.
-    matrices: Option<Dtype>,
-    /// A pattern of GGUF names and the type of the matrices that have one; the first that fits counts.
-    rules: Vec<(Regex, Dtype)>,
-}
-
-impl Types {
-    /// Every matrix as it is.
-    #[must_use]
-    pub fn kept() -> Self {
-        Self::default()
-    }
-
-    /// The types that `name` stands for: `f32`, `f16`, `bf16`, one of the block formats that can be
-    /// written, or a mix, `q4_k_m` or `q5_k_m`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] for another name, with all that there are.
-    ///
-    /// ```
-    /// use boostr::convert::Types;
-    ///
-    /// assert!(Types::named("q4_k_m").is_ok());
-    /// assert!(Types::named("q4").unwrap_err().to_string().contains("q4_k_m"));
-    /// ```
-    pub fn named(name: &str) -> Result<Self> {
-        let lower = name.to_ascii_lowercase();
-        if let Some((_, matrices, wider)) = MIXES.iter().find(|(mix, ..)| *mix == lower) {
-            let rule = |(pattern, format): &(&str, Format)| {
-                Ok((compiled(pattern)?, Dtype::Block(*format)))
-            };
-            let rules = wider.iter().map(rule).collect::<Result<_>>()?;
-            return Ok(Self { matrices: Some(Dtype::Block(*matrices)), rules });
-        }
-        let matrices = type_named(name).map_err(|error| match error {
-            Error::Unsupported { what } => {
-                let mixes: Vec<&str> = MIXES.iter().map(|(name, ..)| *name).collect();
-                let what = format!("{}; mixes: {})", what.trim_end_matches(')'), mixes.join(", "));
-                Error::Unsupported { what }
-            }
-            other => other,
-        })?;
-        Ok(Self { matrices: Some(matrices), rules: Vec::new() })
-    }
-
-    /// The same, but `dtype` for matrices whose GGUF name the regular expression `pattern` finds;
-    /// what was said before yields.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] when the pattern is no regular expression.
-    pub fn with(mut self, pattern: &str, dtype: Dtype) -> Result<Self> {
-        self.rules.insert(0, (compiled(pattern)?, dtype));
-        Ok(self)
-    }
-
-    /// The type of the tensor called `name` in GGUF, of `shape`; `None` when it keeps its own.
-    fn of(&self, name: &str, shape: &[usize]) -> Option<Dtype> {
-        if !is_matrix(name, shape) {
-            return Some(Dtype::F32);
-        }
-        let rule = self.rules.iter().find(|(pattern, _)| pattern.is_match(name));
-        let wanted = rule.map(|&(_, dtype)| dtype).or(self.matrices)?;
-        Some(fitting(wanted, shape.last().copied().unwrap_or(0)))
-    }
-
-    /// The first rule that fits none of the `names`.
-    fn unused(&self, names: &[String]) -> Option<&str> {
-        let fits = |pattern: &Regex| names.iter().any(|name| pattern.is_match(name));
-        self.rules.iter().map(|(pattern, _)| pattern).find(|p| !fits(p)).map(Regex::as_str)
-    }
-}
-
-fn compiled(pattern: &str) -> Result<Regex> {
-    Regex::new(pattern).map_err(|error| Error::Argument {
-        name: "pattern",
-        reason: format!("{pattern:?} is no regular expression: {error}"),
-    })
-}
-
-/// The type called `name`: a float, or a block format that can be written.
-///
-/// # Errors
-///
-/// [`Error::Unsupported`] for another name, with all that there are.
-pub fn type_named(name: &str) -> Result<Dtype> {
-    let lower = name.to_ascii_lowercase();
-    let floats = [Dtype::F32, Dtype::F16, Dtype::BF16];
-    let blocks = Format::ALL.into_iter().filter(|format| format.can_encode());
-    let all: Vec<Dtype> = floats.into_iter().chain(blocks.map(Dtype::Block)).collect();
-    if let Some(&dtype) = all.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&lower)) {
-        return Ok(dtype);
-    }
-    let names: Vec<String> = all.iter().map(|dtype| dtype.name().to_ascii_lowercase()).collect();
-    Err(unknown_type(name, &names.join(", ")))
-}
-
-fn unknown_type(name: &str, supported: &str) -> Error {
-    let name = name.escape_debug();
-    Error::Unsupported { what: format!("type `{name}` (supported: {supported})") }
-}
-
-/// Whether the tensor is one of a model's large matrices.
-fn is_matrix(name: &str, shape: &[usize]) -> bool {
-    let is_small = SMALL.iter().any(|part| name.contains(part));
-    shape.len() >= 2 && name.ends_with(".weight") && !is_small
-}
-
-/// `wanted`, or the nearest type that is not narrower and whose blocks fill rows of `width`.
-fn fitting(wanted: Dtype, width: usize) -> Dtype {
-    let Dtype::Block(format) = wanted else {
-        return wanted;
-    };
-    if width > 0 && width.is_multiple_of(format.block_len()) {
-        return wanted;
-    }
-    let narrower = match format {
-        Format::Q2K | Format::Q3K => Format::Q4_0,
-        Format::Q4K => Format::Q5_0,
-        Format::Q5K => Format::Q5_1,
-        Format::Iq4Xs => Format::Iq4Nl,
-        _ => Format::Q8_0,
-    };
-    if width > 0 && width.is_multiple_of(narrower.block_len()) {
-        return Dtype::Block(narrower);
-    }
-    Dtype::F16
-}
+use types::is_matrix;
+pub use types::{Types, type_named};
 
 /// How a model is converted.
 #[derive(Debug, Clone, Default)]
@@ -219,15 +73,16 @@ pub struct Written {
 /// as transformers reads it.
 ///
 /// Tensors are written one by one, so memory is that of the largest; `progress` is told
-/// `(done, total)` and ends it by `Break`. What is written is there as a whole or not at all. Into a GGUF file go the
-/// tokenizer and its `tokenizer.json` too, and `A_log`, of which GGUF only keeps `-exp(A_log)`: so the way
-/// back gives equal tensors.
+/// `(done, total)` and ends it by `Break`. What is written is there as a whole or not at all. Into a
+/// GGUF file go the tokenizer and its `tokenizer.json` too, and `A_log`, of which GGUF only keeps
+/// `-exp(A_log)`: so the way back gives equal tensors.
 ///
 /// # Errors
 ///
 /// As [`LanguageModel::open`](crate::load::LanguageModel::open); [`Error::Argument`] when `out` is
-/// there already or a rule of `types` fits no matrix; [`Error::Io`] of kind `Interrupted` after `Break`; [`Error::Unsupported`] for what the new file
-/// cannot say; [`Error::Tensors`] for values that are to change type and are not finite, before or after.
+/// there already or a rule of `types` fits no matrix; [`Error::Io`] of kind `Interrupted` after
+/// `Break`; [`Error::Unsupported`] for what the new file cannot say; [`Error::Tensors`] for values
+/// that are to change type and are not finite, before or after.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow::Continue;
@@ -244,15 +99,9 @@ pub fn convert(
     options: &Options,
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Converted> {
-    let to_gguf = out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-    check_out(source, out, to_gguf, options.overwrite)?;
+    let to_gguf = gguf::is_name(out);
     let model = Model::open(source, &options.open)?;
-    let canonical = fs::canonicalize(out).ok();
-    let is_source = |file: &Path| canonical.is_some() && fs::canonicalize(file).ok() == canonical;
-    if model.checkpoint.iter().any(|(_, entry)| is_source(&entry.file)) {
-        let reason = format!("`{}` is a file of the model itself: name another", out.display());
-        return Err(Error::Argument { name: "out", reason });
-    }
+    check_out(&model.checkpoint, out, to_gguf, options.overwrite)?;
     let plan = model.plan(&options.types, to_gguf)?;
     let total = plan.len();
     let mut written = Vec::with_capacity(total);
@@ -295,16 +144,16 @@ pub fn convert(
 }
 
 /// Refuses to write over what is there.
-fn check_out(source: &Path, out: &Path, is_gguf: bool, overwrite: bool) -> Result<()> {
+fn check_out(source: &Checkpoint, out: &Path, is_gguf: bool, overwrite: bool) -> Result<()> {
     let refuse = |reason: &str| {
         let reason = format!("`{}` {reason}", out.display());
         Err(Error::Argument { name: "out", reason })
     };
     let Ok(metadata) = fs::symlink_metadata(out) else { return Ok(()) };
-    if let (Ok(a), Ok(b)) = (fs::canonicalize(source), fs::canonicalize(out))
-        && a == b
-    {
-        return refuse("is the model itself: name another");
+    let canonical = fs::canonicalize(out).ok();
+    let is_out = |file: &Path| canonical.is_some() && fs::canonicalize(file).ok() == canonical;
+    if source.iter().any(|(_, entry)| is_out(&entry.file)) {
+        return refuse("is a file of the model itself: name another");
     }
     let is_empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     match () {
@@ -474,12 +323,8 @@ impl Model {
         for (layer, a_log) in all.chunks(self.config.mixer.nheads).enumerate() {
             let name = format!("backbone.layers.{layer}.mixer.A");
             let Some(entry) = self.checkpoint.get(&name) else { continue };
-            if entry.to_f32()?.iter().eq(a_log
-                .iter()
-                .map(|&x| decay_rate(x))
-                .collect::<Vec<_>>()
-                .iter())
-            {
+            let rates = a_log.iter().map(|&a_log| decay_rate(a_log));
+            if entry.to_f32()?.into_iter().eq(rates) {
                 let data = Bytes::new(Dtype::F32.encode(a_log)?);
                 let entry = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
                 exact.insert(name + "_log", entry);
@@ -715,7 +560,7 @@ impl Planned {
     ///
     /// # Errors
     ///
-    /// [`Error::Tensors`] when a value to be quantized is not finite.
+    /// [`Error::Tensors`] when a value that changes type is not finite, before or after.
     fn bytes(&self) -> Result<(Bytes, Written)> {
         let written = |bytes: usize, error: f64| Written {
             name: self.name.clone(),
@@ -748,7 +593,7 @@ impl Planned {
         }
         let width = self.shape.last().copied().unwrap_or(1).max(1);
         let rows_at_once = (1usize << 16).div_ceil(width);
-        let parts: Vec<(Vec<u8>, f64, f64)> = values
+        let parts: Vec<(Bytes, f64, f64)> = values
             .par_chunks(rows_at_once * width)
             .map(|values| {
                 let bytes = self.dtype.encode(values)?;
@@ -761,7 +606,7 @@ impl Planned {
                 let square = |x: f32| f64::from(x) * f64::from(x);
                 let changes = values.iter().zip(back.to_f32()?).map(|(x, y)| square(x - y));
                 let size = values.iter().map(|&x| square(x)).sum();
-                Ok((back.data.to_vec(), changes.sum(), size))
+                Ok((back.data, changes.sum(), size))
             })
             .collect::<Result<_>>()?;
         let (change, size) =
@@ -769,7 +614,7 @@ impl Planned {
         if !change.is_finite() {
             return Err(error(format!("has values that {} cannot hold", self.dtype.name())));
         }
-        let bytes = parts.iter().map(|part| part.0.as_slice()).collect::<Vec<_>>().concat();
+        let bytes = parts.iter().map(|part| &*part.0).collect::<Vec<_>>().concat();
         let change = if change == 0.0 { 0.0 } else { (change / size).sqrt() };
         let written = written(bytes.len(), change);
         Ok((Bytes::new(bytes), written))
@@ -781,63 +626,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_tensors_stay_f32_whatever_is_asked_for() {
-        let types = Types::named("q4_0").unwrap().with(".", Dtype::Block(Format::Q8_0)).unwrap();
-        for (name, shape) in [
-            ("blk.0.ssm_conv1d.weight", &[256, 4][..]),
-            ("blk.0.ssm_a", &[64, 1]),
-            ("blk.0.ssm_d", &[64, 1]),
-            ("blk.0.ssm_dt.bias", &[64]),
-            ("blk.0.ssm_norm.weight", &[2, 256]),
-            ("blk.0.attn_norm.weight", &[256]),
-            ("blk.0.ffn_gate_inp.weight", &[64, 256]),
-            ("output_norm.weight", &[256]),
-        ] {
-            assert_eq!(types.of(name, shape), Some(Dtype::F32), "{name}");
-        }
-        let is = types.of("blk.0.ssm_in.weight", &[512, 256]);
-        assert_eq!(is, Some(Dtype::Block(Format::Q8_0)));
-        assert_eq!(Types::kept().of("blk.0.ssm_in.weight", &[512, 256]), None);
-    }
-
-    #[test]
-    fn a_mix_names_what_stays_wider_and_a_rule_wins_over_it() {
-        let mix = Types::named("Q4_K_M").unwrap();
-        let of = |types: &Types, name: &str| types.of(name, &[512, 256]).unwrap();
-        assert_eq!(of(&mix, "blk.3.ssm_in.weight"), Dtype::Block(Format::Q4K));
-        assert_eq!(of(&mix, "blk.3.ssm_out.weight"), Dtype::Block(Format::Q5K));
-        assert_eq!(of(&mix, "token_embd.weight"), Dtype::Block(Format::Q6K));
-        let ruled = mix.with("ssm_in", Dtype::F16).unwrap();
-        assert_eq!(of(&ruled, "blk.3.ssm_in.weight"), Dtype::F16);
-        assert_eq!(
-            ruled.unused(&["blk.0.ssm_in.weight", "token_embd.weight"].map(String::from)),
-            Some(OUTPUTS)
-        );
-    }
-
-    #[test]
-    fn rows_that_are_not_whole_blocks_get_a_type_that_is_not_narrower() {
-        let of = |format, width| fitting(Dtype::Block(format), width);
-        assert_eq!(of(Format::Q4K, 512), Dtype::Block(Format::Q4K));
-        assert_eq!(of(Format::Q4K, 192), Dtype::Block(Format::Q5_0));
-        assert_eq!(of(Format::Q5K, 192), Dtype::Block(Format::Q5_1));
-        assert_eq!(of(Format::Q6K, 192), Dtype::Block(Format::Q8_0));
-        assert_eq!(of(Format::Q6K, 48), Dtype::F16);
-        assert_eq!(of(Format::Q4_0, 0), Dtype::F16);
-        assert_eq!(fitting(Dtype::BF16, 7), Dtype::BF16);
-    }
-
-    #[test]
     fn the_kind_of_a_tensor_has_no_layer() {
         assert_eq!(kind_of("backbone.layers.12.mixer.D"), "backbone.layers.*.mixer.D");
         assert_eq!(kind_of("lm_head.weight"), "lm_head.weight");
         assert_eq!(kind_of("a..1b"), "a..1b");
-    }
-
-    #[test]
-    fn names_of_types_are_listed_when_one_is_unknown() {
-        let message = type_named("q3").unwrap_err().to_string();
-        assert!(message.contains("f32, f16, bf16") && message.contains("q6_k"), "{message}");
-        assert!(Types::kept().with("(", Dtype::F32).is_err());
     }
 }

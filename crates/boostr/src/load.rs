@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
-use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
@@ -89,16 +89,15 @@ impl<B: Backend> LanguageModel<B> {
             return Err(Error::format(path, "expected a GGUF file"));
         };
         let config = Config::read_gguf(metadata)?;
-        let metadata = metadata.clone();
         // A large vocabulary takes as long as the weights.
         let (text, model) = rayon::join(
-            || Tokenizer::from_gguf(&metadata),
-            || Mamba2::load(config, checkpoint, client),
+            || Tokenizer::from_gguf(metadata),
+            || Mamba2::load(config, checkpoint.clone(), client),
         );
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
         let model = model?;
-        let mut defaults = generation_defaults(&metadata)?;
+        let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let mut tokenizer = None;
         if let Some(text) = text {
@@ -158,9 +157,9 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// [`Error::Format`] when the model came without, with the way to give one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        let reason = "no tokenizer.json in this folder, no tokens in this GGUF file: give one with --tokenizer FILE (the \
-                      state-spaces/mamba2 models use that of EleutherAI/gpt-neox-20b), or give ids \
-                      with --tokens";
+        let reason = "no tokenizer.json in this folder, no tokens in this GGUF file: give one with \
+                      --tokenizer FILE (the state-spaces/mamba2 models use that of \
+                      EleutherAI/gpt-neox-20b), or give ids with --tokens";
         self.tokenizer.as_ref().ok_or_else(|| Error::format(&self.path, reason))
     }
 
@@ -294,18 +293,14 @@ pub fn is_gguf(path: &Path) -> Result<bool> {
             return Ok(false);
         }
         let entries = fs::read_dir(path).map_err(|e| Error::io(path, e))?;
-        let ends = |entry: fs::DirEntry| {
-            entry.path().extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
-        };
-        return Ok(entries.flatten().any(ends));
+        return Ok(entries.flatten().any(|entry| gguf::is_name(&entry.path())));
     }
     if !metadata.is_file() {
         return Ok(false);
     }
     let mut magic = [0; 4];
     let mut file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    Ok(file.read_exact(&mut magic).is_ok() && magic == *b"GGUF"
-        || path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")))
+    Ok(file.read_exact(&mut magic).is_ok() && magic == *b"GGUF" || gguf::is_name(path))
 }
 
 /// The folder that `path` is, or is in.

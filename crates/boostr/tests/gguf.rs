@@ -7,7 +7,7 @@ mod gguf_file;
 use std::time::{Duration, Instant};
 
 use boostr::checkpoint::gguf::{self, Metadata};
-use boostr::checkpoint::{Bytes, Checkpoint, Dtype};
+use boostr::checkpoint::{Bytes, Checkpoint, Dtype, NotFinite, not_finite};
 use boostr::error::Error;
 use common::{Folder, Random};
 use gguf_file::*;
@@ -538,18 +538,18 @@ fn a29_values_and_scales_that_are_no_numbers_are_found() {
     bytes[start + 32 + 160..start + 32 + 168].fill(0xff);
 
     let mut steps = Vec::new();
-    let found = gguf::verify(&open(&bytes).unwrap(), |done| steps.push(done)).unwrap();
+    let found = not_finite(&open(&bytes).unwrap(), |done| steps.push(done)).unwrap();
     assert_eq!(
         found,
         [
-            gguf::NotFinite {
+            NotFinite {
                 name: "blocks".into(),
                 nan: 0,
                 infinite: 32,
                 elements: 64..96,
                 byte: block
             },
-            gguf::NotFinite {
+            NotFinite {
                 name: "floats".into(),
                 nan: 1,
                 infinite: 1,
@@ -560,7 +560,7 @@ fn a29_values_and_scales_that_are_no_numbers_are_found() {
     );
     assert!(steps.is_sorted() && steps.last() == Some(&(32 + 136 + 8 + 34)), "{steps:?}");
     assert_eq!(
-        gguf::verify(&Checkpoint::open(&corpus("mamba2-q4_k_m.gguf"), false).unwrap(), |_| ())
+        not_finite(&Checkpoint::open(&corpus("mamba2-q4_k_m.gguf"), false).unwrap(), |_| ())
             .unwrap(),
         []
     );

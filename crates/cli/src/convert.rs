@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use boostr::Error;
 use boostr::backend::Cpu;
-use boostr::checkpoint::Dtype;
+use boostr::checkpoint::{Dtype, gguf};
 use boostr::convert::{self, Options, Types, Written, kind_of};
 use boostr::evaluate::{Score, score};
 use boostr::load::LanguageModel;
@@ -33,7 +33,7 @@ pub fn run(args: &ConvertArgs, term: &Term) -> Result<()> {
 }
 
 pub fn quantize(args: &QuantizeArgs, term: &Term) -> Result<()> {
-    if !is_gguf(&args.files.out) {
+    if !gguf::is_name(&args.files.out) {
         let out = args.files.out.display();
         return Err(usage(format!(
             "`{out}`: a quantized model is a GGUF file: name it {out}.gguf"
@@ -49,10 +49,6 @@ pub fn quantize(args: &QuantizeArgs, term: &Term) -> Result<()> {
     let after = text.as_ref().map(|text| measured(&args.files.out, text, "after")).transpose()?;
     let change = before.zip(after).map(|(before, after)| Change { before, after });
     report(&args.files, &written, change.as_ref(), term)
-}
-
-fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
 }
 
 fn named(name: &str) -> Result<Types> {

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
-use boostr::checkpoint::gguf::{self, NotFinite};
-use boostr::checkpoint::{Checkpoint, ConfigFile};
+use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::{is_gguf, read_text};
 use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
@@ -193,7 +192,7 @@ fn check_values(checkpoint: &Checkpoint, wanted: bool, checks: &mut Checks) {
     if !wanted {
         return;
     }
-    let found = match gguf::verify(checkpoint, |_| {}) {
+    let found = match not_finite(checkpoint, |_| {}) {
         Ok(found) => found,
         Err(error) => return checks.fail("values", chain(&error)),
     };

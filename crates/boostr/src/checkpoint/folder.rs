@@ -104,7 +104,7 @@ fn read_file(path: &Path, allow_pickle: bool) -> Result<Contents> {
                 convert_command(path)
             ),
         )),
-        _ if path.extension().is_some_and(|ending| ending == "gguf") => gguf::open(path, &bytes),
+        _ if gguf::is_name(path) => gguf::open(path, &bytes),
         _ => safetensors::read(path, &bytes),
     }
 }

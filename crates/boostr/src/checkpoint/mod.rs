@@ -16,6 +16,7 @@
 //! | `map` | the memory map, the only unsafe code here |
 //! | [`safetensors`], [`gguf`] | those formats, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
+//! | `finite` | [`not_finite`]: NaN and infinities, which only reading all data finds |
 //! | `atomic` | [`atomic_write`] |
 //! | `json` | maps in which a repeated key is an error |
 
@@ -34,6 +35,7 @@
 mod atomic;
 mod config;
 mod entry;
+mod finite;
 mod folder;
 pub mod gguf;
 mod json;
@@ -47,10 +49,12 @@ mod zip;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use atomic::atomic_write;
 pub use config::ConfigFile;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
+pub use finite::{NotFinite, not_finite};
 
 use crate::error::{Error, Result};
 use entry::quoted;
@@ -60,7 +64,8 @@ use entry::quoted;
 pub struct Checkpoint {
     tensors: BTreeMap<String, TensorEntry>,
     metadata: BTreeMap<String, String>,
-    gguf: Option<gguf::Metadata>,
+    /// Shared by clones: it may hold a whole `tokenizer.json`.
+    gguf: Option<Arc<gguf::Metadata>>,
     path: PathBuf,
 }
 
@@ -160,7 +165,7 @@ impl Checkpoint {
 
     fn new(path: &Path, contents: Contents) -> Self {
         let Contents { tensors, metadata, gguf } = contents;
-        Self { tensors, metadata, gguf, path: path.to_path_buf() }
+        Self { tensors, metadata, gguf: gguf.map(Arc::new), path: path.to_path_buf() }
     }
 
     /// The tensor called `name`.
@@ -200,7 +205,7 @@ impl Checkpoint {
 
     /// The metadata of a GGUF file, that of the first part of several; `None` for other files.
     pub fn gguf(&self) -> Option<&gguf::Metadata> {
-        self.gguf.as_ref()
+        self.gguf.as_deref()
     }
 
     /// Gives each tensor the name that `new_name` returns, or leaves it where that is `None`.

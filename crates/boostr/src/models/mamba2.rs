@@ -694,7 +694,7 @@ impl Config {
         };
         let with_head = checkpoint.get(head).is_some() || self.tie_embeddings == Some(false);
         if let Some(metadata) = checkpoint.gguf() {
-            let tokens = metadata.strings(TOKENS)?.map_or(rows, |tokens| tokens.len());
+            let tokens = metadata.array_len(TOKENS)?.unwrap_or(rows);
             if tokens != rows {
                 let reason = format!("{tokens} tokens, but `{embedding}` has {rows} rows");
                 return Err(metadata.error(TOKENS, reason));
@@ -898,12 +898,12 @@ mod keys {
 fn vocab_size(metadata: &Metadata) -> Result<usize> {
     /// A token that only fills up the table.
     const UNUSED: i64 = 5;
-    let Some(tokens) = metadata.strings(TOKENS)? else {
+    let Some(tokens) = metadata.array_len(TOKENS)? else {
         return metadata.required_usize(keys::VOCAB_SIZE, 1..=MAX_SIZE);
     };
     let types = metadata.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
     let unused = types.iter().rev().take_while(|&&kind| kind == UNUSED).count();
-    Ok(if types.len() == tokens.len() { tokens.len() - unused } else { tokens.len() })
+    Ok(if types.len() == tokens { tokens - unused } else { tokens })
 }
 
 /// Names of other dialects in transformers' names:

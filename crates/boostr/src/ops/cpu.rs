@@ -348,11 +348,13 @@ impl LinearOps<CpuRuntime> for CpuClient {
         let mut out = host::zeros(&[ids.len(), width])?;
         if width > 0 {
             let rows = host::slice_mut("out", &mut out)?.chunks_exact_mut(width);
-            for (row, &id) in rows.zip(ids) {
-                match &w.storage {
-                    Storage::Dense(w, _) => elements(w)?.widen(id as usize * width, row),
-                    Storage::Packed(w) => w.row(id as usize, row),
+            let rows = rows.zip(ids.iter().map(|&id| id as usize));
+            match &w.storage {
+                Storage::Dense(w, _) => {
+                    let elements = elements(w)?;
+                    rows.for_each(|(row, id)| elements.widen(id * width, row));
                 }
+                Storage::Packed(w) => rows.for_each(|(row, id)| w.row(id, row)),
             }
         }
         Ok(out)

@@ -13,17 +13,18 @@ use super::Simd;
 pub(crate) struct Avx2(());
 
 impl Avx2 {
+    pub(crate) fn present() -> bool {
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+
     /// # Panics
     ///
     /// If the processor lacks one of the features.
     #[inline(always)]
     pub(crate) fn detected() -> Self {
-        assert!(
-            is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c"),
-            "level: avx2 on a processor without it"
-        );
+        assert!(Self::present(), "level: avx2 on a processor without it");
         Self(())
     }
 }

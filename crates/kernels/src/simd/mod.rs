@@ -138,11 +138,7 @@ impl Level {
     #[must_use]
     pub fn available() -> &'static [Self] {
         #[cfg(target_arch = "x86_64")]
-        if !cfg!(miri)
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
+        if !cfg!(miri) && avx2::Avx2::present() {
             if is_x86_feature_detected!("avx512f") {
                 return &[Self::Baseline, Self::Avx2, Self::Avx512];
             }

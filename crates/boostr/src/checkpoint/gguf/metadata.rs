@@ -235,6 +235,15 @@ impl Metadata {
         })
     }
 
+    /// The number of elements of an array.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn array_len(&self, key: &str) -> Result<Option<usize>> {
+        self.read(key, "an array", |value| array(value).map(Array::len))
+    }
+
     /// Texts.
     ///
     /// # Errors

@@ -25,7 +25,6 @@
 //! | `cursor` | reading fields, each failure with its byte |
 //! | `read`, `write` | whole files |
 //! | `split` | the parts of a model, the GGUF of a folder |
-//! | `verify` | what only reading all data finds |
 
 mod cursor;
 mod metadata;
@@ -33,16 +32,21 @@ mod read;
 mod split;
 mod types;
 mod value;
-mod verify;
 mod write;
+
+use std::path::Path;
 
 pub use metadata::Metadata;
 pub use read::read;
 pub use value::{Array, Kind, Value};
-pub use verify::{NotFinite, verify};
 pub use write::write;
 
 pub(super) use split::{only_model, open};
+
+/// Whether a file is meant to be GGUF by its name: it ends in `.gguf`, in whatever case.
+pub fn is_name(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+}
 
 /// Longest key, as in ggml.
 const MAX_KEY: usize = 65_535;

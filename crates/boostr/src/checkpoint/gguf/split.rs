@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Metadata, read};
+use super::{Metadata, is_name, read};
 use crate::checkpoint::entry::quoted;
 use crate::checkpoint::folder::{listed, present};
 use crate::checkpoint::map::map;
@@ -100,7 +100,7 @@ pub(in crate::checkpoint) fn only_model(folder: &Path) -> Result<Option<PathBuf>
     let mut names = Vec::new();
     for file in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let name = file.map_err(|e| Error::io(folder, e))?.file_name();
-        if Path::new(&name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
+        if is_name(Path::new(&name)) {
             names.push(name);
         }
     }

@@ -7,27 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::Int8;
-
-/// Proof that the processor has AVX2, FMA and F16C.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    pub(crate) fn present() -> bool {
-        is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-    }
-
-    /// # Panics
-    ///
-    /// If the processor lacks one of the features.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: avx2 on a processor without it");
-        Self(())
-    }
-}
+use crate::simd::avx2::Avx2;
 
 /// Four neighbouring bytes of `x` in every lane.
 #[inline(always)]

@@ -1,9 +1,7 @@
 //! Plain loops over eight lanes: what every processor can run, and what Miri checks.
 
 use super::Int8;
-
-#[derive(Clone, Copy)]
-pub(crate) struct Baseline;
+use crate::simd::baseline::Baseline;
 
 /// Adds the products of one vector of codes with four `x`.
 #[inline(always)]

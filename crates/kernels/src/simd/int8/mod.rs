@@ -91,8 +91,8 @@ macro_rules! avx2_operations {
 pub(crate) use avx2_operations;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
-pub(crate) mod baseline;
+mod avx2;
+mod baseline;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
@@ -199,7 +199,7 @@ impl Int8Level {
     pub(crate) fn available() -> Vec<Self> {
         let mut levels = vec![Self::Baseline];
         #[cfg(target_arch = "x86_64")]
-        if !cfg!(miri) && avx2::Avx2::present() {
+        if !cfg!(miri) && super::avx2::Avx2::present() {
             levels.push(Self::Avx2);
             if vnni::AvxVnni::present() {
                 levels.push(Self::AvxVnni);
@@ -232,11 +232,12 @@ macro_rules! dispatch_int8 {
             level: crate::simd::int8::Int8Level,
             $($arg: $ty),*
         ) {
-            use crate::simd::int8::{Int8Level, baseline::Baseline};
+            use crate::simd::baseline::Baseline;
+            use crate::simd::int8::Int8Level;
             #[cfg(target_arch = "x86_64")]
-            use crate::simd::int8::{avx2::Avx2, vnni::{Avx512Vnni, AvxVnni}};
+            use crate::simd::{avx2::Avx2, int8::vnni::{Avx512Vnni, AvxVnni}};
             #[cfg(target_arch = "aarch64")]
-            use crate::simd::int8::neon::{Neon, NeonDot};
+            use crate::simd::{int8::neon::NeonDot, neon::Neon};
             /// Calls the body compiled for a type of proof with its features.
             macro_rules! wide {
                 ($simd:ty, $features:literal) => {{

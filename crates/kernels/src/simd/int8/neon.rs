@@ -8,10 +8,7 @@
 use std::arch::aarch64::*;
 
 use super::Int8;
-use crate::simd::Simd;
-
-#[derive(Clone, Copy)]
-pub(crate) struct Neon;
+use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
 #[derive(Clone, Copy)]
@@ -261,8 +258,11 @@ macro_rules! neon {
                 for lane in 0..8 {
                     halves[lane / 4][lane % 4] = u16::from_le_bytes(x[lane]);
                 }
-                let neon = crate::simd::neon::Neon;
-                [neon.load_f16(&halves[0]), neon.load_f16(&halves[1])]
+                // Both traits of `Neon` have an operation of this name.
+                [
+                    crate::simd::Simd::load_f16(Neon, &halves[0]),
+                    crate::simd::Simd::load_f16(Neon, &halves[1]),
+                ]
             }
             #[inline(always)]
             fn load_i8(self, x: [u8; 8]) -> Self::F {

@@ -9,7 +9,8 @@
 use std::arch::x86_64::*;
 
 use super::Int8;
-use super::avx2::{Avx2, four};
+use super::avx2::four;
+use crate::simd::avx2::Avx2;
 
 /// Proof that the processor has AVX-VNNI, AVX2, FMA and F16C.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
+use super::{Checkpoint, Dtype, TensorEntry};
 use crate::error::Result;
 
 /// Elements that are decoded at once; a multiple of every block.
@@ -34,20 +34,23 @@ pub struct NotFinite {
 /// # Errors
 ///
 /// Those of [`TensorEntry::to_f32`].
-pub fn verify(checkpoint: &Checkpoint, mut progress: impl FnMut(usize)) -> Result<Vec<NotFinite>> {
+pub fn not_finite(
+    checkpoint: &Checkpoint,
+    mut progress: impl FnMut(usize),
+) -> Result<Vec<NotFinite>> {
     let mut found = Vec::new();
     let mut done = 0usize;
     for (name, entry) in checkpoint.iter() {
         let before = done;
         let step = |bytes| progress(before.saturating_add(bytes));
-        found.extend(not_finite(name, entry, step)?);
+        found.extend(in_tensor(name, entry, step)?);
         done = done.saturating_add(entry.data.len());
         progress(done);
     }
     Ok(found)
 }
 
-fn not_finite(
+fn in_tensor(
     name: &str,
     entry: &TensorEntry,
     mut progress: impl FnMut(usize),
