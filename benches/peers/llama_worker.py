@@ -16,8 +16,8 @@ import llama_cpp as llama
 
 from protocol import seconds, serve
 
-# Prompts may be this long; a recurrent model's memory does not depend on it.
-CONTEXT = 1 << 15
+# Prompts and what is decoded after them may be this long.
+CONTEXT = 1 << 12
 
 
 class Llama:

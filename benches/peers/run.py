@@ -3,6 +3,7 @@
 
     run.py                                      everything; about 40 minutes
     run.py --types q8_0 --rounds 3 --no-torch   one type, some minutes
+    run.py --model SmolLM2.gguf --prompts 512   a model of your own
 
 Makes a model of mamba2-130m's sizes with made-up weights (make_model.py), writes it in every type, and
 measures prompts, decoding, the time to the first token and memory. README.md beside this file says what
@@ -38,7 +39,8 @@ FOLDERS = ["f32", "bf16"]
 TYPES = [*FOLDERS, "q8_0", "q4_k_m", "q4_0"]
 # llama.cpp's numbers of its file types (enum llama_ftype in llama.h).
 LLAMA_FTYPES = {"bf16": 32, "q8_0": 7, "q4_k_m": 15, "q4_0": 2}
-VOCAB = 50288
+# Ids below this are tokens of any model that is measured.
+VOCAB = 32000
 
 
 def main() -> None:
@@ -79,6 +81,7 @@ def arguments() -> argparse.Namespace:
     option = parser.add_argument
     option("--boostr", type=Path, default=ROOT / "target/release/boostr", help="the program (%(default)s)")
     option("--dir", type=Path, default=ROOT / "target/peers", help="for models and results (%(default)s)")
+    option("--model", type=Path, help="measure this GGUF file in place of the made-up model")
     option("--types", type=types, default=TYPES, help=f"of weights ({','.join(TYPES)})")
     option("--threads", type=numbers, default=[1, 2], help="numbers of threads (1,2)")
     option("--prompts", type=numbers, default=[512, 2048], help="lengths of prompts (512,2048)")
@@ -89,6 +92,8 @@ def arguments() -> argparse.Namespace:
     option("--only-llama", action="store_true", help="llama.cpp alone, on files of its own quantizer")
     args = parser.parse_args()
     args.boostr, args.dir = args.boostr.resolve(), args.dir.resolve()
+    if args.model:
+        args.types = [args.model.stem]
     has_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
     args.torch = has_torch and not args.no_torch and not args.only_llama
     if not args.only_llama and not args.boostr.exists():
@@ -100,11 +105,15 @@ def arguments() -> argparse.Namespace:
 
 
 def gguf(args: argparse.Namespace, kind: str) -> Path:
+    if args.model:
+        return args.model
     return args.dir / ("by-llama.cpp" if args.only_llama else "by-boostr") / f"{kind}.gguf"
 
 
 def make_files(args: argparse.Namespace) -> None:
     """The folders and the GGUF files, each where it is not there yet."""
+    if args.model:
+        return
     source = args.dir / "f32.gguf"
     if not source.exists():
         run(sys.executable, HERE / "make_model.py", args.dir)

@@ -2,7 +2,7 @@
 
 use numr::runtime::Runtime;
 
-use crate::ops::{CausalConvOps, LinearOps, NormOps, SsmKernelOps};
+use crate::ops::{ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps};
 
 pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
@@ -13,7 +13,12 @@ pub use numr::tensor::Tensor;
 pub trait Backend:
     Runtime<
         DType = DType,
-        Client: SsmKernelOps<Self> + CausalConvOps<Self> + NormOps<Self> + LinearOps<Self>,
+        Client: SsmKernelOps<Self>
+                    + CausalConvOps<Self>
+                    + NormOps<Self>
+                    + LinearOps<Self>
+                    + AttentionOps<Self>
+                    + ActivationOps<Self>,
     >
 {
 }
@@ -21,7 +26,12 @@ pub trait Backend:
 impl<R> Backend for R where
     R: Runtime<
             DType = DType,
-            Client: SsmKernelOps<R> + CausalConvOps<R> + NormOps<R> + LinearOps<R>,
+            Client: SsmKernelOps<R>
+                        + CausalConvOps<R>
+                        + NormOps<R>
+                        + LinearOps<R>
+                        + AttentionOps<R>
+                        + ActivationOps<R>,
         >
 {
 }

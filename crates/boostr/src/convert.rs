@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rayon::prelude::*;
@@ -22,8 +23,8 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of};
-use crate::models::mamba2::Config;
-use crate::nn::decay_rate;
+use crate::models::Config;
+use crate::nn::{Change, Layout, Stored, decay_rate};
 use crate::ops::Format;
 use crate::tokenizer::Tokenizer;
 
@@ -100,8 +101,11 @@ pub fn convert(
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Converted> {
     let to_gguf = gguf::is_name(out);
-    let model = Model::open(source, &options.open)?;
+    let mut model = Model::open(source, &options.open)?;
     check_out(&model.checkpoint, out, to_gguf, options.overwrite)?;
+    if !to_gguf {
+        model.restore_a_log()?;
+    }
     let plan = model.plan(&options.types, to_gguf)?;
     let total = plan.len();
     let mut written = Vec::with_capacity(total);
@@ -109,7 +113,7 @@ pub fn convert(
     let mut data = |index: usize| -> Result<Bytes> {
         // The one before has been written by now.
         if let Some(last) = last.replace(index) {
-            plan[last].source.data.release();
+            plan[last].parts.iter().for_each(|part| part.data.release());
         }
         let (bytes, what) = plan[index].bytes()?;
         written.push(what);
@@ -119,7 +123,7 @@ pub fn convert(
         }
     };
     let tensors: Vec<(&str, Dtype, &[usize])> =
-        plan.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.as_slice())).collect();
+        plan.iter().map(|t| (t.stored.name.as_str(), t.dtype, t.stored.shape.as_slice())).collect();
     let mut warnings = Vec::new();
     if to_gguf {
         let metadata = model.gguf_metadata(&plan, &mut warnings)?;
@@ -231,7 +235,7 @@ impl Model {
                     "a GGUF file has its own: convert it to a folder, and put another there";
                 return Err(Error::Argument { name: "tokenizer", reason: reason.into() });
             }
-            Some(metadata) => (Config::read_gguf(metadata)?, None),
+            Some(metadata) => (Config::read_gguf(&checkpoint, metadata)?, None),
             None => {
                 let folder = folder_of(source)?;
                 let file = config_file(&folder)?;
@@ -250,61 +254,57 @@ impl Model {
     }
 
     fn rows(&self) -> usize {
-        let embedding = self.checkpoint.get("backbone.embeddings.weight");
+        let name = format!("{}.weight", self.config.family().frame().names.embeddings);
+        let embedding = self.checkpoint.get(&name);
         embedding.map_or(0, |entry| entry.shape.first().copied().unwrap_or(0))
     }
 
     /// The tensors of the new file, in its order.
     fn plan(&self, types: &Types, to_gguf: bool) -> Result<Vec<Planned>> {
-        let tensors = self.config.tensors(self.rows(), !self.tied);
-        let mut rates = self.stored_a_log()?;
+        let family = self.config.family();
+        let gguf = family.gguf_layout(self.rows(), !self.tied);
+        // What GGUF calls each parameter, and its shape there: types are chosen by that.
+        let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
+        for stored in gguf.iter().flat_map(|layout| &layout.0) {
+            for part in &stored.parts {
+                known.insert(&part.name, (&stored.name, &stored.shape));
+            }
+        }
+        let layout: Layout = match to_gguf {
+            true => gguf
+                .as_ref()
+                .map_err(|error| Error::Unsupported { what: reason_of(error) })?
+                .clone(),
+            false => family.hf_layout(self.rows(), !self.tied),
+        };
         let mut plan = Vec::new();
         let mut matrices = Vec::new();
-        for (name, shape) in tensors.iter() {
-            let (gguf_name, gguf_shape) = self.config.gguf_tensor(name, shape);
-            let as_a = name.replace("A_log", "A");
-            let entry = self.checkpoint.get(name).or_else(|| self.checkpoint.get(&as_a));
-            let Some(entry) = entry.cloned() else {
-                let reason = format!("tensor `{name}` is missing");
-                return Err(Error::Tensors { path: self.checkpoint.path().into(), reason });
-            };
-            let has_a_log = self.checkpoint.get(name).is_some();
-            if name.ends_with(".A_log") && !has_a_log {
-                let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
-                if let Some(bad) = bad {
-                    let reason = format!("`{gguf_name}` has {bad}: expected -exp(A_log), below 0");
-                    return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
+        for mut stored in layout.0 {
+            let mut parts = Vec::new();
+            for part in &stored.parts {
+                let (entry, is_rate) = self.parameter(&part.name, &stored.name)?;
+                if is_rate && to_gguf {
+                    stored.change = Change::Same;
                 }
+                parts.push(entry);
             }
-            let asked = types.of(&gguf_name, &gguf_shape);
-            let mut planned = Planned {
-                dtype: asked.unwrap_or(entry.dtype),
-                name: if to_gguf { gguf_name.clone() } else { name.to_owned() },
-                shape: if to_gguf { gguf_shape.clone() } else { shape.to_vec() },
-                source: entry,
-                map: Map::Same,
-            };
-            if name.ends_with(".A_log") && has_a_log && to_gguf {
-                planned.map = Map::NegExp;
-            } else if name.ends_with(".A_log") && !has_a_log && !to_gguf {
-                planned.map = Map::LnNeg;
-                if let Some(exact) = rates.remove(name) {
-                    (planned.source, planned.map) = (exact, Map::Same);
-                }
+            let first = stored.parts.first().map_or(stored.name.as_str(), |part| &part.name);
+            let (name, shape) = known.get(first).copied().unwrap_or((&stored.name, &stored.shape));
+            let asked = types.of(name, shape);
+            if is_matrix(name, shape) {
+                matrices.push(name.to_owned());
             }
-            if let Dtype::Block(format) = planned.dtype
+            let mut dtype = asked.unwrap_or(stored.dtype(&parts));
+            if let Dtype::Block(format) = dtype
                 && !to_gguf
             {
-                planned.dtype = Dtype::F32;
+                dtype = Dtype::F32;
                 if asked.is_some() {
                     let what = format!("type {} in a folder (GGUF files have it)", format.name());
                     return Err(Error::Unsupported { what });
                 }
             }
-            if is_matrix(&gguf_name, &gguf_shape) {
-                matrices.push(gguf_name);
-            }
-            plan.push(planned);
+            plan.push(Planned { stored, dtype, parts });
         }
         if let Some(pattern) = types.unused(&matrices) {
             let kinds: BTreeSet<String> = matrices.iter().map(|name| kind_of(name)).collect();
@@ -315,22 +315,52 @@ impl Model {
         Ok(plan)
     }
 
-    /// `A_log` as it was, by name, where the file tells and its A is still the one.
-    fn stored_a_log(&self) -> Result<BTreeMap<String, TensorEntry>> {
-        let mut exact = BTreeMap::new();
-        let Some(metadata) = self.checkpoint.gguf() else { return Ok(exact) };
-        let Some(all) = metadata.floats(A_LOG)? else { return Ok(exact) };
-        for (layer, a_log) in all.chunks(self.config.mixer.nheads).enumerate() {
-            let name = format!("backbone.layers.{layer}.mixer.A");
-            let Some(entry) = self.checkpoint.get(&name) else { continue };
-            let rates = a_log.iter().map(|&a_log| decay_rate(a_log));
-            if entry.to_f32()?.into_iter().eq(rates) {
-                let data = Bytes::new(Dtype::F32.encode(a_log)?);
-                let entry = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
-                exact.insert(name + "_log", entry);
-            }
+    /// A parameter by its name, and whether it is the `A` that GGUF has for `A_log`.
+    /// An error calls it `shown`.
+    fn parameter(&self, name: &str, shown: &str) -> Result<(TensorEntry, bool)> {
+        if let Some(entry) = self.checkpoint.get(name) {
+            return Ok((entry.clone(), false));
         }
-        Ok(exact)
+        let path = self.checkpoint.path();
+        let Some(entry) = self.checkpoint.get(&name.replace("A_log", "A")) else {
+            let reason = format!("tensor `{name}` is missing");
+            return Err(Error::Tensors { path: path.into(), reason });
+        };
+        let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
+        if let Some(bad) = bad {
+            let reason = format!("`{shown}` has {bad}: expected -exp(A_log), below 0");
+            return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
+        }
+        Ok((entry.clone(), true))
+    }
+
+    /// Puts `A_log` in place of the `A` of a GGUF file: as it was where the file tells and its A is still
+    /// the one, else `ln(-A)`.
+    fn restore_a_log(&mut self) -> Result<()> {
+        let Some(metadata) = self.checkpoint.gguf() else { return Ok(()) };
+        let kept = metadata.floats(A_LOG)?.unwrap_or_default();
+        let layout = self.config.family().gguf_layout(self.rows(), !self.tied)?;
+        let mut kept = kept.as_slice();
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            self.checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+        for name in by_layer(self.checkpoint.names().filter(|name| name.ends_with(".A"))) {
+            let a_log = format!("{name}_log");
+            let shown = layout.stored_as(&a_log).unwrap_or(&name);
+            let (entry, _) = self.parameter(&a_log, shown)?;
+            let rates = entry.to_f32()?;
+            let (own, rest) = kept.split_at(rates.len().min(kept.len()));
+            kept = rest;
+            let values = match own.iter().map(|&a_log| decay_rate(a_log)).eq(rates.iter().copied())
+            {
+                true => own.to_vec(),
+                false => rates.iter().map(|&rate| (-f64::from(rate)).ln() as f32).collect(),
+            };
+            let data = Bytes::new(Dtype::F32.encode(&values)?);
+            tensors.remove(&name);
+            tensors.insert(a_log, TensorEntry { dtype: Dtype::F32, data, ..entry });
+        }
+        self.checkpoint.replace(tensors);
+        Ok(())
     }
 
     /// The metadata of the new GGUF file.
@@ -347,15 +377,16 @@ impl Model {
         if let Some(files) = &self.files {
             metadata.set("general.type", "model");
             metadata.set("general.name", self.name.as_str());
-            self.config.write_gguf(rows, &mut metadata)?;
+            let family = self.config.family();
+            family.write_gguf(&mut metadata)?;
+            metadata.set(format!("{}.vocab_size", family.arch().unwrap_or_default()), rows as u32);
             let mut all = Vec::new();
-            for layer in 0..self.config.n_layer {
-                let name = format!("backbone.layers.{layer}.mixer.A_log");
-                if let Some(entry) = self.checkpoint.get(&name) {
-                    all.extend(entry.to_f32()?);
-                }
+            for name in by_layer(self.checkpoint.names().filter(|name| name.ends_with(".A_log"))) {
+                all.extend(self.parameter(&name, &name)?.0.to_f32()?);
             }
-            metadata.set(A_LOG, all.as_slice());
+            if !all.is_empty() {
+                metadata.set(A_LOG, all.as_slice());
+            }
             *warnings = files.write_gguf(rows, &mut metadata)?;
         }
         metadata.set("general.file_type", file_type(plan));
@@ -365,15 +396,10 @@ impl Model {
 
     /// The text files of the new folder, by name.
     fn folder_files(&self) -> Result<Vec<(&'static str, String)>> {
-        let mixer = &self.config.mixer;
-        if !mixer.d_inner().is_multiple_of(mixer.d_model) {
-            let (inner, width) = (mixer.d_inner(), mixer.d_model);
-            let what = format!(
-                "{inner} channels in transformers, which expands {width} by a whole number"
-            );
-            return Err(Error::Unsupported { what });
-        }
-        let mut config = self.config.to_json(self.rows(), self.tied);
+        let family = self.config.family();
+        let mut config = family.to_json()?;
+        config["vocab_size"] = self.rows().into();
+        config["tie_word_embeddings"] = self.tied.into();
         let mut out = Vec::new();
         match (&self.files, self.checkpoint.gguf()) {
             (Some(files), _) => {
@@ -506,7 +532,7 @@ pub fn kind_of(name: &str) -> String {
 fn file_type(plan: &[Planned]) -> u32 {
     let mut bytes: BTreeMap<Dtype, usize> = BTreeMap::new();
     for planned in plan {
-        let size = planned.dtype.bytes_of(&planned.shape).unwrap_or(0);
+        let size = planned.dtype.bytes_of(&planned.stored.shape).unwrap_or(0);
         *bytes.entry(planned.dtype).or_default() += size;
     }
     let is_mixed = bytes.keys().filter(|dtype| matches!(dtype, Dtype::Block(_))).count() > 1;
@@ -534,25 +560,28 @@ fn file_type(plan: &[Planned]) -> u32 {
     }
 }
 
-/// A tensor of a new file: its name and shape there, and where its values come from.
-#[derive(Debug, Clone)]
-struct Planned {
-    name: String,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    source: TensorEntry,
-    /// Applied to each value on its way.
-    map: Map,
+/// Names in the order of the layers that they have a number of.
+fn by_layer<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let layer = |name: &str| name.split('.').find_map(|part| part.parse::<usize>().ok());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_by_key(|name| layer(name));
+    names
 }
 
-/// What becomes of a value between two layouts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Map {
-    Same,
-    /// A_log to A: `-exp(x)`
-    NegExp,
-    /// A to A_log: `ln(-x)`
-    LnNeg,
+/// What an error says, without the word that it begins with.
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::Unsupported { what } => what.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A tensor of a new file, its type there, and the parameters that its values come from.
+#[derive(Debug, Clone)]
+struct Planned {
+    stored: Stored,
+    dtype: Dtype,
+    parts: Vec<TensorEntry>,
 }
 
 impl Planned {
@@ -562,28 +591,28 @@ impl Planned {
     ///
     /// [`Error::Tensors`] when a value that changes type is not finite, before or after.
     fn bytes(&self) -> Result<(Bytes, Written)> {
+        let Stored { name, shape, .. } = &self.stored;
+        let from = self.stored.dtype(&self.parts);
         let written = |bytes: usize, error: f64| Written {
-            name: self.name.clone(),
-            shape: self.shape.clone(),
-            from: self.source.dtype,
+            name: name.clone(),
+            shape: shape.clone(),
+            from,
             to: self.dtype,
             bytes,
             error,
         };
-        if self.map == Map::Same && self.source.dtype == self.dtype {
-            return Ok((self.source.data.clone(), written(self.source.data.len(), 0.0)));
+        if from == self.dtype
+            && let Some(bytes) = self.stored.bytes(&self.parts)
+        {
+            let written = written(bytes.len(), 0.0);
+            return Ok((bytes, written));
         }
-        let mut values = self.source.to_f32()?;
-        for value in &mut values {
-            *value = match self.map {
-                Map::Same => *value,
-                Map::NegExp => decay_rate(*value),
-                Map::LnNeg => (-f64::from(*value)).ln() as f32,
-            };
-        }
+        let values = self.stored.values(&self.parts)?;
+        let file: Arc<Path> =
+            self.parts.first().map_or(Path::new("").into(), |part| part.file.clone());
         let error = |what: String| Error::Tensors {
-            path: self.source.file.to_path_buf(),
-            reason: format!("`{}`: {what}", self.name.escape_debug()),
+            path: file.to_path_buf(),
+            reason: format!("`{}`: {what}", name.escape_debug()),
         };
         if let Some(i) = values.iter().position(|x| !x.is_finite()) {
             return Err(error(format!(
@@ -591,7 +620,7 @@ impl Planned {
                 values[i]
             )));
         }
-        let width = self.shape.last().copied().unwrap_or(1).max(1);
+        let width = shape.last().copied().unwrap_or(1).max(1);
         let rows_at_once = (1usize << 16).div_ceil(width);
         let parts: Vec<(Bytes, f64, f64)> = values
             .par_chunks(rows_at_once * width)
@@ -601,7 +630,7 @@ impl Planned {
                     dtype: self.dtype,
                     shape: vec![values.len()],
                     data: Bytes::new(bytes),
-                    file: self.source.file.clone(),
+                    file: file.clone(),
                 };
                 let square = |x: f32| f64::from(x) * f64::from(x);
                 let changes = values.iter().zip(back.to_f32()?).map(|(x, y)| square(x - y));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::mamba2::{Logits, Mamba2, PIECE, Run, State};
+use crate::models::{Logits, Model, PIECE, Run, State};
 use crate::ops;
 use crate::sample::{Sampler, SamplerConfig};
 
@@ -76,7 +76,7 @@ pub trait Observer {
 /// ```
 /// use std::ops::ControlFlow;
 /// use boostr::engine::{Observer, Request, generate};
-/// use boostr::models::mamba2::{Config, Mamba2};
+/// use boostr::models::{Config, Model};
 /// use boostr::{backend, checkpoint::{ConfigFile, Dtype}, sample::SamplerConfig};
 ///
 /// struct Print;
@@ -91,7 +91,7 @@ pub trait Observer {
 ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
 ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
 /// }"#)?)?;
-/// let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 /// let request = Request {
 ///     prompt: &[1, 2, 3], max_tokens: 5, eos: &[], vocab_limit: 32, sampler: SamplerConfig::greedy(),
 /// };
@@ -101,7 +101,7 @@ pub trait Observer {
 /// # Ok::<(), boostr::Error>(())
 /// ```
 pub fn generate<B: Backend>(
-    model: &Mamba2<B>,
+    model: &Model<B>,
     state: &mut State<B>,
     request: &Request<'_>,
     observer: &mut impl Observer,

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::mamba2::{Logits, Mamba2, Run};
+use crate::models::{Logits, Model, Run};
 use crate::ops;
 
 /// Tokens whose logits are held at once.
@@ -46,21 +46,21 @@ impl Score {
 ///
 /// ```
 /// use boostr::evaluate::score;
-/// use boostr::models::mamba2::{Config, Mamba2};
+/// use boostr::models::{Config, Model};
 /// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
 ///
 /// let config = Config::read(&ConfigFile::parse("config.json", r#"{
 ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
 ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
 /// }"#)?)?;
-/// let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 /// let score = score(&model, &[1, 2, 3, 4], 4, |_, _| {})?;
 /// assert_eq!(score.tokens, 3);
 /// assert!(score.perplexity() > 1.0);
 /// # Ok::<(), boostr::Error>(())
 /// ```
 pub fn score<B: Backend>(
-    model: &Mamba2<B>,
+    model: &Model<B>,
     ids: &[u32],
     bytes: usize,
     mut progress: impl FnMut(usize, usize),

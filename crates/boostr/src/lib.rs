@@ -1,7 +1,7 @@
 //! Mamba-2 and its relatives: load, run and take apart, exactly and fast on CPU.
 //!
 //! ```
-//! use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
+//! use boostr::models::{Config, Logits, Model, Run};
 //! use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
 //!
 //! // Random weights; `load::LanguageModel::open` takes a folder's.
@@ -9,7 +9,7 @@
 //!     "model_type": "mamba2", "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 8,
 //!     "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 64
 //! }"#)?)?;
-//! let model = Mamba2::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+//! let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 //!
 //! // Two sequences of different lengths in one call; each state is a value of its own.
 //! let (mut a, mut b) = (model.new_state()?, model.new_state()?);

@@ -9,7 +9,8 @@ use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::models::mamba2::{Config, Mamba2};
+use crate::models::{Config, Model};
+use crate::ops::KvType;
 use crate::tokenizer::{Tokenizer, ensure_bos};
 
 /// Longest configuration file read.
@@ -22,6 +23,8 @@ pub struct OpenOptions {
     pub allow_pickle: bool,
     /// A `tokenizer.json` to use in place of the folder's.
     pub tokenizer: Option<PathBuf>,
+    /// What attention keeps keys and values as; f32 when `None`.
+    pub kv_type: Option<KvType>,
 }
 
 /// The files of a model that is part of the program.
@@ -46,7 +49,7 @@ pub struct LanguageModel<B: Backend> {
     /// Where it came from.
     pub path: PathBuf,
     /// The weights.
-    pub model: Mamba2<B>,
+    pub model: Model<B>,
     /// Text to ids and back; some releases come without.
     pub tokenizer: Option<Tokenizer>,
     /// `generation_config.json`, or nothing set.
@@ -72,7 +75,7 @@ impl<B: Backend> LanguageModel<B> {
     /// use boostr::{backend, load::LanguageModel};
     ///
     /// let lm = LanguageModel::<backend::Cpu>::open("models/mamba2-130m".as_ref(), &Default::default(), backend::cpu())?;
-    /// println!("{} layers", lm.model.config().n_layer);
+    /// println!("{} layers", lm.model.family().layers().len());
     /// # Ok::<(), boostr::Error>(())
     /// ```
     pub fn open(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
@@ -82,21 +85,23 @@ impl<B: Backend> LanguageModel<B> {
             let config = config_file(&folder)?;
             let files = TextFiles::read(&folder, options)?;
             let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
-            return Self::assemble(path, &config, checkpoint, files, client);
+            let mut lm = Self::assemble(path, &config, checkpoint, files, client)?;
+            lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
+            return Ok(lm);
         }
         let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
         let Some(metadata) = checkpoint.gguf() else {
             return Err(Error::format(path, "expected a GGUF file"));
         };
-        let config = Config::read_gguf(metadata)?;
+        let config = Config::read_gguf(&checkpoint, metadata)?;
         // A large vocabulary takes as long as the weights.
         let (text, model) = rayon::join(
             || Tokenizer::from_gguf(metadata),
-            || Mamba2::load(config, checkpoint.clone(), client),
+            || Model::load(config, checkpoint.clone(), client),
         );
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
-        let model = model?;
+        let model = model?.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let mut tokenizer = None;
@@ -146,7 +151,7 @@ impl<B: Backend> LanguageModel<B> {
         client: B::Client,
     ) -> Result<Self> {
         let Special { defaults, eos, bos } = files.special(file)?;
-        let model = Mamba2::load(Config::read(file)?, checkpoint, client)?;
+        let model = Model::load(Config::read(file)?, checkpoint, client)?;
         let tokenizer = files.tokenizer;
         Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos })
     }
@@ -255,8 +260,8 @@ impl TextFiles {
 ///
 /// [`Error::Format`] when there is none, and whatever is wrong with it.
 pub fn read_config(path: &Path, checkpoint: Option<&Checkpoint>) -> Result<Config> {
-    match checkpoint.and_then(Checkpoint::gguf) {
-        Some(metadata) => Config::read_gguf(metadata),
+    match checkpoint.and_then(|checkpoint| Some((checkpoint, checkpoint.gguf()?))) {
+        Some((checkpoint, metadata)) => Config::read_gguf(checkpoint, metadata),
         None => Config::read(&config_file(&folder_of(path)?)?),
     }
 }

@@ -14,7 +14,7 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, Dtype};
 use boostr::engine::{Observer, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::mamba2::{Logits, Run, State};
+use boostr::models::{Logits, Run, State};
 use boostr::sample::SamplerConfig;
 use common::{Folder, torch_zip};
 use serde_json::{Value, json};
@@ -406,7 +406,7 @@ fn b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
     let json = r#"{"model_type": "mamba2", "hidden_size": 65536, "num_heads": 2048, "head_dim": 64,
         "state_size": 131072, "n_groups": 1, "num_hidden_layers": 4, "vocab_size": 32}"#;
     let file = boostr::checkpoint::ConfigFile::parse("config.json", json).unwrap();
-    let text = boostr::models::mamba2::Config::read(&file).unwrap_err().to_string();
+    let text = boostr::models::Config::read(&file).unwrap_err().to_string();
     assert!(text.starts_with("`config.json`: field `state_size`: "), "{text}");
     assert!(text.contains("state of") && text.contains("bytes"), "{text}");
 }

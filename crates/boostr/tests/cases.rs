@@ -6,13 +6,13 @@ mod tiny;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, Dtype};
-use boostr::models::mamba2::{Logits, Mamba2, PIECE, Run, State};
+use boostr::models::{Logits, Model, PIECE, Run, State};
 use boostr::ops::{tensor, to_vec};
 use common::Folder;
 use tiny::{F32, Oracle, Tiny, close, converted, fixture, message, states, tokens, widened, with};
 
 /// One call over several sequences: all their logits, one after another.
-fn batch(model: &Mamba2<Cpu>, prompts: &[&[u32]], states: &mut [State<Cpu>]) -> Vec<f32> {
+fn batch(model: &Model<Cpu>, prompts: &[&[u32]], states: &mut [State<Cpu>]) -> Vec<f32> {
     let mut runs: Vec<Run<'_, Cpu>> =
         prompts.iter().zip(states).map(|(tokens, state)| Run { tokens, state }).collect();
     to_vec(&model.forward(&mut runs, Logits::All).unwrap()).unwrap()
@@ -173,7 +173,7 @@ fn case_15_no_tensor_may_be_missing_none_is_made_up() {
         let tiny = Tiny::m(changes);
         for lost in tiny.checkpoint.names() {
             let less = tiny::edited(&tiny.checkpoint, |name, t| (name != lost).then(|| t.clone()));
-            let error = Mamba2::<Cpu>::load(tiny.config.clone(), less, cpu()).err().unwrap();
+            let error = Model::<Cpu>::load(tiny.config.clone(), less, cpu()).err().unwrap();
             let text = message(&error);
             assert!(text.contains("1 tensors missing") && text.contains(lost), "{text}");
         }
@@ -228,7 +228,7 @@ fn case_17_an_a_log_that_is_not_finite_is_refused_by_name() {
     let tiny = Tiny::m("");
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 89.0] {
         let weights = with(&tiny.checkpoint, "layers.1.mixer.A_log", |_| bad);
-        let error = Mamba2::<Cpu>::load(tiny.config.clone(), weights, cpu()).err();
+        let error = Model::<Cpu>::load(tiny.config.clone(), weights, cpu()).err();
         let text = message(&error.unwrap_or_else(|| panic!("{bad} was taken")));
         assert!(text.contains("layers.1.mixer.A_log") && text.contains("head 0"), "{text}");
     }

@@ -11,12 +11,12 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
 use boostr::load::LanguageModel;
-use boostr::models::mamba2::{Logits, Run};
+use boostr::models::{Logits, Run};
 use boostr::ops::{Format, to_vec};
 use common::Folder;
 use tiny::{fixture, message};
 
-const MODELS: [&str; 2] = ["mamba2-tiny", "mamba2-tiny-g2"];
+const MODELS: [&str; 3] = ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny"];
 
 fn made_by_llama_cpp(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/gguf").join(name)
@@ -412,7 +412,7 @@ fn refused_with(key: &str, value: impl Into<gguf::Value>) -> String {
 
 #[test]
 fn another_architecture_is_named_with_those_supported() {
-    for (arch, expected) in [("mamba", "Mamba-1"), ("llama", "llama"), ("\u{1b}[31m", "u{1b}")] {
+    for (arch, expected) in [("mamba", "Mamba-1"), ("gpt2", "gpt2"), ("\u{1b}[31m", "u{1b}")] {
         let text = refused_with("general.architecture", arch);
         assert!(text.contains(expected) && text.contains("supported: mamba2"), "{text}");
     }

@@ -10,7 +10,7 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Finish, Generated, Observer, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::mamba2::{Config, Mamba2};
+use boostr::models::{Config, Model};
 use boostr::sample::SamplerConfig;
 use common::{Folder, torch_zip};
 use tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
@@ -48,7 +48,7 @@ fn folder(config: &str, weights: &Checkpoint) -> Folder {
     folder
 }
 
-fn logits(model: &Mamba2<Cpu>) -> Vec<f32> {
+fn logits(model: &Model<Cpu>) -> Vec<f32> {
     let ids = tokens(1, 70, 500);
     tiny::run(model, &ids, &[60, 10], &mut model.new_state().unwrap())
 }
@@ -66,7 +66,7 @@ impl Observer for Nobody {
     }
 }
 
-fn generated(model: &Mamba2<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Generated {
+fn generated(model: &Model<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Generated {
     let vocab_limit = model.vocab_limit();
     let request = Request { prompt: &[5, 6, 7], max_tokens: 40, eos, vocab_limit, sampler };
     generate(model, &mut model.new_state().unwrap(), &request, &mut Nobody).unwrap()

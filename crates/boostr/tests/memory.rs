@@ -8,7 +8,7 @@ mod tiny;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::Dtype;
-use boostr::models::mamba2::{Logits, Mamba2, Run};
+use boostr::models::{Logits, Model, Run};
 use counting::Counting;
 use tiny::tokens;
 
@@ -18,7 +18,7 @@ static HEAP: Counting = Counting::new();
 #[test]
 fn case_22_a_prompt_of_any_length_takes_the_memory_of_one_piece() {
     let config = tiny::m("");
-    let model: Mamba2<Cpu> = Mamba2::synthetic(config, Dtype::F32, cpu()).unwrap();
+    let model: Model<Cpu> = Model::synthetic(config, Dtype::F32, cpu()).unwrap();
     let mut size = None;
     let mut peak = |len: usize| {
         let ids = tokens(22, len, 80);

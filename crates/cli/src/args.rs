@@ -210,6 +210,31 @@ pub struct ModelArgs {
     /// Read pytorch_model.bin, with a closed list of types and without running it
     #[arg(long)]
     pub allow_pickle: bool,
+    /// What attention keeps keys and values as
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    pub kv_type: KvKind,
+}
+
+/// A type of kept keys and values.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum KvKind {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl From<KvKind> for boostr::ops::KvType {
+    fn from(kind: KvKind) -> Self {
+        match kind {
+            KvKind::F32 => Self::F32,
+            KvKind::F16 => Self::F16,
+            KvKind::Bf16 => Self::Bf16,
+            KvKind::Q8_0 => Self::Q8_0,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -288,6 +313,9 @@ pub struct ShowArgs {
     /// List every tensor with type, shape and bytes
     #[arg(long)]
     pub tensors: bool,
+    /// Tokens of a sequence, for the memory that its state needs
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    pub context: usize,
     /// One JSON object
     #[arg(long)]
     pub json: bool,

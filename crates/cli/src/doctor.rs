@@ -89,7 +89,7 @@ fn check_demo(checks: &mut Checks) {
 
     let opened = Source::Embedded.open(&Default::default());
     let lm = checks.record("built-in model", opened, |lm| {
-        format!("{}, {} layers", demo::FILES.name, lm.model.config().n_layer)
+        format!("{}, {} layers", demo::FILES.name, lm.model.family().layers().len())
     });
     let (Some(lm), Ok(expected)) = (lm, demo::expected()) else { return };
     match lm.encode(&expected.prompt) {

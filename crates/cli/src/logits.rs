@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::checkpoint::{Dtype, safetensors};
-use boostr::models::mamba2::{Logits, Run, State};
+use boostr::models::{Logits, Run, State};
 use boostr::ops;
 
 use crate::args::LogitsArgs;
@@ -120,6 +120,23 @@ impl Written {
             if let Some(ssm) = state.ssm(layer) {
                 let shape = [&[1], ssm.shape()].concat(); // [1, H, P, N]
                 self.add(format!("ssm_state.{layer}"), shape, le_bytes(&ops::to_vec(ssm)?));
+            }
+            if let Some(cache) = state.kv(layer) {
+                let sizes = cache.sizes();
+                for (name, rows, width) in [
+                    ("k_cache", cache.keys()?, sizes.d_key),
+                    ("v_cache", cache.values()?, sizes.d_value),
+                ] {
+                    // [L, Hk, D] to [1, Hk, L, D]
+                    let (len, heads) = (cache.len(), sizes.nheads);
+                    let row = |i: usize| (i % len) * heads + i / len;
+                    let by_head: Vec<f32> = (0..heads * len)
+                        .flat_map(|i| &rows[row(i) * width..(row(i) + 1) * width])
+                        .copied()
+                        .collect();
+                    let shape = vec![1, heads, len, width];
+                    self.add(format!("{name}.{layer}"), shape, le_bytes(&by_head));
+                }
             }
         }
         Ok(())

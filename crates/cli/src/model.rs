@@ -1,5 +1,6 @@
 //! Which model a command line means, and opening it.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::ErrorKind;
@@ -9,7 +10,7 @@ use anyhow::Result;
 use boostr::backend::{self, Cpu};
 use boostr::checkpoint::Checkpoint;
 use boostr::load::{self, LanguageModel, OpenOptions};
-use boostr::models::mamba2::Config;
+use boostr::models::Config;
 
 use crate::args::{self, FileArgs, ModelArgs};
 use crate::exit::{BadModel, usage};
@@ -187,14 +188,19 @@ fn from_env() -> Option<PathBuf> {
 impl ModelArgs {
     /// What the library needs to know to open a model.
     pub fn options(&self) -> OpenOptions {
-        OpenOptions { allow_pickle: self.allow_pickle, tokenizer: self.tokenizer.clone() }
+        OpenOptions {
+            allow_pickle: self.allow_pickle,
+            tokenizer: self.tokenizer.clone(),
+            kv_type: Some(self.kv_type.into()),
+        }
     }
 }
 
 impl FileArgs {
     /// What the library needs to know to open the model.
     pub fn options(&self) -> OpenOptions {
-        OpenOptions { allow_pickle: self.allow_pickle, tokenizer: self.tokenizer.clone() }
+        let (allow_pickle, tokenizer) = (self.allow_pickle, self.tokenizer.clone());
+        OpenOptions { allow_pickle, tokenizer, ..OpenOptions::default() }
     }
 }
 
@@ -205,24 +211,24 @@ pub struct Summary {
     pub bytes: usize,
     /// The type that most bytes have, in lower case.
     pub dtype: String,
+    /// Bytes of each type, in lower case, most first.
+    pub by_dtype: Vec<(String, usize)>,
 }
 
 impl Summary {
     pub fn of(checkpoint: &Checkpoint) -> Self {
-        let mut by_dtype: Vec<(&str, usize)> = Vec::new();
+        let mut sums: BTreeMap<&str, usize> = BTreeMap::new();
         let (mut parameters, mut bytes) = (0, 0);
         for (_, entry) in checkpoint.iter() {
-            let (name, len) = (entry.dtype.name(), entry.data.len());
             parameters += entry.shape.iter().product::<usize>();
-            bytes += len;
-            match by_dtype.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += len,
-                None => by_dtype.push((name, len)),
-            }
+            bytes += entry.data.len();
+            *sums.entry(entry.dtype.name()).or_default() += entry.data.len();
         }
-        let most = by_dtype.into_iter().max_by_key(|&(_, sum)| sum);
-        let dtype = most.map_or_else(|| "empty".to_owned(), |(name, _)| name.to_lowercase());
-        Self { parameters, bytes, dtype }
+        let mut by_dtype: Vec<(String, usize)> =
+            sums.into_iter().map(|(name, sum)| (name.to_lowercase(), sum)).collect();
+        by_dtype.sort_by_key(|&(_, sum)| std::cmp::Reverse(sum));
+        let dtype = by_dtype.first().map_or_else(|| "empty".to_owned(), |(name, _)| name.clone());
+        Self { parameters, bytes, dtype, by_dtype }
     }
 }
 

@@ -8,7 +8,9 @@ use std::path::Path;
 use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, TensorEntry};
 use boostr::convert::kind_of;
-use boostr::models::mamba2::Config;
+use boostr::models::{Config, Family, Ffn, LayerSpec};
+use boostr::nn::{AttentionConfig, MixerConfig};
+use boostr::ops::KvType;
 use serde_json::{Value, json};
 
 use crate::args::ShowArgs;
@@ -31,7 +33,7 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
         Some(folder) if is_file && checkpoint.gguf().is_none() && !has_config(folder) => None,
         _ => Some(source.config(Some(&checkpoint))?),
     };
-    let facts = Facts::gather(&source, &checkpoint, config);
+    let facts = Facts::gather(&source, &checkpoint, config, args.context);
     if args.json {
         return term.print_json(&facts.json(&checkpoint, args.tensors));
     }
@@ -66,6 +68,8 @@ struct Facts<'a> {
     name: String,
     path: Option<String>,
     config: Option<Config>,
+    /// Tokens of a sequence.
+    context: usize,
     summary: Summary,
     file_bytes: u64,
     vocab_rows: Option<usize>,
@@ -75,7 +79,12 @@ struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    fn gather(source: &Source, checkpoint: &'a Checkpoint, config: Option<Config>) -> Self {
+    fn gather(
+        source: &Source,
+        checkpoint: &'a Checkpoint,
+        config: Option<Config>,
+        context: usize,
+    ) -> Self {
         let mut kinds: BTreeMap<String, (&TensorEntry, usize)> = BTreeMap::new();
         for (name, entry) in checkpoint.iter() {
             let kind = kind_of(name);
@@ -90,8 +99,13 @@ impl<'a> Facts<'a> {
             }
         }
         let ends = |ending: &str| checkpoint.iter().find(|(name, _)| name.ends_with(ending));
-        let any = |endings: [&str; 3]| endings.into_iter().find_map(ends);
-        let embedding = any(["embeddings.weight", "embedding.weight", "token_embd.weight"]);
+        let any = |endings: [&str; 4]| endings.into_iter().find_map(ends);
+        let embedding = any([
+            "embeddings.weight",
+            "embedding.weight",
+            "embed_tokens.weight",
+            "token_embd.weight",
+        ]);
         let head =
             ends("lm_head.weight").or_else(|| checkpoint.iter().find(|t| t.0 == "output.weight"));
         let elements =
@@ -110,6 +124,7 @@ impl<'a> Facts<'a> {
                 Source::Path(path) => Some(path.display().to_string()),
             },
             config,
+            context,
             summary: Summary::of(checkpoint),
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
@@ -124,48 +139,69 @@ impl<'a> Facts<'a> {
             lines.push(("path", path.clone()));
         }
         if let Some(config) = &self.config {
-            let mixer = &config.mixer;
-            let rows = self.vocab_rows.unwrap_or_else(|| config.padded_vocab());
-            lines.push(("architecture", "mamba2".to_owned()));
-            lines.push(("layers", config.n_layer.to_string()));
-            lines.push(("width", format!("{} (d_model)", mixer.d_model)));
-            lines.push(("heads", format!("{} of {}", mixer.nheads, mixer.headdim)));
-            lines.push(("groups", mixer.ngroups.to_string()));
-            lines.push(("state width", mixer.d_state.to_string()));
-            lines.push(("convolution", format!("{} taps", mixer.d_conv)));
-            lines.push(("vocabulary", format!("{} ids, {rows} rows", config.vocab_size)));
-            lines.push(("head", tied(config.tie_embeddings).to_owned()));
+            let family = config.family();
+            let (frame, layers) = (family.frame(), family.layers());
+            let rows = self.vocab_rows.unwrap_or_else(|| frame.padded_vocab());
+            lines.push(("architecture", family.name().to_owned()));
+            lines.push(("layers", layer_kinds(&layers)));
+            lines.push(("width", format!("{} (d_model)", frame.d_model)));
+            if let Some(mixer) = layers.iter().find_map(|layer| layer.mixer.as_ref()) {
+                lines.extend(mixer_lines(mixer));
+            }
+            if let Some(attention) = layers.iter().find_map(|layer| layer.attention.as_ref()) {
+                lines.push(("attention", describe_attention(attention)));
+            }
+            if let Some(layer) = layers.iter().find(|layer| layer.ffn != Ffn::None) {
+                lines.push(("feed-forward", describe_ffn(&layer.ffn)));
+            }
+            lines.push(("vocabulary", format!("{} ids, {rows} rows", frame.vocab_size)));
+            lines.push(("head", tied(frame.tie_embeddings).to_owned()));
         }
         let total = self.summary.parameters as u64;
         let rest = total - self.embedding_parameters as u64;
         let [short, short_rest] = [total, rest].map(system::count);
         lines.push(("parameters", format!("{short} ({total}), without embedding {short_rest}")));
-        lines.push(("type", self.summary.dtype.clone()));
+        let types = self.summary.by_dtype.iter();
+        let types: Vec<String> =
+            types.map(|(name, sum)| format!("{name} {}", system::bytes(*sum as u64))).collect();
+        lines.push(("types", types.join(", ")));
         lines.push(("file size", system::bytes(self.file_bytes)));
         if let Some(memory) = self.memory() {
-            let [state, work] = [memory.state, memory.state + memory.work].map(system::bytes);
+            let constant = system::bytes(memory.constant);
+            let growing = match memory.per_token {
+                0 => String::new(),
+                bytes => format!(", and {} for each token", system::bytes(bytes)),
+            };
+            lines.push(("state", format!("{constant} per sequence, constant (f32){growing}")));
+            let [state, work] = [memory.state(), memory.work].map(system::bytes);
             let weights = system::bytes(self.summary.bytes as u64);
             let all = system::bytes(memory.total(self.summary.bytes));
-            lines.push(("state", format!("{state} per sequence, constant (f32)")));
+            let tokens = self.context;
             lines.push((
                 "memory needed",
-                format!("about {all} (weights {weights}, work {work}, the program itself)"),
+                format!(
+                    "about {all} (weights {weights}, state {state} at {tokens} tokens, work {work}, the \
+                     program itself)"
+                ),
             ));
         }
         lines
     }
 
     fn memory(&self) -> Option<Memory> {
-        let config = self.config.as_ref()?;
-        let mixer = &config.mixer;
-        let rows = self.vocab_rows.unwrap_or_else(|| config.padded_vocab());
-        let ssm = mixer.nheads * mixer.headdim * mixer.d_state;
-        let conv = (mixer.d_conv - 1) * mixer.conv_dim();
-        let widths = 3 * mixer.d_model + mixer.d_in_proj() + mixer.conv_dim() + 2 * mixer.d_inner();
-        Some(Memory {
-            state: 4 * (config.n_layer * (ssm + conv)) as u64,
-            work: 4 * (PIECE * widths + rows) as u64,
-        })
+        let family = self.config.as_ref()?.family();
+        let (frame, layers) = (family.frame(), family.layers());
+        let rows = self.vocab_rows.unwrap_or_else(|| frame.padded_vocab());
+        let mut memory = Memory { context: self.context as u64, ..Memory::default() };
+        let mut widest = 0;
+        for layer in &layers {
+            let (constant, per_token) = layer.state_bytes(KvType::F32);
+            memory.constant += constant as u64;
+            memory.per_token += per_token as u64;
+            widest = widest.max(work_width(layer));
+        }
+        memory.work = 4 * (PIECE * (3 * frame.d_model + widest) + rows) as u64;
+        Some(memory)
     }
 
     fn json(&self, checkpoint: &Checkpoint, with_tensors: bool) -> Value {
@@ -190,24 +226,10 @@ impl<'a> Facts<'a> {
             "metadata": checkpoint.metadata(),
             "kinds": kinds,
         });
+        object["bytes_by_type"] =
+            self.summary.by_dtype.iter().map(|(name, sum)| (name.clone(), json!(sum))).collect();
         if let (Some(config), Some(memory)) = (&self.config, self.memory()) {
-            let mixer = &config.mixer;
-            let sizes = json!({
-                "architecture": "mamba2",
-                "n_layer": config.n_layer,
-                "d_model": mixer.d_model,
-                "d_inner": mixer.d_inner(),
-                "nheads": mixer.nheads,
-                "headdim": mixer.headdim,
-                "ngroups": mixer.ngroups,
-                "d_state": mixer.d_state,
-                "d_conv": mixer.d_conv,
-                "vocab_size": config.vocab_size,
-                "vocab_rows": self.vocab_rows.unwrap_or_else(|| config.padded_vocab()),
-                "tie_embeddings": config.tie_embeddings,
-                "state_bytes": memory.state,
-                "memory_bytes": memory.total(self.summary.bytes),
-            });
+            let sizes = self.sizes_json(config.family(), &memory);
             if let (Value::Object(object), Value::Object(sizes)) = (&mut object, sizes) {
                 object.extend(sizes);
             }
@@ -218,20 +240,145 @@ impl<'a> Facts<'a> {
         }
         object
     }
+
+    fn sizes_json(&self, family: &dyn Family, memory: &Memory) -> Value {
+        let (frame, layers) = (family.frame(), family.layers());
+        let mut sizes = json!({
+            "architecture": family.name(),
+            "n_layer": layers.len(),
+            "layers": layers.iter().map(LayerSpec::kind).collect::<Vec<_>>(),
+            "d_model": frame.d_model,
+            "vocab_size": frame.vocab_size,
+            "vocab_rows": self.vocab_rows.unwrap_or_else(|| frame.padded_vocab()),
+            "tie_embeddings": frame.tie_embeddings,
+            "state_bytes": memory.constant,
+            "state_bytes_per_token": memory.per_token,
+            "context": self.context,
+            "memory_bytes": memory.total(self.summary.bytes),
+        });
+        if let Some(mixer) = layers.iter().find_map(|layer| layer.mixer.as_ref()) {
+            for (name, size) in [
+                ("d_inner", mixer.d_inner()),
+                ("nheads", mixer.nheads),
+                ("headdim", mixer.headdim),
+                ("ngroups", mixer.ngroups),
+                ("d_state", mixer.d_state),
+                ("d_conv", mixer.d_conv),
+            ] {
+                sizes[name] = json!(size);
+            }
+        }
+        if let Some(attention) = layers.iter().find_map(|layer| layer.attention.as_ref()) {
+            sizes["attention"] = json!({
+                "nheads": attention.nheads,
+                "nheads_kv": attention.nheads_kv,
+                "headdim": attention.headdim,
+                "rope_theta": attention.rope.as_ref().map(|rope| rope.theta),
+                "rotary_dim": attention.rope.as_ref().map(|rope| rope.rotary_dim),
+                "window": attention.window,
+            });
+        }
+        match layers.iter().map(|layer| &layer.ffn).find(|ffn| **ffn != Ffn::None) {
+            Some(Ffn::Mlp(mlp)) => sizes["feed_forward"] = json!({ "width": mlp.d_ff }),
+            Some(Ffn::Moe { moe, shared }) => {
+                sizes["feed_forward"] = json!({
+                    "experts": moe.experts,
+                    "used": moe.used,
+                    "width": moe.expert.d_ff,
+                    "shared": shared.as_ref().map(|mlp| mlp.d_ff),
+                });
+            }
+            _ => {}
+        }
+        sizes
+    }
+}
+
+/// Layers, and how many there are of each kind.
+fn layer_kinds(layers: &[LayerSpec]) -> String {
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for kind in layers.iter().map(LayerSpec::kind) {
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((kind, 1)),
+        }
+    }
+    let kinds: Vec<String> =
+        kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    format!("{} ({})", layers.len(), kinds.join(", "))
+}
+
+fn mixer_lines(mixer: &MixerConfig) -> [(&'static str, String); 4] {
+    [
+        ("heads", format!("{} of {}", mixer.nheads, mixer.headdim)),
+        ("groups", mixer.ngroups.to_string()),
+        ("state width", mixer.d_state.to_string()),
+        ("convolution", format!("{} taps", mixer.d_conv)),
+    ]
+}
+
+fn describe_attention(attention: &AttentionConfig) -> String {
+    let AttentionConfig { nheads, nheads_kv, headdim, .. } = attention;
+    let positions = match &attention.rope {
+        None => "no positions".to_owned(),
+        Some(rope) if rope.rotary_dim == *headdim => format!("rotary, base {}", rope.theta),
+        Some(rope) => format!("rotary, base {}, {} of {headdim}", rope.theta, rope.rotary_dim),
+    };
+    let window = attention.window.map_or_else(String::new, |w| format!(", window {w}"));
+    format!("{nheads} heads of {headdim}, {nheads_kv} of keys and values, {positions}{window}")
+}
+
+fn describe_ffn(ffn: &Ffn) -> String {
+    match ffn {
+        Ffn::None => "none".to_owned(),
+        Ffn::Mlp(mlp) => format!("width {}", mlp.d_ff),
+        Ffn::Moe { moe, shared } => {
+            let shared = match shared {
+                Some(mlp) => format!(", and one of {} for all", mlp.d_ff),
+                None => String::new(),
+            };
+            format!("{} of {} experts of width {}{shared}", moe.used, moe.experts, moe.expert.d_ff)
+        }
+    }
+}
+
+/// Floats of one row that a layer keeps at once while it computes.
+fn work_width(layer: &LayerSpec) -> usize {
+    let mixer = layer.mixer.as_ref().map_or(0, |m| m.d_in_proj() + m.conv_dim() + 2 * m.d_inner());
+    let attention =
+        layer.attention.as_ref().map_or(0, |a| (3 * a.nheads + 3 * a.nheads_kv) * a.headdim);
+    let ffn = match &layer.ffn {
+        Ffn::None => 0,
+        Ffn::Mlp(mlp) => 3 * mlp.d_ff,
+        Ffn::Moe { moe, shared } => {
+            3 * moe.expert.d_ff.max(shared.as_ref().map_or(0, |mlp| mlp.d_ff)) + moe.d_model
+        }
+    };
+    mixer.max(attention).max(ffn)
 }
 
 /// Bytes that the program takes for itself, a tokenizer of usual size included.
 const PROGRAM: u64 = 24 << 20;
 
 /// Bytes that a run needs beside the weights.
+#[derive(Default)]
 struct Memory {
-    state: u64,
+    /// Of the state: what does not depend on the length of the sequence.
+    constant: u64,
+    /// Of the state: what each token adds.
+    per_token: u64,
+    /// Tokens of the sequence.
+    context: u64,
     work: u64,
 }
 
 impl Memory {
+    fn state(&self) -> u64 {
+        self.constant + self.per_token * self.context
+    }
+
     fn total(&self, weights: usize) -> u64 {
-        weights as u64 + self.state + self.work + PROGRAM
+        weights as u64 + self.state() + self.work + PROGRAM
     }
 }
 

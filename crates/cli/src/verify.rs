@@ -7,7 +7,7 @@ use boostr::backend::{self, Cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::{is_gguf, read_text};
-use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
+use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
 use serde_json::json;
@@ -71,15 +71,15 @@ fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut C
         return; // All the rest is in that file too.
     }
     let config = checks.record("config", source.config(checkpoint.as_ref()), describe_config);
-    let rows = config.as_ref().map(Config::padded_vocab);
+    let rows = config.as_ref().map(|config| config.family().frame().padded_vocab());
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
-        let loaded = Mamba2::<Cpu>::load(config, checkpoint.clone(), backend::cpu());
+        let loaded = Model::<Cpu>::load(config, checkpoint.clone(), backend::cpu());
         model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
     }
     match checkpoint.as_ref().and_then(Checkpoint::gguf) {
         Some(metadata) => check_gguf_text(metadata, checks),
-        None => check_text_side(source, model.as_ref().map(Mamba2::vocab_rows).or(rows), checks),
+        None => check_text_side(source, model.as_ref().map(Model::vocab_rows).or(rows), checks),
     }
     if let Some(checkpoint) = &checkpoint {
         check_values(checkpoint, values, checks);
@@ -180,8 +180,10 @@ fn check_json(path: &Path, checks: &mut Checks) {
 }
 
 fn describe_config(config: &Config) -> String {
-    let Config { n_layer, vocab_size, mixer, .. } = config;
-    format!("mamba2, {n_layer} layers of width {}, vocabulary {vocab_size}", mixer.d_model)
+    let family = config.family();
+    let (frame, layers) = (family.frame(), family.layers().len());
+    let (name, width, vocab) = (family.name(), frame.d_model, frame.vocab_size);
+    format!("{name}, {layers} layers of width {width}, vocabulary {vocab}")
 }
 
 fn describe_tokenizer(tokenizer: &Tokenizer) -> String {
@@ -222,7 +224,7 @@ fn check_values(checkpoint: &Checkpoint, wanted: bool, checks: &mut Checks) {
 }
 
 /// Runs one token; an error is a reason.
-fn one_token(model: &Mamba2<Cpu>) -> Result<(), String> {
+fn one_token(model: &Model<Cpu>) -> Result<(), String> {
     let run = || -> boostr::Result<Vec<f32>> {
         let mut state = model.new_state()?;
         let logits = model.forward(&mut [Run { tokens: &[0], state: &mut state }], Logits::Last)?;

@@ -4,12 +4,15 @@
 //! and name the argument. Every kernel is tested against its plain definition, on every instruction
 //! set that the processor has ([`Level`]); results do not depend on the number of threads.
 
+pub mod activation;
+pub mod attention;
 mod conv;
 mod linear;
 pub mod math;
 mod norm;
 pub mod probe;
 pub mod quant;
+mod rope;
 mod rows;
 mod simd;
 pub mod ssd;
@@ -19,5 +22,6 @@ mod testing;
 pub use conv::conv1d;
 pub use linear::{Weights, linear};
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
+pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope};
 pub use rows::Rows;
 pub use simd::Level;

@@ -126,6 +126,40 @@ impl ConfigFile {
         self.get(keys, &expected, |value| number(value).filter(|x| range.contains(x)))
     }
 
+    /// As [`ConfigFile::float`], with the precision of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn double(&self, keys: &[&str], range: RangeInclusive<f64>) -> Result<Option<f64>> {
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        self.get(keys, &expected, |value| value.as_f64().filter(|x| range.contains(x)))
+    }
+
+    /// A list of strings.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
+        self.get(&[key], "a list of strings", |value| {
+            value.as_array()?.iter().map(Value::as_str).collect()
+        })
+    }
+
+    /// A list of whole numbers, each within `range`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn usizes(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>> {
+        let expected = format!("a list of whole numbers from {} to {}", range.start(), range.end());
+        let read = |value: &Value| {
+            value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| range.contains(n))
+        };
+        self.get(&[key], &expected, |value| value.as_array()?.iter().map(read).collect())
+    }
+
     /// A list of numbers, infinities included.
     ///
     /// # Errors

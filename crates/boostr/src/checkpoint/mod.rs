@@ -242,6 +242,16 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Puts other tensors in place of all.
+    pub fn replace(&mut self, tensors: BTreeMap<String, TensorEntry>) {
+        self.tensors = tensors;
+    }
+
+    /// Leaves only the tensors whose names `keep` wants.
+    pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
+        self.tensors.retain(|name, _| keep(name));
+    }
+
     /// Gives a tensor another shape of as many elements; a row of blocks must stay whole blocks.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::ops::Format;
 
 /// Names of small tensors in GGUF files, wherever they stand in a name: never quantized.
 const SMALL: [&str; 7] =
-    ["ssm_conv1d", "ssm_a", "ssm_d", "_norm", "ffn_gate_inp", "shortconv.conv", "exp_probs_b"];
+    ["conv1d", "ssm_a", "ssm_d", "_norm", "ffn_gate_inp", "shortconv.conv", "exp_probs_b"];
 
 /// What a name of a type stands for: the type of matrices, and of those that stay wider.
 ///

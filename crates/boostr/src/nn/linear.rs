@@ -3,7 +3,7 @@
 use super::params::Params;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
-use crate::ops::{LinearOps, NormOps, Weight};
+use crate::ops::{ActivationOps, LinearOps, NormOps, Weight};
 
 /// `x · wᵀ` plus a bias; hides the type that the weight is stored in.
 pub struct Linear<B: Backend> {
@@ -31,7 +31,7 @@ impl<B: Backend> Linear<B> {
         client.linear(x, &self.weight, self.bias.as_ref(), None)
     }
 
-    /// The same, added to `residual` `[T, out]`.
+    /// The same times `factor`, added to `residual` `[T, out]`.
     ///
     /// # Errors
     ///
@@ -41,8 +41,12 @@ impl<B: Backend> Linear<B> {
         client: &B::Client,
         x: &Tensor<B>,
         residual: Tensor<B>,
+        factor: f32,
     ) -> Result<Tensor<B>> {
-        client.linear(x, &self.weight, self.bias.as_ref(), Some(residual))
+        if factor == 1.0 {
+            return client.linear(x, &self.weight, self.bias.as_ref(), Some(residual));
+        }
+        client.add_scaled(residual, &self.forward(client, x)?, factor)
     }
 
     /// The weight matrix.

@@ -14,7 +14,8 @@ use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
-    self, CausalConv, CausalConvOps, GatedNorm, NormOps, SsdInput, SsmKernelOps, split_last,
+    self, ActivationOps, CausalConv, CausalConvOps, GatedNorm, NormOps, SsdInput, SsmKernelOps,
+    split_last,
 };
 
 /// Sizes and options of a mixer.
@@ -42,9 +43,43 @@ pub struct MixerConfig {
     pub norm_before_gate: bool,
     /// Added to the gated norm's mean of squares.
     pub norm_eps: f32,
+    /// Whether there is a gated norm; else y is gated alone.
+    pub rms_norm: bool,
+    /// Factor of the input.
+    pub in_scale: f32,
+    /// Factors of the sections z, x, b, c, dt of what in_proj gives.
+    pub section_scales: [f32; 5],
 }
 
 impl MixerConfig {
+    /// A mixer of `nheads` heads of `headdim`, its options as the first published models have them.
+    #[must_use]
+    pub fn new(d_model: usize, nheads: usize, headdim: usize) -> Self {
+        Self {
+            d_model,
+            nheads,
+            headdim,
+            ngroups: 1,
+            d_state: 128,
+            d_conv: 4,
+            bias: false,
+            conv_bias: true,
+            dt_limit: (0.0, f32::INFINITY),
+            norm_before_gate: false,
+            norm_eps: 1e-5,
+            rms_norm: true,
+            in_scale: 1.0,
+            section_scales: [1.0; 5],
+        }
+    }
+
+    /// Widths of the sections z, x, b, c, dt of in_proj's rows.
+    #[must_use]
+    pub fn sections(&self) -> [usize; 5] {
+        let groups = self.ngroups * self.d_state;
+        [self.d_inner(), self.d_inner(), groups, groups, self.nheads]
+    }
+
     /// H P
     #[must_use]
     pub fn d_inner(&self) -> usize {
@@ -79,7 +114,9 @@ impl MixerConfig {
         for parameter in ["A_log", "D", "dt_bias"] {
             tensors.add(format!("{name}.{parameter}"), &[self.nheads]);
         }
-        tensors.add(format!("{name}.norm.weight"), &[self.d_inner()]);
+        if self.rms_norm {
+            tensors.add(format!("{name}.norm.weight"), &[self.d_inner()]);
+        }
     }
 }
 
@@ -126,9 +163,11 @@ pub struct Mamba2Mixer<B: Backend> {
     a: Tensor<B>,
     /// `[H]`
     d: Tensor<B>,
-    /// `[H P]`
-    norm: Tensor<B>,
+    /// `[H P]`; `None` where y is gated alone
+    norm: Option<Tensor<B>>,
     out_proj: Linear<B>,
+    /// Factors of the input `[d_model]` and of what in_proj gives `[d_in_proj]`, where they are not 1.
+    scales: [Option<Tensor<B>>; 2],
 }
 
 impl<B: Backend> Mamba2Mixer<B> {
@@ -144,38 +183,54 @@ impl<B: Backend> Mamba2Mixer<B> {
         let conv: Vec<f32> =
             (0..taps * channels).map(|i| stored[i % channels * taps + i / channels]).collect();
         let a = decay_rates(params)?;
+        let factors = |all: Vec<f32>| -> Result<Option<Tensor<B>>> {
+            let matters = all.iter().any(|&factor| factor != 1.0);
+            matters.then(|| ops::tensor(client, &all, &[all.len()])).transpose()
+        };
+        let sections = config.sections().into_iter().zip(config.section_scales);
         Ok(Self {
+            scales: [
+                factors(vec![config.in_scale; config.d_model])?,
+                factors(sections.flat_map(|(width, factor)| vec![factor; width]).collect())?,
+            ],
             in_proj: Linear::load(&params.under("in_proj"), config.bias)?,
             conv1d_weight: ops::tensor(client, &conv, &[taps, channels])?,
             conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
             dt_bias: params.tensor("dt_bias")?,
             a: ops::tensor(client, &a, &[config.nheads])?,
             d: params.tensor("D")?,
-            norm: params.tensor("norm.weight")?,
+            norm: config.rms_norm.then(|| params.tensor("norm.weight")).transpose()?,
             out_proj: Linear::load(&params.under("out_proj"), config.bias)?,
             config: config.clone(),
         })
     }
 
-    /// `residual + mixer(u)` for the tokens `[T, d_model]` of all runs.
+    /// `residual + factor * mixer(u)` for the tokens `[T, d_model]` of all runs.
     ///
     /// # Errors
     ///
     /// When shapes disagree or memory is short.
-    pub fn forward(
+    pub fn forward_onto(
         &self,
         client: &B::Client,
         u: &Tensor<B>,
-        residual: Tensor<B>,
-        runs: &[usize],
-        states: &mut [&mut MixerState<B>],
+        (residual, factor): (Tensor<B>, f32),
+        (runs, mut states): (&[usize], Vec<&mut MixerState<B>>),
     ) -> Result<Tensor<B>> {
         let config = &self.config;
         let (d_inner, heads) = (config.d_inner(), [config.nheads, config.headdim]);
         let groups = [config.ngroups, config.d_state];
         let width = config.ngroups * config.d_state;
 
-        let zxbcdt = self.in_proj.forward(client, u)?; // [T, d_in_proj]
+        let [in_scale, section_scales] = &self.scales;
+        let zxbcdt = match in_scale {
+            None => self.in_proj.forward(client, u)?, // [T, d_in_proj]
+            Some(factors) => self.in_proj.forward(client, &client.scale_columns(u, factors)?)?,
+        };
+        let zxbcdt = match section_scales {
+            None => zxbcdt,
+            Some(factors) => client.scale_columns(&zxbcdt, factors)?,
+        };
         let z = zxbcdt.narrow(1, 0, d_inner)?;
         let xbc = zxbcdt.narrow(1, d_inner, config.conv_dim())?;
         let dt = zxbcdt.narrow(1, d_inner + config.conv_dim(), config.nheads)?;
@@ -185,6 +240,10 @@ impl<B: Backend> Mamba2Mixer<B> {
         let mut windows: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.conv).collect();
         let xbc = client.causal_conv1d(&xbc, &conv, runs, &mut windows)?; // [T, conv_dim]
 
+        let gate = match self.norm {
+            None => Some(split_last(&z, &heads)?), // [T, H, P]
+            Some(_) => None,
+        };
         let input = SsdInput {
             x: &split_last(&xbc.narrow(1, 0, d_inner)?, &heads)?, // [T, H, P]
             b: &split_last(&xbc.narrow(1, d_inner, width)?, &groups)?, // [T, G, N]
@@ -193,7 +252,7 @@ impl<B: Backend> Mamba2Mixer<B> {
             a: &self.a,
             dt_bias: Some(&self.dt_bias),
             d: Some(&self.d),
-            z: None,
+            z: gate.as_ref(),
             dt_softplus: true,
             dt_limit: config.dt_limit,
         };
@@ -201,14 +260,19 @@ impl<B: Backend> Mamba2Mixer<B> {
         let y = client.ssd(&input, runs, &mut ssm)?; // [T, H, P]
         let y = y.reshape(&[y.shape()[0], d_inner])?;
 
-        let norm = GatedNorm {
-            weight: &self.norm,
-            ngroups: config.ngroups,
-            eps: config.norm_eps,
-            norm_before_gate: config.norm_before_gate,
+        let y = match &self.norm {
+            None => y,
+            Some(weight) => {
+                let norm = GatedNorm {
+                    weight,
+                    ngroups: config.ngroups,
+                    eps: config.norm_eps,
+                    norm_before_gate: config.norm_before_gate,
+                };
+                client.gated_rmsnorm(&y, &z, &norm)?
+            }
         };
-        let y = client.gated_rmsnorm(&y, &z, &norm)?;
-        self.out_proj.forward_onto(client, &y, residual)
+        self.out_proj.forward_onto(client, &y, residual, factor)
     }
 
     /// Bytes that a pass over the layer's matrices reads.

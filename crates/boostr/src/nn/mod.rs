@@ -1,10 +1,18 @@
 //! Layers that models share: they load their parameters by name and hold no state.
 
+mod attention;
+mod layout;
 mod linear;
 mod mamba2;
+mod mlp;
 mod params;
+mod rope;
 pub mod synthetic;
 
+pub use attention::{Attention, AttentionConfig};
+pub use layout::{Change, How, Layout, Part, Row, Stored};
 pub use linear::{Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState, decay_rate};
+pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, Routing};
 pub use params::{Params, Tensors};
+pub use rope::RopeConfig;

@@ -21,6 +21,12 @@ impl Tensors {
         self.0.insert(name.into(), shape.to_vec());
     }
 
+    /// The shape of one of them.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&[usize]> {
+        self.0.get(name).map(Vec::as_slice)
+    }
+
     /// All of them with their shapes, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))

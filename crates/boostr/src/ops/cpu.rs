@@ -1,5 +1,7 @@
 //! The operations on the CPU: `boostr-kernels` on the tensors' own memory.
 
+mod attention;
+
 use boostr_kernels::{self as kernels, Rows, Weights, ssd};
 use numr::dtype::DType;
 use numr::runtime::RuntimeClient;

@@ -4,6 +4,12 @@
 //! numr's softplus loses small results (6 % off at -16, 0 below -16.6), so it is composed here of
 //! `log1p`. Its operations on views are avoided by making operands contiguous first.
 
+mod attention;
+
+pub use attention::{
+    activate, add_rows, add_scaled, attention, glu, new_cache, rope, scale_columns,
+};
+
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;

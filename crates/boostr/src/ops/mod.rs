@@ -6,6 +6,8 @@
 //! | [`CausalConvOps`] | depthwise convolution with a carried window |
 //! | [`NormOps`] | RMS norm, gated and grouped |
 //! | [`LinearOps`] | weights, products with them, rows of them |
+//! | [`AttentionOps`] | causal attention with carried keys and values, rotary positions |
+//! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows |
 //!
 //! Every method has a portable body composed of the tensor library's own operations (`generic`), so a
 //! backend without kernels of its own is one `impl` line. `cpu` overrides them with `boostr-kernels`
@@ -16,6 +18,8 @@
 //! remember between calls is a tensor for each run, replaced by the call. A state that is shared with
 //! a clone is copied before it is written; one that is not is updated in place.
 
+mod activation;
+mod attention;
 mod cpu;
 pub mod generic;
 mod host;
@@ -26,6 +30,10 @@ use numr::ops::{ScalarOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
+pub use activation::{Activation, ActivationOps};
+pub use attention::{
+    Attention, AttentionOps, KvCache, KvSizes, KvType, Rope, RopeScaling, RopeStyle, Yarn,
+};
 pub use boostr_kernels::quant::Format;
 pub use weight::{HostBytes, QuantTensor, Weight};
 

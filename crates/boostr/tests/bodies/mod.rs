@@ -5,8 +5,9 @@ use boostr::Result;
 use boostr::backend::{Cpu, DType, Tensor, cpu};
 use boostr::checkpoint::TensorEntry;
 use boostr::ops::{
-    CausalConv, CausalConvOps, GatedNorm, HostBytes, LinearOps, NormOps, SsdInput, SsmKernelOps,
-    Weight, generic, tensor,
+    Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, GatedNorm,
+    HostBytes, KvCache, KvSizes, LinearOps, NormOps, Rope, SsdInput, SsmKernelOps, Weight, generic,
+    tensor,
 };
 
 pub type Floats = Tensor<Cpu>;
@@ -76,6 +77,73 @@ impl Body {
         match self {
             Self::Portable => generic::embedding(&cpu(), w, ids),
             Self::Kernels => cpu().embedding(w, ids),
+        }
+    }
+
+    pub fn new_cache(self, sizes: KvSizes) -> Result<KvCache<Cpu>> {
+        match self {
+            Self::Portable => generic::new_cache(sizes),
+            Self::Kernels => cpu().new_cache(sizes),
+        }
+    }
+
+    pub fn attention(
+        self,
+        input: &Attention<'_, Cpu>,
+        runs: &[usize],
+        caches: &mut [&mut KvCache<Cpu>],
+    ) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::attention(&cpu(), input, runs, caches),
+            Self::Kernels => cpu().attention(input, runs, caches),
+        }
+    }
+
+    pub fn rope(self, x: &Floats, positions: &[usize], rope: &Rope) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::rope(&cpu(), x, positions, rope),
+            Self::Kernels => cpu().rope(x, positions, rope),
+        }
+    }
+
+    pub fn glu(self, act: Activation, gate: &Floats, up: &Floats) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::glu(&cpu(), act, gate, up),
+            Self::Kernels => cpu().glu(act, gate, up),
+        }
+    }
+
+    pub fn activate(self, act: Activation, x: &Floats) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::activate(&cpu(), act, x),
+            Self::Kernels => cpu().activate(act, x),
+        }
+    }
+
+    pub fn add_scaled(self, to: Floats, x: &Floats, factor: f32) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::add_scaled(&cpu(), to, x, factor),
+            Self::Kernels => cpu().add_scaled(to, x, factor),
+        }
+    }
+
+    pub fn scale_columns(self, x: &Floats, factors: &Floats) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::scale_columns(&cpu(), x, factors),
+            Self::Kernels => cpu().scale_columns(x, factors),
+        }
+    }
+
+    pub fn add_rows(
+        self,
+        to: Floats,
+        x: &Floats,
+        rows: &[usize],
+        factors: &[f32],
+    ) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::add_rows(&cpu(), to, x, rows, factors),
+            Self::Kernels => cpu().add_rows(to, x, rows, factors),
         }
     }
 

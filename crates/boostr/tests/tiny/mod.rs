@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use boostr::Error;
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, safetensors};
-use boostr::models::mamba2::{Config, Logits, Mamba2, Run, State};
+use boostr::models::mamba2::Config;
+use boostr::models::{self, Family, Logits, Model, Run, State};
 use boostr::nn::MixerConfig;
 use boostr::ops::to_vec;
 use half::{bf16, f16};
@@ -38,7 +39,10 @@ pub fn message(error: &Error) -> String {
 }
 
 pub fn config(text: &str) -> Config {
-    Config::read(&ConfigFile::parse("config.json", text).unwrap()).unwrap()
+    match models::Config::read(&ConfigFile::parse("config.json", text).unwrap()).unwrap() {
+        models::Config::Mamba2(config) => config,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// The configuration M with `changes`, which begin with a comma or are empty.
@@ -64,7 +68,7 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 pub fn checkpoint(config: &Config, seed: u64) -> Checkpoint {
     let mut random = Random(seed);
     let with_head = config.tie_embeddings == Some(false);
-    let tensors = config.tensors(config.padded_vocab(), with_head);
+    let tensors = config.parameters(config.frame().padded_vocab(), with_head);
     let entries = tensors.iter().map(|(name, shape)| {
         let (center, spread) = match (name.rsplit('.').next().unwrap(), shape) {
             ("A_log", _) => (1.0, 1.5),
@@ -136,14 +140,14 @@ pub fn save(path: &Path, checkpoint: &Checkpoint) {
 
 /// A model with the checkpoint that it came from.
 pub struct Tiny {
-    pub model: Mamba2<Cpu>,
+    pub model: Model<Cpu>,
     pub config: Config,
     pub checkpoint: Checkpoint,
 }
 
 impl Tiny {
     pub fn new(config: Config, checkpoint: Checkpoint) -> Self {
-        let model = Mamba2::load(config.clone(), checkpoint.clone(), cpu()).unwrap();
+        let model = Model::load(config.clone(), checkpoint.clone(), cpu()).unwrap();
         Self { model, config, checkpoint }
     }
 
@@ -172,7 +176,7 @@ impl Tiny {
 }
 
 pub fn run(
-    model: &Mamba2<Cpu>,
+    model: &Model<Cpu>,
     tokens: &[u32],
     pieces: &[usize],
     state: &mut State<Cpu>,

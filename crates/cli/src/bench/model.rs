@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::ConfigFile;
 use boostr::convert::type_named;
-use boostr::models::mamba2::{Config, Logits, Mamba2, Run};
+use boostr::models::{Config, Logits, Model, Run};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
@@ -254,7 +254,7 @@ fn ids(len: usize, vocab: usize) -> Vec<u32> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761) % vocab).collect()
 }
 
-fn open(args: &BenchArgs) -> Result<(String, Mamba2<Cpu>)> {
+fn open(args: &BenchArgs) -> Result<(String, Model<Cpu>)> {
     let Some(geometry) = args.synthetic else {
         let source = Source::of(args.model.as_deref())?;
         let lm = source.open(&Default::default())?;
@@ -273,6 +273,6 @@ fn open(args: &BenchArgs) -> Result<(String, Mamba2<Cpu>)> {
     );
     let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
     let config = Config::read(&ConfigFile::parse(name, &json)?)?;
-    let model = Mamba2::synthetic(config, dtype, cpu()).context("synthetic model")?;
+    let model = Model::synthetic(config, dtype, cpu()).context("synthetic model")?;
     Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), model))
 }

@@ -1,0 +1,278 @@
+//! Keys of GGUF metadata that families share.
+
+use crate::checkpoint::gguf::{Metadata, Value};
+use crate::error::{Error, Result};
+use crate::nn::{AttentionConfig, How, MixerConfig, RopeConfig, Row};
+
+use super::MAX_SIZE;
+
+pub(super) const ARCHITECTURE: &str = "general.architecture";
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const EMBEDDING: &str = "token_embd.weight";
+pub(super) const NORM: &str = "output_norm.weight";
+pub(super) const HEAD: &str = "output.weight";
+
+/// Metadata under the prefix of an architecture.
+pub struct Keys<'a> {
+    /// All of it.
+    pub metadata: &'a Metadata,
+    /// The architecture.
+    pub arch: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
+        Self { metadata, arch }
+    }
+
+    /// The whole name of a key.
+    #[must_use]
+    pub fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    /// An error about a key.
+    pub fn error(&self, name: &str, reason: impl Into<String>) -> Error {
+        self.metadata.error(&self.key(name), reason)
+    }
+
+    /// A size, 1 to [`MAX_SIZE`], that must be there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is missing or something else.
+    pub fn size(&self, name: &str) -> Result<usize> {
+        self.metadata.required_usize(&self.key(name), 1..=MAX_SIZE)
+    }
+
+    /// A size, 0 to [`MAX_SIZE`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn optional(&self, name: &str) -> Result<Option<usize>> {
+        self.metadata.usize(&self.key(name), 0..=MAX_SIZE)
+    }
+
+    /// A finite number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn float(&self, name: &str) -> Result<Option<f32>> {
+        self.metadata.float(&self.key(name), f32::MIN..=f32::MAX)
+    }
+
+    /// A truth value.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>> {
+        self.metadata.bool(&self.key(name))
+    }
+
+    /// Number of layers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is missing or impossible.
+    pub fn n_layer(&self) -> Result<usize> {
+        self.metadata.required_usize(&self.key("block_count"), 1..=10_000)
+    }
+
+    /// A number for each layer: a list of them, or one for all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is missing, something else, or not of `n_layer` numbers.
+    pub fn per_layer(&self, name: &str, n_layer: usize) -> Result<Vec<usize>> {
+        let key = self.key(name);
+        self.metadata.required(&key, self.metadata.per_layer(&key, n_layer, 0..=MAX_SIZE)?)
+    }
+
+    /// The epsilon of RMS norms.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is no small positive number.
+    pub fn norm_eps(&self) -> Result<f32> {
+        let key = self.key("attention.layer_norm_rms_epsilon");
+        Ok(self.metadata.float(&key, f32::MIN_POSITIVE..=1.0)?.unwrap_or(1e-5))
+    }
+
+    /// Ids below this are tokens, by the list of tokens or, when there is none, its size.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when neither is there.
+    pub fn vocab_size(&self) -> Result<usize> {
+        /// A token that only fills up the table.
+        const UNUSED: i64 = 5;
+        let Some(tokens) = self.metadata.array_len(TOKENS)? else {
+            return self.size("vocab_size");
+        };
+        let types = self.metadata.ints("tokenizer.ggml.token_type")?.unwrap_or_default();
+        let unused = types.iter().rev().take_while(|&&kind| kind == UNUSED).count();
+        Ok(if types.len() == tokens { tokens - unused } else { tokens })
+    }
+
+    /// The Mamba-2 mixer that `{arch}.ssm.*` describes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when a key is missing or impossible.
+    pub fn mixer(&self) -> Result<MixerConfig> {
+        let (d_inner, nheads) = (self.size("ssm.inner_size")?, self.size("ssm.time_step_rank")?);
+        if !d_inner.is_multiple_of(nheads) {
+            let reason = format!("{nheads} heads do not divide {d_inner} channels");
+            return Err(self.error("ssm.time_step_rank", reason));
+        }
+        Ok(MixerConfig {
+            ngroups: self.size("ssm.group_count")?,
+            d_state: self.size("ssm.state_size")?,
+            d_conv: self.size("ssm.conv_kernel")?,
+            norm_eps: self.norm_eps()?,
+            ..MixerConfig::new(self.size("embedding_length")?, nheads, d_inner / nheads)
+        })
+    }
+}
+
+/// Writes keys under the prefix of an architecture.
+pub struct KeysMut<'a> {
+    metadata: &'a mut Metadata,
+    arch: &'static str,
+}
+
+impl<'a> KeysMut<'a> {
+    /// Names the architecture.
+    pub fn new(metadata: &'a mut Metadata, arch: &'static str) -> Self {
+        metadata.set(ARCHITECTURE, arch);
+        Self { metadata, arch }
+    }
+
+    /// All of the metadata.
+    pub fn metadata(&mut self) -> &mut Metadata {
+        self.metadata
+    }
+
+    /// Sets any value.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.metadata.set(format!("{}.{name}", self.arch), value);
+    }
+
+    /// Sets a size.
+    pub fn size(&mut self, name: &str, size: usize) {
+        self.set(name, size as u32);
+    }
+
+    /// Sets a number for each layer.
+    pub fn per_layer(&mut self, name: &str, sizes: &[usize]) {
+        let sizes: Vec<i32> = sizes.iter().map(|&size| size as i32).collect();
+        self.set(name, sizes.as_slice());
+    }
+
+    /// Describes rotary positions.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no key for.
+    pub fn rope(&mut self, rope: &RopeConfig) -> Result<()> {
+        rope.write_gguf(self.metadata, self.arch)
+    }
+
+    /// Describes a Mamba-2 mixer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no key for.
+    pub fn mixer(&mut self, mixer: &MixerConfig) -> Result<()> {
+        let lacking = [
+            (mixer.bias, "biases of the projections"),
+            (!mixer.conv_bias, "convolutions without a bias"),
+            (mixer.dt_limit != (0.0, f32::INFINITY), "limits of the steps"),
+            (mixer.norm_before_gate, "norms before the gate"),
+        ];
+        if let Some((_, what)) = lacking.iter().find(|(is_there, _)| *is_there) {
+            let what = format!("{what} in GGUF, whose {} has no way to say so", self.arch);
+            return Err(Error::Unsupported { what });
+        }
+        for (name, size) in [
+            ("ssm.conv_kernel", mixer.d_conv),
+            ("ssm.inner_size", mixer.d_inner()),
+            ("ssm.state_size", mixer.d_state),
+            ("ssm.time_step_rank", mixer.nheads),
+            ("ssm.group_count", mixer.ngroups),
+        ] {
+            self.size(name, size);
+        }
+        Ok(())
+    }
+}
+
+/// The rows of a mixer whose parameters are under `name`, a pattern with `#`.
+pub fn mixer_table(mixer: &MixerConfig, name: &str) -> Vec<Row> {
+    let row = |file: &str, part: &str| Row::new(format!("blk.#.{file}"), format!("{name}.{part}"));
+    vec![
+        row("ssm_in.weight", "in_proj.weight"),
+        row("ssm_conv1d.weight", "conv1d.weight").how(How::Taps),
+        row("ssm_conv1d.bias", "conv1d.bias"),
+        row("ssm_dt.bias", "dt_bias"),
+        row("ssm_a", "A_log").how(How::Rates),
+        row("ssm_d", "D").how(How::Column),
+        row("ssm_norm.weight", "norm.weight").how(How::Groups(mixer.ngroups)),
+        row("ssm_out.weight", "out_proj.weight"),
+    ]
+}
+
+/// The rows of attention whose parameters are under `name`, a pattern with `#`.
+///
+/// `interleaved`: queries and keys lie as llama.cpp's converter of Llama leaves them, for rotations of
+/// neighbouring rows.
+pub fn attention_table(attention: &AttentionConfig, name: &str, interleaved: bool) -> Vec<Row> {
+    let rotary_dim = attention.rope.as_ref().map_or(attention.headdim, |rope| rope.rotary_dim);
+    let mut rows = Vec::new();
+    for end in ["weight", "bias"] {
+        let projections = [
+            ("attn_q", "q_proj", Some(attention.nheads)),
+            ("attn_k", "k_proj", Some(attention.nheads_kv)),
+            ("attn_v", "v_proj", None),
+            ("attn_output", "o_proj", None),
+        ];
+        for (file, part, nheads) in projections {
+            let row = Row::new(format!("blk.#.{file}.{end}"), format!("{name}.{part}.{end}"));
+            rows.push(match nheads.filter(|_| interleaved) {
+                Some(nheads) => row.how(How::Interleaved { nheads, rotary_dim }),
+                None => row,
+            });
+        }
+    }
+    for (file, part) in [("attn_q_norm", "q_norm"), ("attn_k_norm", "k_norm")] {
+        rows.push(Row::new(format!("blk.#.{file}.weight"), format!("{name}.{part}.weight")));
+    }
+    rows
+}
+
+/// The rows of a feed-forward layer whose parameters are under `name`, a pattern with `#`; `suffix`
+/// comes after GGUF's names (`_shexp` for an expert that every token gets).
+pub fn mlp_table(name: &str, suffix: &str) -> Vec<Row> {
+    let projections = [("ffn_gate", "gate_proj"), ("ffn_up", "up_proj"), ("ffn_down", "down_proj")];
+    let row = |(file, part): (&str, &str), end: &str| {
+        Row::new(format!("blk.#.{file}{suffix}.{end}"), format!("{name}.{part}.{end}"))
+    };
+    projections.iter().flat_map(|&p| [row(p, "weight"), row(p, "bias")]).collect()
+}
+
+/// The rows of a mixture of experts whose parameters are under `name`, a pattern with `#`.
+pub fn moe_table(name: &str) -> Vec<Row> {
+    let row = |file: &str, part: &str| Row::new(format!("blk.#.{file}"), format!("{name}.{part}"));
+    vec![
+        row("ffn_gate_inp.weight", "gate.weight"),
+        row("exp_probs_b.bias", "gate.e_score_correction_bias"),
+        row("ffn_gate_exps.weight", "experts.@.gate_proj.weight"),
+        row("ffn_up_exps.weight", "experts.@.up_proj.weight"),
+        row("ffn_down_exps.weight", "experts.@.down_proj.weight"),
+        row("ffn_latent_down.weight", "fc1_latent_proj.weight"),
+        row("ffn_latent_up.weight", "fc2_latent_proj.weight"),
+    ]
+}

@@ -1,0 +1,318 @@
+//! The frame that every family stands in: ids to rows, pieces of runs through the layers, rows to logits.
+//!
+//! ```text
+//! ids ─ embeddings ─ h ─ layers of the family ─ norm ─ head ─ logits
+//! ```
+
+use super::state::Batch;
+use super::{Config, Family, LayerSpec, State};
+use crate::backend::{Backend, Tensor};
+use crate::checkpoint::{Checkpoint, Dtype};
+use crate::error::{Error, Result};
+use crate::nn::{Linear, Params, RmsNorm, synthetic};
+use crate::ops::{self, ActivationOps, KvType, LinearOps, Weight};
+
+/// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
+pub const PIECE: usize = 1024;
+/// Rows that a forward computes at once.
+const MAX_ROWS: usize = 2048;
+
+/// The layers of a family: what it does between embedding and head.
+pub trait Decoder<B: Backend>: Send + Sync {
+    /// Rows `h` `[T, d_model]` through all layers.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    fn forward(
+        &self,
+        client: &B::Client,
+        h: Tensor<B>,
+        batch: &mut Batch<'_, B>,
+    ) -> Result<Tensor<B>>;
+
+    /// Bytes of matrices that one token's pass reads.
+    fn weight_bytes(&self) -> usize;
+}
+
+/// The tokens to run one sequence through, and its state.
+#[derive(Debug)]
+pub struct Run<'a, B: Backend> {
+    /// What comes next; at least one token when its logits are asked for.
+    pub tokens: &'a [u32],
+    /// What came before; moved on by the call.
+    pub state: &'a mut State<B>,
+}
+
+/// Which rows of logits a forward computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logits {
+    /// The last token's of each run: `[runs, V]`.
+    Last,
+    /// Every token's: `[T, V]`. Takes 4 V bytes of memory for each token.
+    All,
+    /// None: `[0, V]`.
+    None,
+}
+
+/// A model's weights. They never change: many sequences may use them at once.
+pub struct Model<B: Backend> {
+    config: Config,
+    specs: Vec<LayerSpec>,
+    client: B::Client,
+    /// `[V, d_model]`
+    embeddings: Weight<B>,
+    decoder: Box<dyn Decoder<B>>,
+    norm: RmsNorm<B>,
+    /// `[V, d_model]`; `None` when the embedding serves
+    head: Option<Linear<B>>,
+    kv_type: KvType,
+}
+
+impl<B: Backend> Model<B> {
+    /// Takes the weights of `checkpoint`, where they lie.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when the checkpoint's tensors are not those of the configuration.
+    pub fn load(
+        config: impl Into<Config>,
+        mut checkpoint: Checkpoint,
+        client: B::Client,
+    ) -> Result<Self> {
+        let config = config.into();
+        let tied = config.adopt(&mut checkpoint)?;
+        let params = Params::<B>::new(&checkpoint, &client);
+        let frame = config.family().frame();
+        let head = (!tied).then(|| Linear::load(&params.under(frame.names.head), false));
+        Ok(Self {
+            specs: config.family().layers(),
+            embeddings: params.under(frame.names.embeddings).weight("weight")?,
+            decoder: config.decoder(&params)?,
+            norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
+            head: head.transpose()?,
+            kv_type: KvType::F32,
+            client,
+            config,
+        })
+    }
+
+    /// A model of random weights made in memory, for measuring: the same for the same sizes.
+    ///
+    /// Matrices are of `dtype`; everything that is small is f32.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for a type that weights cannot have.
+    pub fn synthetic(config: impl Into<Config>, dtype: Dtype, client: B::Client) -> Result<Self> {
+        let config = config.into();
+        config.check(|field, reason| Error::Config { path: "synthetic".into(), field, reason })?;
+        let frame = config.family().frame();
+        let with_head = frame.tie_embeddings == Some(false);
+        let layout = config.family().hf_layout(frame.padded_vocab(), with_head);
+        let checkpoint = synthetic::checkpoint(&layout.tensors(), dtype)?;
+        Self::load(config, checkpoint, client)
+    }
+
+    /// The same model, whose new states keep keys and values as `kind`.
+    ///
+    /// Less than f32 halves the growing part of a state or more, at some loss.
+    #[must_use]
+    pub fn with_kv_type(mut self, kind: KvType) -> Self {
+        self.kv_type = kind;
+        self
+    }
+
+    /// Sizes of the model.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What the family says of itself.
+    #[must_use]
+    pub fn family(&self) -> &dyn Family {
+        self.config.family()
+    }
+
+    /// V, the rows of the embedding: the width of logits.
+    #[must_use]
+    pub fn vocab_rows(&self) -> usize {
+        self.embeddings.shape()[0]
+    }
+
+    /// Ids below this are tokens; rows from here on are padding of the weights.
+    #[must_use]
+    pub fn vocab_limit(&self) -> usize {
+        self.family().frame().vocab_size.min(self.vocab_rows())
+    }
+
+    /// Parameters in all, and without the embedding and the head.
+    #[must_use]
+    pub fn parameters(&self) -> (usize, usize) {
+        let layout = self.family().hf_layout(self.vocab_rows(), self.head.is_some());
+        let count = |(_, shape): (&str, &[usize])| shape.iter().product::<usize>();
+        let total = layout.tensors().iter().map(count).sum();
+        let tables = 1 + usize::from(self.head.is_some());
+        (total, total - tables * self.vocab_rows() * self.family().frame().d_model)
+    }
+
+    /// Bytes of weights that one token's forward reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
+        self.decoder.weight_bytes() + head.size_in_bytes()
+    }
+
+    /// The state of a sequence that has seen nothing.
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    pub fn new_state(&self) -> Result<State<B>> {
+        State::new(&self.specs, self.kv_type, &self.client)
+    }
+
+    /// Runs sequences through the model: prompts, single tokens, pieces of either, all in one call.
+    ///
+    /// Each run's logits and state are what they would be alone. Long runs are computed piece by
+    /// piece, so memory does not grow with their length.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for a token that the embedding lacks or a run without tokens whose logits
+    /// are asked for; [`Error::Shape`] or [`Error::Unsupported`] for another model's state. States are
+    /// then as they were. When memory runs out in the middle, states are not to be used any more.
+    ///
+    /// ```
+    /// use boostr::models::{Config, Logits, Model, Run};
+    /// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+    ///
+    /// let config = Config::read(&ConfigFile::parse("config.json", r#"{
+    ///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+    ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+    /// }"#)?)?;
+    /// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+    /// let mut state = model.new_state()?;
+    /// let mut run = [Run { tokens: &[5, 17, 3], state: &mut state }];
+    /// let logits = model.forward(&mut run, Logits::Last)?;
+    /// assert_eq!(logits.shape(), [1, model.vocab_rows()]);
+    /// assert_eq!(state.position(), 3);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn forward(&self, runs: &mut [Run<'_, B>], logits: Logits) -> Result<Tensor<B>> {
+        self.check(runs, logits)?;
+        let mut done = vec![0; runs.len()];
+        let mut hidden = vec![Vec::new(); runs.len()];
+        loop {
+            let pass = next_pass(runs, &done);
+            if pass.is_empty() {
+                break;
+            }
+            let h = self.pass(runs, &done, &pass)?; // [T, d_model]
+            let mut first = 0;
+            for &(run, len) in &pass {
+                done[run] += len;
+                let finished = done[run] == runs[run].tokens.len();
+                match logits {
+                    Logits::Last if finished => {
+                        hidden[run].push(self.client.select_rows(&h, &[first + len - 1])?);
+                    }
+                    Logits::All => {
+                        let rows: Vec<usize> = (first..first + len).collect();
+                        hidden[run].push(self.client.select_rows(&h, &rows)?);
+                    }
+                    _ => {}
+                }
+                first += len;
+            }
+        }
+        let rows: Vec<Tensor<B>> = hidden.into_iter().flatten().collect();
+        self.logits(&rows)
+    }
+
+    fn check(&self, runs: &[Run<'_, B>], logits: Logits) -> Result<()> {
+        for run in runs {
+            if run.tokens.is_empty() && logits == Logits::Last {
+                let reason = "expected at least one token in each run, found none".into();
+                return Err(Error::Argument { name: "tokens", reason });
+            }
+            let rows = self.vocab_rows();
+            if let Some(id) = run.tokens.iter().find(|&&id| id as usize >= rows) {
+                let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
+                return Err(Error::Argument { name: "tokens", reason });
+            }
+            run.state.check(&self.specs)?;
+        }
+        Ok(())
+    }
+
+    /// One pass of pieces `(run, length)` through all layers.
+    fn pass(
+        &self,
+        runs: &mut [Run<'_, B>],
+        done: &[usize],
+        pass: &[(usize, usize)],
+    ) -> Result<Tensor<B>> {
+        let client = &self.client;
+        let ids: Vec<u32> = pass
+            .iter()
+            .flat_map(|&(run, len)| &runs[run].tokens[done[run]..done[run] + len])
+            .copied()
+            .collect();
+        let states: Vec<&mut State<B>> = runs
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| pass.iter().any(|(run, _)| run == i))
+            .map(|(_, run)| &mut *run.state)
+            .collect();
+        let mut batch = Batch::new(pass.iter().map(|&(_, len)| len).collect(), states);
+
+        let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
+        let h = scaled::<B>(client, h, self.family().frame().embedding_scale)?;
+        let h = self.decoder.forward(client, h, &mut batch)?;
+        batch.finish();
+        Ok(h)
+    }
+
+    /// Logits of the rows of all `hidden` states.
+    fn logits(&self, hidden: &[Tensor<B>]) -> Result<Tensor<B>> {
+        let client = &self.client;
+        let h = match hidden {
+            [] => return ops::zeros(client, &[0, self.vocab_rows()]),
+            [one] => one.clone(),
+            many => ops::concat_rows(client, many)?,
+        };
+        let h = self.norm.forward(client, &h)?;
+        let logits = match &self.head {
+            Some(head) => head.forward(client, &h)?,
+            None => client.linear(&h, &self.embeddings, None, None)?,
+        };
+        scaled::<B>(client, logits, self.family().frame().logits_scale)
+    }
+}
+
+/// `x` times `factor`.
+fn scaled<B: Backend>(client: &B::Client, x: Tensor<B>, factor: f32) -> Result<Tensor<B>> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    client.add_scaled(ops::zeros(client, x.shape())?, &x, factor)
+}
+
+/// The next piece of each run that is not done, as `(run, length)` in the order of runs.
+///
+/// Pieces end at multiples of `PIECE` of the sequence's own positions: where a run is cut depends on
+/// nothing but itself.
+fn next_pass<B: Backend>(runs: &[Run<'_, B>], done: &[usize]) -> Vec<(usize, usize)> {
+    let mut rows = 0;
+    let mut pass = Vec::new();
+    for (i, (run, &done)) in runs.iter().zip(done).enumerate() {
+        let len = (run.tokens.len() - done).min(PIECE - run.state.position() % PIECE);
+        if len > 0 && (pass.is_empty() || rows + len <= MAX_ROWS) {
+            rows += len;
+            pass.push((i, len));
+        }
+    }
+    pass
+}

@@ -1,0 +1,189 @@
+//! What a sequence remembers.
+
+use crate::backend::{Backend, Tensor};
+use crate::error::{Error, Result};
+use crate::nn::{AttentionConfig, MixerConfig, MixerState};
+use crate::ops::{self, AttentionOps, KvCache, KvType};
+
+use super::LayerSpec;
+
+/// What one sequence remembers of all layers: what Mamba-2 mixers keep is constant in size, what
+/// attention keeps grows with each token.
+///
+/// A clone is a fork: it shares memory until one of the two goes on.
+#[derive(Debug, Clone)]
+pub struct State<B: Backend> {
+    layers: Vec<LayerState<B>>,
+    position: usize,
+}
+
+/// What one layer keeps; both are there where attention and mixer stand side by side.
+#[derive(Debug, Clone)]
+pub(super) struct LayerState<B: Backend> {
+    mixer: Option<MixerState<B>>,
+    cache: Option<KvCache<B>>,
+}
+
+impl<B: Backend> State<B> {
+    /// The state of a sequence that has seen nothing.
+    pub(super) fn new(layers: &[LayerSpec], kind: KvType, client: &B::Client) -> Result<Self> {
+        let layers = layers.iter().map(|layer| {
+            let mixer = layer.mixer.as_ref().map(|config| MixerState::new(config, client));
+            let cache = layer.attention.as_ref().map(|config| client.new_cache(config.cache(kind)));
+            Ok(LayerState { mixer: mixer.transpose()?, cache: cache.transpose()? })
+        });
+        Ok(Self { layers: layers.collect::<Result<_>>()?, position: 0 })
+    }
+
+    /// Tokens that this state has seen.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Bytes of all its tensors.
+    #[must_use]
+    pub fn size_in_bytes(&self) -> usize {
+        let mixers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        let caches = self.layers.iter().filter_map(|layer| layer.cache.as_ref());
+        mixers.map(|s| 4 * (s.conv.numel() + s.ssm.numel())).sum::<usize>()
+            + caches.map(KvCache::size_in_bytes).sum::<usize>()
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// One layer's convolution window `[d_conv - 1, conv_dim]`, oldest input first; `None` for a layer
+    /// without a mixer.
+    #[must_use]
+    pub fn conv(&self, layer: usize) -> Option<&Tensor<B>> {
+        Some(&self.layers.get(layer)?.mixer.as_ref()?.conv)
+    }
+
+    /// One layer's SSM state `[H, P, N]`; `None` for a layer without a mixer.
+    #[must_use]
+    pub fn ssm(&self, layer: usize) -> Option<&Tensor<B>> {
+        Some(&self.layers.get(layer)?.mixer.as_ref()?.ssm)
+    }
+
+    /// One layer's keys and values; `None` for a layer without attention.
+    #[must_use]
+    pub fn kv(&self, layer: usize) -> Option<&KvCache<B>> {
+        self.layers.get(layer)?.cache.as_ref()
+    }
+
+    /// Replaces one layer's convolution window.
+    ///
+    /// # Errors
+    ///
+    /// When the layer has none or the shape or type is another.
+    pub fn set_conv(&mut self, layer: usize, conv: Tensor<B>) -> Result<()> {
+        let state = self.mixer_mut(layer)?;
+        ops::check_like("conv", &conv, &state.conv)?;
+        state.conv = conv;
+        Ok(())
+    }
+
+    /// Replaces one layer's SSM state.
+    ///
+    /// # Errors
+    ///
+    /// When the layer has none or the shape or type is another.
+    pub fn set_ssm(&mut self, layer: usize, ssm: Tensor<B>) -> Result<()> {
+        let state = self.mixer_mut(layer)?;
+        ops::check_like("ssm", &ssm, &state.ssm)?;
+        state.ssm = ssm;
+        Ok(())
+    }
+
+    fn mixer_mut(&mut self, layer: usize) -> Result<&mut MixerState<B>> {
+        let mixers = self.layers.iter().filter(|layer| layer.mixer.is_some()).count();
+        let count = self.layers.len();
+        self.layers.get_mut(layer).and_then(|layer| layer.mixer.as_mut()).ok_or_else(|| {
+            let reason =
+                format!("expected one of the {mixers} mixers of {count} layers, found {layer}");
+            Error::Argument { name: "layer", reason }
+        })
+    }
+
+    /// Checks that this is a state for `layers`.
+    pub(super) fn check(&self, layers: &[LayerSpec]) -> Result<()> {
+        if self.layers.len() != layers.len() {
+            let (expected, got) = (vec![layers.len()], vec![self.layers.len()]);
+            return Err(Error::Shape { name: "state layers".into(), expected, got });
+        }
+        let is_other = |i: usize| -> Error {
+            let what = format!("state of another model: layer {i} keeps something else");
+            Error::Unsupported { what }
+        };
+        for (i, (state, spec)) in self.layers.iter().zip(layers).enumerate() {
+            match (&state.mixer, &spec.mixer) {
+                (None, None) => {}
+                (Some(mixer), Some(config)) => check_mixer(mixer, config)?,
+                _ => return Err(is_other(i)),
+            }
+            match (&state.cache, &spec.attention) {
+                (None, None) => {}
+                (Some(cache), Some(config)) => check_cache(cache, config)?,
+                _ => return Err(is_other(i)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_mixer<B: Backend>(state: &MixerState<B>, config: &MixerConfig) -> Result<()> {
+    let [conv, ssm] = MixerState::<B>::shapes(config);
+    ops::expect("state conv", &state.conv, &conv)?;
+    ops::expect("state ssm", &state.ssm, &ssm)
+}
+
+fn check_cache<B: Backend>(cache: &KvCache<B>, config: &AttentionConfig) -> Result<()> {
+    let found = cache.sizes();
+    let expected = config.cache(found.kind);
+    if found == expected {
+        return Ok(());
+    }
+    let shape = |sizes: ops::KvSizes| vec![sizes.nheads, sizes.d_key, sizes.d_value];
+    let (expected, got) = (shape(expected), shape(found));
+    Err(Error::Shape { name: "state kv".into(), expected, got })
+}
+
+/// The rows that a forward computes at once: where they belong, and what their sequences remember.
+pub struct Batch<'a, B: Backend> {
+    /// Length of each run; they sum to T.
+    pub(super) runs: Vec<usize>,
+    /// Position of each row in its sequence, `[T]`.
+    pub(super) positions: Vec<usize>,
+    states: Vec<&'a mut State<B>>,
+}
+
+impl<'a, B: Backend> Batch<'a, B> {
+    pub(super) fn new(runs: Vec<usize>, states: Vec<&'a mut State<B>>) -> Self {
+        let rows = states.iter().zip(&runs).map(|(s, &len)| s.position..s.position + len);
+        Self { positions: rows.flatten().collect(), runs, states }
+    }
+
+    /// Moves the sequences on to behind these rows.
+    pub(super) fn finish(self) {
+        for (state, len) in self.states.into_iter().zip(self.runs) {
+            state.position += len;
+        }
+    }
+
+    /// Length of each run, and what its mixer of `layer` remembers.
+    pub(super) fn mixers(&mut self, layer: usize) -> (&[usize], Vec<&mut MixerState<B>>) {
+        let states = self.states.iter_mut();
+        (&self.runs, states.filter_map(|s| s.layers.get_mut(layer)?.mixer.as_mut()).collect())
+    }
+
+    /// Length of each run, positions, and what its attention of `layer` keeps.
+    pub(super) fn caches(&mut self, layer: usize) -> (&[usize], &[usize], Vec<&mut KvCache<B>>) {
+        let states = self.states.iter_mut();
+        let caches = states.filter_map(|s| s.layers.get_mut(layer)?.cache.as_mut()).collect();
+        (&self.runs, &self.positions, caches)
+    }
+}

@@ -1,0 +1,209 @@
+//! The attention layer: one implementation for all families that have it.
+//!
+//! ```text
+//! u ─┬ q_proj ─ (q_norm) ─ rope ─┐
+//!    ├ k_proj ─ (k_norm) ─ rope ─┼ attention with what the sequence keeps ─ o_proj ─ + residual
+//!    └ v_proj ───────────────────┘
+//! ```
+//!
+//! Letters: T tokens, H heads of queries, Hk heads of keys and values, D the width of a head.
+
+use super::linear::{Linear, RmsNorm};
+use super::params::{Params, Tensors};
+use super::rope::RopeConfig;
+use crate::backend::{Backend, Tensor};
+use crate::error::Result;
+use crate::ops::{self, ActivationOps, AttentionOps, KvCache, KvSizes, KvType, Rope, split_last};
+
+/// Sizes and options of an attention layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionConfig {
+    /// Width of the input.
+    pub d_in: usize,
+    /// Width of the output.
+    pub d_model: usize,
+    /// H
+    pub nheads: usize,
+    /// Hk, divides H
+    pub nheads_kv: usize,
+    /// D
+    pub headdim: usize,
+    /// Whether q_proj, k_proj and v_proj have a bias.
+    pub qkv_bias: bool,
+    /// Whether o_proj has a bias.
+    pub out_bias: bool,
+    /// Added to the mean of squares of the norms of each head's query and key; `None` without norms.
+    pub qk_norm_eps: Option<f32>,
+    /// Rotary positions; `None` for attention that knows no positions.
+    pub rope: Option<RopeConfig>,
+    /// Factor of the products of queries and keys.
+    pub scale: f32,
+    /// How many tokens a token sees, itself included.
+    pub window: Option<usize>,
+    /// Bound of the scores.
+    pub softcap: Option<f32>,
+    /// Factor of the keys, before they rotate.
+    pub key_scale: f32,
+}
+
+impl AttentionConfig {
+    /// Attention over `d_model`, as most models have it: rotary positions, scale `1 / sqrt(D)`.
+    #[must_use]
+    pub fn new(d_model: usize, nheads: usize, nheads_kv: usize, headdim: usize) -> Self {
+        Self {
+            d_in: d_model,
+            d_model,
+            nheads,
+            nheads_kv,
+            headdim,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm_eps: None,
+            rope: None,
+            scale: (headdim as f32).sqrt().recip(),
+            window: None,
+            softcap: None,
+            key_scale: 1.0,
+        }
+    }
+
+    /// Sizes of what a sequence keeps, its elements of type `kind`.
+    #[must_use]
+    pub fn cache(&self, kind: KvType) -> KvSizes {
+        KvSizes { nheads: self.nheads_kv, d_key: self.headdim, d_value: self.headdim, kind }
+    }
+
+    /// Adds the layer's parameters to `tensors`, under `name`.
+    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
+        let (q, kv) = (self.nheads * self.headdim, self.nheads_kv * self.headdim);
+        for (projection, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+            tensors.add(format!("{name}.{projection}.weight"), &[rows, self.d_in]);
+            if self.qkv_bias {
+                tensors.add(format!("{name}.{projection}.bias"), &[rows]);
+            }
+        }
+        tensors.add(format!("{name}.o_proj.weight"), &[self.d_model, q]);
+        if self.out_bias {
+            tensors.add(format!("{name}.o_proj.bias"), &[self.d_model]);
+        }
+        if self.qk_norm_eps.is_some() {
+            for norm in ["q_norm", "k_norm"] {
+                tensors.add(format!("{name}.{norm}.weight"), &[self.headdim]);
+            }
+        }
+    }
+}
+
+/// The layer's weights.
+pub struct Attention<B: Backend> {
+    config: AttentionConfig,
+    q_proj: Linear<B>,
+    k_proj: Linear<B>,
+    v_proj: Linear<B>,
+    /// Weights `[D]` of the norms of queries and keys.
+    qk_norm: Option<[RmsNorm<B>; 2]>,
+    o_proj: Linear<B>,
+    rope: Option<Rope>,
+    /// `[Hk D]`, all `key_scale`; `None` where that is 1.
+    key_scale: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// Loads the layer.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float.
+    pub fn load(config: &AttentionConfig, params: &Params<'_, B>) -> Result<Self> {
+        let linear = |name, bias| Linear::load(&params.under(name), bias);
+        let norm = |name, eps| RmsNorm::load(&params.under(name), eps);
+        let norms = |eps| -> Result<_> { Ok([norm("q_norm", eps)?, norm("k_norm", eps)?]) };
+        let kv = config.nheads_kv * config.headdim;
+        let key_scale = (config.key_scale != 1.0)
+            .then(|| ops::tensor(params.client(), &vec![config.key_scale; kv], &[kv]));
+        Ok(Self {
+            q_proj: linear("q_proj", config.qkv_bias)?,
+            k_proj: linear("k_proj", config.qkv_bias)?,
+            v_proj: linear("v_proj", config.qkv_bias)?,
+            qk_norm: config.qk_norm_eps.map(norms).transpose()?,
+            o_proj: linear("o_proj", config.out_bias)?,
+            rope: config.rope.as_ref().map(RopeConfig::rope),
+            key_scale: key_scale.transpose()?,
+            config: config.clone(),
+        })
+    }
+
+    /// What attention of the tokens `u` `[T, d_in]` of all runs at `positions` gives, times `factor`,
+    /// added to `residual` `[T, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn forward_onto(
+        &self,
+        client: &B::Client,
+        u: &Tensor<B>,
+        (residual, factor): (Tensor<B>, f32),
+        (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
+    ) -> Result<Tensor<B>> {
+        let q = self.q_proj.forward(client, u)?; // [T, H D]
+        let k = self.k_proj.forward(client, u)?; // [T, Hk D]
+        let v = self.v_proj.forward(client, u)?;
+        let y = self.attend(client, [q, k, v], runs, positions, &mut caches)?;
+        self.o_proj.forward_onto(client, &y, residual, factor)
+    }
+
+    /// Everything between the projections: `[T, H D]`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn attend(
+        &self,
+        client: &B::Client,
+        [q, k, v]: [Tensor<B>; 3],
+        runs: &[usize],
+        positions: &[usize],
+        caches: &mut [&mut KvCache<B>],
+    ) -> Result<Tensor<B>> {
+        let config = &self.config;
+        let tokens = positions.len();
+        let k = match &self.key_scale {
+            Some(factors) => client.scale_columns(&k, factors)?,
+            None => k,
+        };
+        let mut q = split_last(&q, &[config.nheads, config.headdim])?; // [T, H, D]
+        let mut k = split_last(&k, &[config.nheads_kv, config.headdim])?; // [T, Hk, D]
+        let v = split_last(&v, &[config.nheads_kv, config.headdim])?;
+        if let Some([q_norm, k_norm]) = &self.qk_norm {
+            for (x, norm) in [(&mut q, q_norm), (&mut k, k_norm)] {
+                let shape = x.shape().to_vec();
+                let heads = x.reshape(&[shape[0] * shape[1], config.headdim])?; // [T H, D]
+                *x = norm.forward(client, &heads)?.reshape(&shape)?;
+            }
+        }
+        if let Some(rope) = &self.rope {
+            q = client.rope(&q, positions, rope)?;
+            k = client.rope(&k, positions, rope)?;
+        }
+        let input = ops::Attention {
+            q: &q,
+            k: &k,
+            v: &v,
+            scale: config.scale,
+            window: config.window,
+            softcap: config.softcap,
+        };
+        let y = client.attention(&input, runs, caches)?; // [T, H, D]
+        Ok(y.reshape(&[tokens, config.nheads * config.headdim])?)
+    }
+
+    /// Bytes that a pass over the layer's matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
+            .map(|linear| linear.weight().size_in_bytes())
+            .iter()
+            .sum()
+    }
+}

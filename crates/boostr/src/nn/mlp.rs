@@ -1,0 +1,376 @@
+//! Feed-forward layers: two projections with an activation between, gated or not, and mixtures of them.
+
+use super::linear::Linear;
+use super::params::{Params, Tensors};
+use crate::backend::{Backend, Tensor};
+use crate::error::Result;
+use crate::ops::{self, Activation, ActivationOps, LinearOps};
+
+/// Sizes and options of a feed-forward layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlpConfig {
+    /// Width of input and output.
+    pub d_model: usize,
+    /// Width between.
+    pub d_ff: usize,
+    /// `down(act(gate(x)) * up(x))`; else `down(act(up(x)))`.
+    pub gated: bool,
+    /// The activation.
+    pub act: Activation,
+    /// Whether the projections have a bias.
+    pub bias: bool,
+    /// Factor of the gate before its activation.
+    pub gate_scale: f32,
+}
+
+impl MlpConfig {
+    /// `down(silu(gate(x)) * up(x))`
+    #[must_use]
+    pub fn swiglu(d_model: usize, d_ff: usize) -> Self {
+        Self { d_model, d_ff, gated: true, act: Activation::Silu, bias: false, gate_scale: 1.0 }
+    }
+
+    /// `down(relu(up(x))²)`
+    #[must_use]
+    pub fn relu2(d_model: usize, d_ff: usize) -> Self {
+        Self { gated: false, act: Activation::Relu2, ..Self::swiglu(d_model, d_ff) }
+    }
+
+    /// Adds the layer's parameters to `tensors`, under `name`.
+    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
+        let wide = [self.d_ff, self.d_model];
+        let projections = [
+            ("gate_proj", self.gated, wide),
+            ("up_proj", true, wide),
+            ("down_proj", true, [self.d_model, self.d_ff]),
+        ];
+        for (projection, _, shape) in projections.into_iter().filter(|(_, is_there, _)| *is_there) {
+            tensors.add(format!("{name}.{projection}.weight"), &shape);
+            if self.bias {
+                tensors.add(format!("{name}.{projection}.bias"), &shape[..1]);
+            }
+        }
+    }
+}
+
+/// The layer's weights.
+pub struct Mlp<B: Backend> {
+    act: Activation,
+    gate_proj: Option<Linear<B>>,
+    up_proj: Linear<B>,
+    down_proj: Linear<B>,
+    /// The factor of the gate, `[d_ff]`; `None` where it is 1.
+    gate_scale: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Mlp<B> {
+    /// Loads the layer.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float.
+    pub fn load(config: &MlpConfig, params: &Params<'_, B>) -> Result<Self> {
+        let linear = |name| Linear::load(&params.under(name), config.bias);
+        let factors = vec![config.gate_scale; config.d_ff];
+        let gate_scale = (config.gate_scale != 1.0)
+            .then(|| ops::tensor(params.client(), &factors, &[config.d_ff]));
+        Ok(Self {
+            act: config.act,
+            gate_proj: config.gated.then(|| linear("gate_proj")).transpose()?,
+            up_proj: linear("up_proj")?,
+            down_proj: linear("down_proj")?,
+            gate_scale: gate_scale.transpose()?,
+        })
+    }
+
+    /// `[T, d_model]` to `[T, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// When the width disagrees or memory is short.
+    pub fn forward(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
+        self.down_proj.forward(client, &self.hidden(client, x)?)
+    }
+
+    /// The same times `factor`, added to `residual` `[T, d_model]`.
+    ///
+    /// # Errors
+    ///
+    /// When a width disagrees or memory is short.
+    pub fn forward_onto(
+        &self,
+        client: &B::Client,
+        x: &Tensor<B>,
+        residual: Tensor<B>,
+        factor: f32,
+    ) -> Result<Tensor<B>> {
+        self.down_proj.forward_onto(client, &self.hidden(client, x)?, residual, factor)
+    }
+
+    /// What the last projection gets: `[T, d_ff]`.
+    fn hidden(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let up = self.up_proj.forward(client, x)?;
+        let Some(gate) = &self.gate_proj else {
+            return client.activate(self.act, &up);
+        };
+        let gate = gate.forward(client, x)?;
+        match &self.gate_scale {
+            None => client.glu(self.act, &gate, &up),
+            Some(factors) => client.glu(self.act, &client.scale_columns(&gate, factors)?, &up),
+        }
+    }
+
+    /// Bytes that a pass over the layer's matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        let gate = self.gate_proj.as_ref().map_or(0, |gate| gate.weight().size_in_bytes());
+        gate + self.up_proj.weight().size_in_bytes() + self.down_proj.weight().size_in_bytes()
+    }
+}
+
+/// How experts are chosen and weighted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routing {
+    /// The `used` largest scores, softmax over them.
+    TopKSoftmax,
+    /// Softmax over all scores, the `used` largest of it as they are.
+    SoftmaxTopK,
+    /// Sigmoid of the scores; chosen by it plus a bias of each expert, weighted without.
+    Sigmoid,
+}
+
+/// Sizes and options of a mixture of experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeConfig {
+    /// Each expert; its width is that in which experts work.
+    pub expert: MlpConfig,
+    /// Experts in all.
+    pub experts: usize,
+    /// Experts of each token.
+    pub used: usize,
+    /// How they are chosen.
+    pub routing: Routing,
+    /// Experts come in groups, of which the best `topk_group` are looked at; 1 and 1 for no groups.
+    pub ngroups: usize,
+    /// See `ngroups`.
+    pub topk_group: usize,
+    /// Whether the weights of a token's experts are made to sum to 1.
+    pub normalized: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Width of the input of the router, and of a latent pair of projections around the experts when
+    /// it is not theirs.
+    pub d_model: usize,
+}
+
+impl MoeConfig {
+    fn has_latent(&self) -> bool {
+        self.expert.d_model != self.d_model
+    }
+
+    /// Adds the layer's parameters to `tensors`, under `name`: `gate` is the router.
+    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
+        tensors.add(format!("{name}.gate.weight"), &[self.experts, self.d_model]);
+        if self.routing == Routing::Sigmoid {
+            tensors.add(format!("{name}.gate.e_score_correction_bias"), &[self.experts]);
+        }
+        for expert in 0..self.experts {
+            self.expert.expect(tensors, &format!("{name}.experts.{expert}"));
+        }
+        if self.has_latent() {
+            let latent = self.expert.d_model;
+            tensors.add(format!("{name}.fc1_latent_proj.weight"), &[latent, self.d_model]);
+            tensors.add(format!("{name}.fc2_latent_proj.weight"), &[self.d_model, latent]);
+        }
+    }
+}
+
+/// A mixture of experts: a router gives each token a few of many feed-forward layers.
+///
+/// Only the weights of chosen experts are read; the tokens of one expert are one product. A token's
+/// sum is in the order of the experts' numbers, so it is the same in any company.
+pub struct Moe<B: Backend> {
+    config: MoeConfig,
+    gate: Linear<B>,
+    /// `[experts]`
+    bias: Option<Vec<f32>>,
+    experts: Vec<Mlp<B>>,
+    /// Into the experts' width and back.
+    latent: Option<[Linear<B>; 2]>,
+}
+
+impl<B: Backend> Moe<B> {
+    /// Loads the layer.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float.
+    pub fn load(config: &MoeConfig, params: &Params<'_, B>) -> Result<Self> {
+        let experts = params.under("experts");
+        let linear = |name| Linear::load(&params.under(name), false);
+        let latent =
+            || -> Result<_> { Ok([linear("fc1_latent_proj")?, linear("fc2_latent_proj")?]) };
+        let is_biased = config.routing == Routing::Sigmoid;
+        Ok(Self {
+            gate: Linear::load(&params.under("gate"), false)?,
+            bias: is_biased.then(|| params.values("gate.e_score_correction_bias")).transpose()?,
+            experts: (0..config.experts)
+                .map(|i| Mlp::load(&config.expert, &experts.under(&i.to_string())))
+                .collect::<Result<_>>()?,
+            latent: config.has_latent().then(latent).transpose()?,
+            config: config.clone(),
+        })
+    }
+
+    /// What the chosen experts give for each row `[T, d_model]`, times `factor`, added to `residual`.
+    ///
+    /// # Errors
+    ///
+    /// When the width disagrees or memory is short.
+    pub fn forward_onto(
+        &self,
+        client: &B::Client,
+        x: &Tensor<B>,
+        residual: Tensor<B>,
+        factor: f32,
+    ) -> Result<Tensor<B>> {
+        let scores = ops::to_vec(&self.gate.forward(client, x)?)?; // [T, experts]
+        // The rows and weights of each expert.
+        let mut chosen = vec![(Vec::new(), Vec::new()); self.config.experts];
+        for (row, scores) in scores.chunks(self.config.experts.max(1)).enumerate() {
+            for (expert, weight) in self.config.route(scores, self.bias.as_deref()) {
+                chosen[expert].0.push(row);
+                chosen[expert].1.push(weight);
+            }
+        }
+        let x = match &self.latent {
+            Some([into, _]) => into.forward(client, x)?,
+            None => x.clone(),
+        };
+        let mut sum = ops::zeros(client, &[x.shape()[0], self.config.expert.d_model])?;
+        for (expert, (rows, weights)) in self.experts.iter().zip(&chosen) {
+            if !rows.is_empty() {
+                let y = expert.forward(client, &client.select_rows(&x, rows)?)?;
+                sum = client.add_rows(sum, &y, rows, weights)?;
+            }
+        }
+        match &self.latent {
+            Some([_, back]) => back.forward_onto(client, &sum, residual, factor),
+            None => client.add_scaled(residual, &sum, factor),
+        }
+    }
+
+    /// Bytes that one token's pass over the layer's matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        let linear = |linear: &Linear<B>| linear.weight().size_in_bytes();
+        let expert = self.experts.first().map_or(0, Mlp::weight_bytes);
+        let latent: usize = self.latent.iter().flatten().map(linear).sum();
+        linear(&self.gate) + latent + self.config.used * expert
+    }
+}
+
+impl MoeConfig {
+    /// The experts of a token and their weights, by the router's `scores` `[experts]`; the lower number
+    /// wins among equals.
+    fn route(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+        let weights: Vec<f32> = match self.routing {
+            Routing::TopKSoftmax => scores.to_vec(),
+            Routing::SoftmaxTopK => softmax(scores),
+            Routing::Sigmoid => scores.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        };
+        let mut ranks = weights.clone();
+        for (rank, bias) in ranks.iter_mut().zip(bias.unwrap_or_default()) {
+            *rank += bias;
+        }
+        let per_group = self.experts / self.ngroups.max(1);
+        if self.ngroups > self.topk_group && per_group > 0 {
+            // A group counts as much as its two best.
+            let sums: Vec<f32> = ranks
+                .chunks(per_group)
+                .map(|group| largest(group, 2).into_iter().map(|i| group[i]).sum())
+                .collect();
+            let kept = largest(&sums, self.topk_group);
+            for (expert, rank) in ranks.iter_mut().enumerate() {
+                if !kept.contains(&(expert / per_group)) {
+                    *rank = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let mut experts = largest(&ranks, self.used);
+        let mut chosen: Vec<f32> = experts.iter().map(|&expert| weights[expert]).collect();
+        if self.routing == Routing::TopKSoftmax {
+            chosen = softmax(&chosen);
+        }
+        if self.normalized {
+            let sum = chosen.iter().sum::<f32>() + 1e-20;
+            chosen.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        let mut out: Vec<(usize, f32)> =
+            experts.drain(..).zip(chosen.into_iter().map(|weight| weight * self.scale)).collect();
+        out.sort_by_key(|&(expert, _)| expert);
+        out
+    }
+}
+
+/// The numbers of the `count` largest values, the first of equals first.
+fn largest(values: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    order.truncate(count);
+    order
+}
+
+fn softmax(values: &[f32]) -> Vec<f32> {
+    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exps: Vec<f32> = values.iter().map(|x| (x - max).exp()).collect();
+    let sum: f32 = exps.iter().sum();
+    exps.iter().map(|x| x / sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(routing: Routing, used: usize) -> MoeConfig {
+        MoeConfig {
+            expert: MlpConfig::swiglu(4, 4),
+            experts: 4,
+            used,
+            routing,
+            ngroups: 1,
+            topk_group: 1,
+            normalized: false,
+            scale: 1.0,
+            d_model: 4,
+        }
+    }
+
+    #[test]
+    fn softmax_comes_after_the_choice_or_before_it() {
+        let scores = [0.0, 2.0, 1.0, -1.0];
+        let after = config(Routing::TopKSoftmax, 2).route(&scores, None);
+        assert_eq!(after.iter().map(|e| e.0).collect::<Vec<_>>(), [1, 2]);
+        assert!((after[0].1 - 1.0 / (1.0 + (-1.0f32).exp())).abs() < 1e-6);
+        let before = config(Routing::SoftmaxTopK, 2).route(&scores, None);
+        let all: f32 = scores.iter().map(|x| x.exp()).sum();
+        assert!((before[0].1 - 2.0f32.exp() / all).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_bias_chooses_and_does_not_weigh() {
+        let config = MoeConfig { normalized: true, scale: 2.5, ..config(Routing::Sigmoid, 2) };
+        let chosen = config.route(&[0.0, 2.0, 1.0, -1.0], Some(&[0.0, 0.0, -1.0, 1.0]));
+        assert_eq!(chosen.iter().map(|e| e.0).collect::<Vec<_>>(), [1, 3]);
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let sum = sigmoid(2.0) + sigmoid(-1.0);
+        assert!((chosen[1].1 - 2.5 * sigmoid(-1.0) / sum).abs() < 1e-6);
+    }
+
+    #[test]
+    fn only_experts_of_the_best_groups_are_chosen() {
+        let config = MoeConfig { ngroups: 2, topk_group: 1, ..config(Routing::Sigmoid, 2) };
+        let chosen = config.route(&[3.0, -9.0, 2.0, 2.0], Some(&[0.0; 4]));
+        assert_eq!(chosen.iter().map(|e| e.0).collect::<Vec<_>>(), [2, 3]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Elementwise steps between products: activations, gates, factors, and sums of chosen rows.
+
+use numr::dtype::DType;
+use numr::runtime::Runtime;
+use numr::tensor::Tensor;
+
+pub use boostr_kernels::activation::Activation;
+
+use super::{TensorClient, expect, generic, shape_error};
+use crate::error::{Error, Result};
+
+/// Elementwise operations on rows `[T, width]`.
+pub trait ActivationOps<R: Runtime<DType = DType>>: TensorClient<R> {
+    /// `act(gate) * up`
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree; so for all methods here.
+    fn glu(&self, act: Activation, gate: &Tensor<R>, up: &Tensor<R>) -> Result<Tensor<R>> {
+        generic::glu(self, act, gate, up)
+    }
+
+    /// `act(x)`
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn activate(&self, act: Activation, x: &Tensor<R>) -> Result<Tensor<R>> {
+        generic::activate(self, act, x)
+    }
+
+    /// `to + factor * x`
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn add_scaled(&self, to: Tensor<R>, x: &Tensor<R>, factor: f32) -> Result<Tensor<R>> {
+        generic::add_scaled(self, to, x, factor)
+    }
+
+    /// Each column times its factor, `factors` `[width]`.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn scale_columns(&self, x: &Tensor<R>, factors: &Tensor<R>) -> Result<Tensor<R>> {
+        generic::scale_columns(self, x, factors)
+    }
+
+    /// `to` with `factors[i] * x[i]` added to row `rows[i]`, in the order of i.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn add_rows(
+        &self,
+        to: Tensor<R>,
+        x: &Tensor<R>,
+        rows: &[usize],
+        factors: &[f32],
+    ) -> Result<Tensor<R>> {
+        generic::add_rows(self, to, x, rows, factors)
+    }
+}
+
+/// `(T, width)` of two tensors of one shape.
+pub(super) fn check_pair<R: Runtime<DType = DType>>(
+    names: [&'static str; 2],
+    x: &Tensor<R>,
+    y: &Tensor<R>,
+) -> Result<(usize, usize)> {
+    let &[tokens, width] = x.shape() else {
+        return Err(shape_error(names[0], &[0, 0], x.shape()));
+    };
+    expect(names[0], x, &[tokens, width])?;
+    expect(names[1], y, &[tokens, width])?;
+    Ok((tokens, width))
+}
+
+/// The width of rows that can be added to rows of `to`.
+pub(super) fn check_add_rows<R: Runtime<DType = DType>>(
+    to: &Tensor<R>,
+    x: &Tensor<R>,
+    rows: &[usize],
+    factors: &[f32],
+) -> Result<usize> {
+    let &[tokens, width] = to.shape() else {
+        return Err(shape_error("to", &[0, 0], to.shape()));
+    };
+    expect("to", to, &[tokens, width])?;
+    expect("x", x, &[rows.len(), width])?;
+    if factors.len() != rows.len() {
+        let reason =
+            format!("expected one for each of {} rows, found {}", rows.len(), factors.len());
+        return Err(Error::Argument { name: "factors", reason });
+    }
+    if let Some(row) = rows.iter().find(|&&row| row >= tokens) {
+        let reason = format!("row {row} is not one of {tokens}");
+        return Err(Error::Argument { name: "rows", reason });
+    }
+    Ok(width)
+}

@@ -1,0 +1,115 @@
+//! Attention and elementwise steps on the CPU.
+
+use boostr_kernels::{self as kernels, activation, attention};
+use numr::runtime::cpu::{CpuClient, CpuRuntime};
+
+use super::{Cpu, contiguous, with_rows};
+use crate::error::{Error, Result};
+use crate::ops::activation::{check_add_rows, check_pair};
+use crate::ops::attention::{KvStorage, check_rope};
+use crate::ops::{
+    Activation, ActivationOps, Attention, AttentionOps, KvCache, KvSizes, Rope, expect, host,
+    shape_error,
+};
+
+impl AttentionOps<CpuRuntime> for CpuClient {
+    fn new_cache(&self, sizes: KvSizes) -> Result<KvCache<CpuRuntime>> {
+        Ok(KvCache::pages(sizes))
+    }
+
+    fn attention(
+        &self,
+        input: &Attention<'_, CpuRuntime>,
+        runs: &[usize],
+        caches: &mut [&mut KvCache<CpuRuntime>],
+    ) -> Result<Cpu> {
+        let dims = input.dims(runs, caches)?;
+        let [q, k, v] = [with_rows(input.q)?, with_rows(input.k)?, with_rows(input.v)?];
+        let mut pages = Vec::with_capacity(caches.len());
+        for cache in caches {
+            let KvStorage::Pages(cache) = &mut cache.storage else {
+                let what = "a cache of tensors in the CPU's attention".into();
+                return Err(Error::Unsupported { what });
+            };
+            pages.push(cache);
+        }
+        let kernel = attention::Attention {
+            nheads: dims.nheads,
+            scale: input.scale,
+            window: input.window,
+            softcap: input.softcap,
+        };
+        let mut out = host::zeros(&[dims.tokens, dims.nheads, dims.sizes.d_value])?;
+        attention::attention(
+            &kernel,
+            host::rows("q", &q)?,
+            host::rows("k", &k)?,
+            host::rows("v", &v)?,
+            runs,
+            &mut pages,
+            host::slice_mut("out", &mut out)?,
+        );
+        Ok(out)
+    }
+
+    fn rope(&self, x: &Cpu, positions: &[usize], rope: &Rope) -> Result<Cpu> {
+        let (tokens, nheads, headdim) = check_rope(x, positions, rope)?;
+        let x = with_rows(x)?;
+        let mut out = host::zeros(&[tokens, nheads, headdim])?;
+        let to = host::slice_mut("out", &mut out)?;
+        kernels::rope(host::rows("x", &x)?, nheads, headdim, positions, rope, to);
+        Ok(out)
+    }
+}
+
+impl ActivationOps<CpuRuntime> for CpuClient {
+    fn glu(&self, act: Activation, gate: &Cpu, up: &Cpu) -> Result<Cpu> {
+        let (tokens, width) = check_pair(["gate", "up"], gate, up)?;
+        let [gate, up] = [with_rows(gate)?, with_rows(up)?];
+        let mut out = host::zeros(&[tokens, width])?;
+        let to = host::slice_mut("out", &mut out)?;
+        activation::glu(act, host::rows("gate", &gate)?, host::rows("up", &up)?, to);
+        Ok(out)
+    }
+
+    fn activate(&self, act: Activation, x: &Cpu) -> Result<Cpu> {
+        let (tokens, width) = check_pair(["x", "x"], x, x)?;
+        let x = with_rows(x)?;
+        let mut out = host::zeros(&[tokens, width])?;
+        activation::activate(act, host::rows("x", &x)?, host::slice_mut("out", &mut out)?);
+        Ok(out)
+    }
+
+    fn add_scaled(&self, mut to: Cpu, x: &Cpu, factor: f32) -> Result<Cpu> {
+        check_pair(["to", "x"], &to, x)?;
+        let x = with_rows(x)?;
+        activation::add_scaled(host::slice_mut("to", &mut to)?, host::rows("x", &x)?, factor);
+        Ok(to)
+    }
+
+    fn scale_columns(&self, x: &Cpu, factors: &Cpu) -> Result<Cpu> {
+        let &[tokens, width] = x.shape() else {
+            return Err(shape_error("x", &[0, 0], x.shape()));
+        };
+        expect("x", x, &[tokens, width])?;
+        expect("factors", factors, &[width])?;
+        let x = with_rows(x)?;
+        let [factors] = contiguous([factors])?;
+        let mut out = host::zeros(&[tokens, width])?;
+        let to = host::slice_mut("out", &mut out)?;
+        activation::scale_columns(host::rows("x", &x)?, host::slice("factors", &factors)?, to);
+        Ok(out)
+    }
+
+    fn add_rows(&self, mut to: Cpu, x: &Cpu, rows: &[usize], factors: &[f32]) -> Result<Cpu> {
+        let width = check_add_rows(&to, x, rows, factors)?;
+        let x = with_rows(x)?;
+        let x = host::rows("x", &x)?;
+        let sums = host::slice_mut("to", &mut to)?;
+        for (i, (&row, &factor)) in rows.iter().zip(factors).enumerate() {
+            let to = &mut sums[row * width..(row + 1) * width];
+            to.iter_mut().zip(x.row(i)).for_each(|(to, x)| *to += factor * x);
+        }
+        Ok(to)
+    }
+}

@@ -1,0 +1,203 @@
+//! Causal attention over a cache of keys and values that each sequence keeps.
+//!
+//! ```text
+//! s[i, j] = scale q[i]·k[j]                         then cap tanh(s / cap) if there is a softcap
+//! out[i]  = sum over j of softmax(s[i, ..])[j] v[j]     j <= i, and i - j < window if there is one
+//! ```
+//!
+//! with i and j positions of one sequence. Query head h uses KV head h / (H / Hk): grouped-query
+//! attention, of which multi-head (Hk = H) and multi-query (Hk = 1) attention are the ends.
+//!
+//! | letter | dimension | word |
+//! |---|---|---|
+//! | T | tokens of all runs | |
+//! | L | positions of a sequence | |
+//! | H | query heads | `nheads` |
+//! | Hk | heads of keys and values, divides H | `nheads_kv` |
+//! | | width of a head's keys and values | `d_k`, `d_v` |
+//!
+//! What differs from the formula, and why:
+//!
+//! 1. The softmax is computed online, page of the cache by page, so that no L x L matrix exists
+//!    (*FlashAttention*, arXiv 2205.14135, algorithm 1); pages that no query of a block sees are skipped.
+//! 2. Keys lie with neighbouring positions in a vector, so scores need no sums across lanes; values with
+//!    neighbouring channels. Both products run in one micro-kernel of up to six queries.
+//! 3. Long contexts are computed by segments of 1024 positions, each from scratch, and put together
+//!    at the end: segments of a single token's query run in parallel.
+//! 4. Tokens of this call are read back from the cache, so what a query sees of a token does not depend
+//!    on the call in which that token came.
+//!
+//! Pages and segments lie at fixed positions, and each query sums its own positions in their order. So
+//! its result has the same bits however the sequence is cut into calls, in whatever company, on any number
+//! of threads; and no query reads a key or value that it must not see.
+//!
+//! [`latent_attention`] is multi-head latent attention over a cache of compressed keys;
+//! [`attention_reference`] and [`latent_attention_reference`] are the definitions.
+
+mod cache;
+mod mla;
+mod online;
+mod page;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use cache::KvCache;
+pub use mla::{LatentAttention, latent_attention, latent_attention_reference};
+pub use page::KvType;
+pub use reference::attention_reference;
+
+use rayon::prelude::*;
+
+use crate::rows::{Rows, column_blocks};
+use online::{Online, Queries, Scratch, attend_segment};
+
+/// Queries that meet a page while it is in the cache of the processor: as many tokens as make about this many.
+const BLOCK_ROWS: usize = 48;
+/// Positions of a segment, whole pages: long enough that putting segments together costs little.
+const SEGMENT: usize = 1024;
+
+/// What [`attention`] computes, but for the sizes that its cache knows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// H, a multiple of the cache's Hk
+    pub nheads: usize,
+    /// Factor of the scores, usually `d_k^-0.5`.
+    pub scale: f32,
+    /// A token sees itself and those before it, this many in all; at least 1.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`; above 0.
+    pub softcap: Option<f32>,
+}
+
+/// Appends the keys and values of each run to its cache and attends from each token to all before it.
+///
+/// | argument | shape | meaning |
+/// |---|---|---|
+/// | `q` | `[T, H * d_k]` | queries |
+/// | `k` | `[T, Hk * d_k]` | keys |
+/// | `v` | `[T, Hk * d_v]` | values |
+/// | `runs` | lengths, sum T | tokens of each sequence; may be 0 |
+/// | `caches` | one for each run | what came before; the run is appended |
+/// | `out` | `[T, H * d_v]` | overwritten |
+///
+/// ```
+/// use boostr_kernels::Rows;
+/// use boostr_kernels::attention::{Attention, KvCache, KvType, attention};
+/// let kernel = Attention { nheads: 1, scale: 1.0, window: None, softcap: None };
+/// let mut cache = KvCache::new(1, 1, 1, KvType::F32);
+/// let (q, k, v) = ([0.0, 0.0], [1.0, 2.0], [3.0, 5.0]);
+/// let rows = |x| Rows::dense(x, 1);
+/// let mut out = [0.0; 2];
+/// attention(&kernel, rows(&q), rows(&k), rows(&v), &[2], &mut [&mut cache], &mut out);
+/// assert_eq!(out, [3.0, 4.0]); // equal scores: means of the values so far
+/// assert_eq!(cache.len(), 2);
+/// ```
+///
+/// # Panics
+///
+/// If the lengths disagree, or a query sees a position that its cache was told to forget.
+#[track_caller]
+pub fn attention(
+    kernel: &Attention,
+    q: Rows<'_>,
+    k: Rows<'_>,
+    v: Rows<'_>,
+    runs: &[usize],
+    caches: &mut [&mut KvCache],
+    out: &mut [f32],
+) {
+    assert_eq!(runs.iter().sum::<usize>(), q.len(), "runs");
+    assert_eq!(k.len(), q.len(), "k");
+    assert_eq!(v.len(), q.len(), "v");
+    assert_eq!(caches.len(), runs.len(), "caches");
+    let mut first = 0;
+    for (&len, cache) in runs.iter().zip(caches.iter_mut()) {
+        cache.append(k.slice(first, len), v.slice(first, len));
+        first += len;
+    }
+    let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
+    attend(kernel, q, runs, &caches, out);
+}
+
+/// Queries of a block of tokens, and where their outputs go: a `[H / Hk * d_v]` for each token.
+struct Task<'a> {
+    queries: Queries<'a>,
+    out: Vec<&'a mut [f32]>,
+}
+
+/// Attends from the last tokens of each cache: those of its run.
+#[track_caller]
+fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], out: &mut [f32]) {
+    let Some(cache) = caches.first() else { return };
+    let (nheads_kv, d_k, d_v) = cache.dims();
+    assert!(caches.iter().all(|c| c.dims() == (nheads_kv, d_k, d_v)), "caches: of unequal sizes");
+    let nheads = kernel.nheads;
+    assert!(
+        nheads > 0 && nheads.is_multiple_of(nheads_kv),
+        "nheads: not a multiple of {nheads_kv}"
+    );
+    assert!(kernel.window != Some(0), "window");
+    assert!(kernel.softcap.is_none_or(|cap| cap > 0.0), "softcap");
+    assert_eq!(q.width(), nheads * d_k, "q");
+    assert_eq!(out.len(), q.len() * nheads * d_v, "out");
+
+    let heads_per_group = nheads / nheads_kv;
+    let block = (BLOCK_ROWS / heads_per_group).max(1);
+    let mut tasks = Vec::new();
+    let (mut done, mut rest) = (0, out);
+    for (&len, &cache) in runs.iter().zip(caches) {
+        let (out, after) = rest.split_at_mut(len * nheads * d_v);
+        rest = after;
+        let q = q.slice(done, len);
+        done += len;
+        let before = cache.len() - len;
+        for (i, out) in out.chunks_mut(block * nheads * d_v).enumerate() {
+            let tokens = out.len() / (nheads * d_v);
+            let first = before + i * block;
+            let seen = kernel.window.map_or(0, |window| (first + 1).saturating_sub(window));
+            assert!(
+                seen >= cache.first(),
+                "caches: positions before {} are forgotten, {seen} is seen",
+                cache.first()
+            );
+            let columns = column_blocks(out, nheads * d_v, heads_per_group * d_v);
+            tasks.extend(columns.into_iter().enumerate().map(|(head, out)| {
+                let q = q.slice(i * block, tokens);
+                let q = q.columns(head * heads_per_group * d_k, heads_per_group * d_k);
+                Task { queries: Queries { kernel: *kernel, cache, head, q, first, seen }, out }
+            }));
+        }
+    }
+    let few = tasks.len() < 4 * rayon::current_num_threads();
+    tasks.into_par_iter().for_each_init(Default::default, |scratch, task| {
+        run(task, few, scratch);
+    });
+}
+
+/// Computes a task, segment after segment, or all at once if tasks are too few for the threads.
+fn run(task: Task<'_>, at_once: bool, scratch: &mut (Scratch, Online, Online)) {
+    let (scratch, total, part) = scratch;
+    let Task { queries, mut out } = task;
+    let level = queries.cache.layout().level;
+    let segments = queries.seen / SEGMENT..(queries.first + out.len()).div_ceil(SEGMENT);
+    let positions = |segment: usize| segment * SEGMENT..(segment + 1) * SEGMENT;
+    total.reset(queries.rows(), queries.cache.layout().padded_d_v());
+    if at_once && segments.len() > 1 {
+        let parts = segments.into_par_iter().map_init(Scratch::default, |scratch, segment| {
+            let mut part = Online::default();
+            attend_segment(level, &queries, positions(segment), scratch, &mut part);
+            part
+        });
+        parts.collect::<Vec<_>>().iter().for_each(|part| total.add(part));
+    } else {
+        for segment in segments {
+            attend_segment(level, &queries, positions(segment), scratch, part);
+            total.add(part);
+        }
+    }
+    let (_, _, d_v) = queries.cache.dims();
+    for (row, out) in out.iter_mut().flat_map(|out| out.chunks_exact_mut(d_v)).enumerate() {
+        total.write(row, out);
+    }
+}
