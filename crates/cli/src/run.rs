@@ -205,7 +205,7 @@ impl Report<'_> {
     /// Lines with the labels of other runtimes.
     fn say(&self, term: &Term) {
         let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
-        let Summary { parameters, bytes, ref dtype } = self.summary;
+        let Summary { parameters, bytes, ref dtype, .. } = self.summary;
         let place = if *self.source == Source::Embedded { "embedded" } else { "mmap" };
         let mut lines = vec![
             format!(

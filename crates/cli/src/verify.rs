@@ -97,7 +97,7 @@ fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut C
 
 fn check_weights(source: &Source, allow_pickle: bool, checks: &mut Checks) -> Option<Checkpoint> {
     checks.record("weights", source.checkpoint(allow_pickle), |checkpoint| {
-        let Summary { parameters, bytes, dtype } = Summary::of(checkpoint);
+        let Summary { parameters, bytes, dtype, .. } = Summary::of(checkpoint);
         let [count, bytes] = [system::count(parameters as u64), system::bytes(bytes as u64)];
         format!("{} tensors, {count} parameters, {dtype}, {bytes}", checkpoint.len())
     })

@@ -43,7 +43,7 @@ where
     let dims = input.dims(runs, caches)?;
     let mut outs = Vec::new();
     let mut first = 0;
-    for (&len, cache) in runs.iter().zip(caches) {
+    for (&len, cache) in runs.iter().zip(caches).filter(|(len, _)| **len > 0) {
         let rows =
             |x: &Tensor<R>| -> Result<Tensor<R>> { Ok(x.narrow(0, first, len)?.contiguous()?) };
         let [q, k, v] = [rows(input.q)?, rows(input.k)?, rows(input.v)?];
@@ -52,9 +52,6 @@ where
             let what = "a cache of CPU pages in the portable attention".into();
             return Err(crate::Error::Unsupported { what });
         };
-        if len == 0 {
-            continue;
-        }
         let [keys, values] = match kept.take() {
             None => [k, v],
             Some([keys, values]) => [client.cat(&[&keys, &k], 0)?, client.cat(&[&values, &v], 0)?],
