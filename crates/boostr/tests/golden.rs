@@ -17,7 +17,14 @@ const TOLERANCE: f64 = 2e-4;
 const ROUNDING: f64 = 2e-5;
 /// Those of them whose original clamps the steps of a prompt, but not of decoding.
 const CLAMPING: usize = 0;
-const MODELS: [&str; 3] = ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny"];
+const MODELS: [&str; 6] = [
+    "mamba2-tiny",
+    "mamba2-tiny-g2",
+    "llama-tiny",
+    "bamba-tiny",
+    "granitehybrid-dense-tiny",
+    "granitehybrid-moe-tiny",
+];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)

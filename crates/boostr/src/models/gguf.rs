@@ -1,8 +1,10 @@
 //! Keys of GGUF metadata that families share.
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Metadata, Value};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, How, MixerConfig, RopeConfig, Row};
+use crate::ops::RopeScaling;
 
 use super::MAX_SIZE;
 
@@ -11,6 +13,8 @@ pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 pub(super) const NORM: &str = "output_norm.weight";
 pub(super) const HEAD: &str = "output.weight";
+/// What divides the frequency of each pair of dimensions.
+const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Metadata under the prefix of an architecture.
 pub struct Keys<'a> {
@@ -117,6 +121,27 @@ impl<'a> Keys<'a> {
         Ok(if types.len() == tokens { tokens - unused } else { tokens })
     }
 
+    /// Rotary positions of heads of `headdim`, by `{arch}.rope.*` and the file's factors of frequencies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] or [`Error::Tensors`] for an impossible value.
+    pub fn rope(&self, checkpoint: &Checkpoint, headdim: usize) -> Result<RopeConfig> {
+        let mut rope = RopeConfig::read_gguf(self.metadata, self.arch, headdim)?;
+        let Some(factors) = checkpoint.get(ROPE_FREQS) else { return Ok(rope) };
+        let factors = factors.to_f32()?;
+        if factors.len() != rope.rotary_dim / 2 || factors.iter().any(|f| !f.is_normal()) {
+            let reason = format!(
+                "`{ROPE_FREQS}`: expected {} finite factors, found {}",
+                rope.rotary_dim / 2,
+                factors.len()
+            );
+            return Err(Error::Tensors { path: checkpoint.path().into(), reason });
+        }
+        rope.scaling = RopeScaling::PerDim { factors };
+        Ok(rope)
+    }
+
     /// The Mamba-2 mixer that `{arch}.ssm.*` describes.
     ///
     /// # Errors
@@ -210,6 +235,13 @@ impl<'a> KeysMut<'a> {
     }
 }
 
+/// The tensor of factors of frequencies that rotary positions need, if any, for
+/// [`Family::gguf_given`](super::Family::gguf_given).
+pub fn rope_factors(rope: Option<&RopeConfig>) -> Vec<(&'static str, Vec<f32>)> {
+    let factors = rope.and_then(RopeConfig::factors);
+    factors.map(|factors| (ROPE_FREQS, factors)).into_iter().collect()
+}
+
 /// The rows of a mixer whose parameters are under `name`, a pattern with `#`.
 pub fn mixer_table(mixer: &MixerConfig, name: &str) -> Vec<Row> {
     let row = |file: &str, part: &str| Row::new(format!("blk.#.{file}"), format!("{name}.{part}"));
@@ -228,9 +260,10 @@ pub fn mixer_table(mixer: &MixerConfig, name: &str) -> Vec<Row> {
 /// The rows of attention whose parameters are under `name`, a pattern with `#`.
 ///
 /// `interleaved`: queries and keys lie as llama.cpp's converter of Llama leaves them, for rotations of
-/// neighbouring rows.
+/// neighbouring rows; it does so to all rows of attention that does not rotate.
 pub fn attention_table(attention: &AttentionConfig, name: &str, interleaved: bool) -> Vec<Row> {
-    let rotary_dim = attention.rope.as_ref().map_or(attention.headdim, |rope| rope.rotary_dim);
+    let all = attention.headdim / 2 * 2;
+    let rotary_dim = attention.rope.as_ref().map_or(all, |rope| rope.rotary_dim);
     let mut rows = Vec::new();
     for end in ["weight", "bias"] {
         let projections = [

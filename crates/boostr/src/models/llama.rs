@@ -15,7 +15,7 @@
 
 use serde_json::{Value, json};
 
-use super::gguf::{Keys, KeysMut, attention_table, mlp_table};
+use super::gguf::{Keys, KeysMut, attention_table, mlp_table, rope_factors};
 use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, shortest};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
@@ -24,7 +24,6 @@ use crate::error::{Error, Result};
 use crate::nn::{
     Attention, AttentionConfig, Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors,
 };
-use crate::ops::RopeScaling;
 
 /// What `config.json` calls this family.
 pub(super) const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
@@ -33,8 +32,6 @@ pub(super) const ARCHS: &[&str] = &["llama", "qwen2", "qwen3"];
 
 const NAMES: Names =
     Names { embeddings: "model.embed_tokens", norm: "model.norm", head: "lm_head" };
-/// Factors that stretch each frequency, in GGUF.
-const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,26 +103,13 @@ impl Config {
             let reason = format!("expected {headdim}, as keys have, found {width}");
             return Err(keys.error("attention.value_length", reason));
         }
-        let mut rope = RopeConfig::read_gguf(keys.metadata, keys.arch, headdim)?;
-        if let Some(factors) = checkpoint.get(ROPE_FREQS) {
-            let factors = factors.to_f32()?;
-            if factors.len() != rope.rotary_dim / 2 || factors.iter().any(|f| !f.is_normal()) {
-                let reason = format!(
-                    "`{ROPE_FREQS}`: expected {} finite factors, found {}",
-                    rope.rotary_dim / 2,
-                    factors.len()
-                );
-                return Err(Error::Tensors { path: checkpoint.path().into(), reason });
-            }
-            rope.scaling = RopeScaling::PerDim { factors };
-        }
         let eps = keys.norm_eps()?;
         let has = |name: &str| checkpoint.get(name).is_some();
         let attention = AttentionConfig {
             qkv_bias: has("blk.0.attn_q.bias"),
             out_bias: has("blk.0.attn_output.bias"),
             qk_norm_eps: has("blk.0.attn_q_norm.weight").then_some(eps),
-            rope: Some(rope),
+            rope: Some(keys.rope(checkpoint, headdim)?),
             ..AttentionConfig::new(d_model, nheads, nheads_kv, headdim)
         };
         let window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
@@ -274,11 +258,7 @@ impl Family for Config {
     }
 
     fn gguf_given(&self) -> Vec<(&'static str, Vec<f32>)> {
-        let rope = self.attention.rope.as_ref();
-        rope.and_then(RopeConfig::factors)
-            .map(|factors| (ROPE_FREQS, factors))
-            .into_iter()
-            .collect()
+        rope_factors(self.attention.rope.as_ref())
     }
 
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {

@@ -4,11 +4,16 @@
 //! |---|---|---|
 //! | [`mamba2`] | `mamba2`, files of mamba_ssm and Codestral | `mamba2` |
 //! | [`llama`] | `llama`, `mistral`, `qwen2`, `qwen3` | `llama`, `qwen2`, `qwen3` |
+//! | [`bamba`] | `bamba` | `granitehybrid` |
+//! | [`granite_hybrid`] | `granitemoehybrid` | `granitehybrid`, `granite`, `granitemoe` |
 //!
 //! A family says what it is made of ([`Family`]) and takes rows through its layers ([`Decoder`]); what is
 //! the same for all stands once, in [`Model`].
 
+pub mod bamba;
 mod gguf;
+pub mod granite_hybrid;
+mod hybrid;
 pub mod llama;
 pub mod mamba2;
 mod model;
@@ -19,6 +24,7 @@ use std::fmt;
 use serde_json::Value;
 
 pub use gguf::Keys;
+pub use hybrid::Hybrid;
 pub use model::{Decoder, Logits, Model, PIECE, Run};
 pub use state::{Batch, State};
 
@@ -45,6 +51,10 @@ pub enum Config {
     Mamba2(mamba2::Config),
     /// See [`llama`].
     Llama(llama::Config),
+    /// See [`bamba`].
+    Bamba(bamba::Config),
+    /// See [`granite_hybrid`].
+    GraniteHybrid(granite_hybrid::Config),
 }
 
 impl From<mamba2::Config> for Config {
@@ -59,9 +69,25 @@ impl From<llama::Config> for Config {
     }
 }
 
+impl From<bamba::Config> for Config {
+    fn from(config: bamba::Config) -> Self {
+        Self::Bamba(config)
+    }
+}
+
+impl From<granite_hybrid::Config> for Config {
+    fn from(config: granite_hybrid::Config) -> Self {
+        Self::GraniteHybrid(config)
+    }
+}
+
 /// The families: the types that `config.json` names, the architectures that GGUF names.
-const FAMILIES: [(&[&str], &[&str]); 2] =
-    [(mamba2::MODEL_TYPES, mamba2::ARCHS), (llama::MODEL_TYPES, llama::ARCHS)];
+const FAMILIES: [(&[&str], &[&str]); 4] = [
+    (mamba2::MODEL_TYPES, mamba2::ARCHS),
+    (llama::MODEL_TYPES, llama::ARCHS),
+    (bamba::MODEL_TYPES, &[]), // one of Granite's
+    (granite_hybrid::MODEL_TYPES, granite_hybrid::ARCHS),
+];
 
 impl Config {
     /// The family's own view.
@@ -70,6 +96,8 @@ impl Config {
         match self {
             Self::Mamba2(config) => config,
             Self::Llama(config) => config,
+            Self::Bamba(config) => config,
+            Self::GraniteHybrid(config) => config,
         }
     }
 
@@ -81,6 +109,10 @@ impl Config {
         Ok(match self {
             Self::Mamba2(config) => Box::new(mamba2::Mamba2::load(config, params)?),
             Self::Llama(config) => Box::new(llama::Llama::load(config, params)?),
+            Self::Bamba(config) => Box::new(bamba::Bamba::load(config, params)?),
+            Self::GraniteHybrid(config) => {
+                Box::new(granite_hybrid::GraniteHybrid::load(config, params)?)
+            }
         })
     }
 
@@ -116,6 +148,12 @@ impl Config {
             Some(kind) if llama::MODEL_TYPES.contains(&kind) => {
                 Self::Llama(llama::Config::read(file)?)
             }
+            Some(kind) if bamba::MODEL_TYPES.contains(&kind) => {
+                Self::Bamba(bamba::Config::read(file)?)
+            }
+            Some(kind) if granite_hybrid::MODEL_TYPES.contains(&kind) => {
+                Self::GraniteHybrid(granite_hybrid::Config::read(file)?)
+            }
             Some(other) => {
                 let (other, path) = (other.escape_debug(), file.path().display());
                 let what = format!("model_type `{other}` in `{path}` (supported: {supported})");
@@ -144,6 +182,12 @@ impl Config {
             _ if mamba2::ARCHS.contains(&arch) => Self::Mamba2(mamba2::Config::read_gguf(&keys)?),
             _ if llama::ARCHS.contains(&arch) => {
                 Self::Llama(llama::Config::read_gguf(&keys, checkpoint)?)
+            }
+            _ if bamba::is_gguf_of(&keys)? => {
+                Self::Bamba(bamba::Config::read_gguf(&keys, checkpoint)?)
+            }
+            _ if granite_hybrid::ARCHS.contains(&arch) => {
+                Self::GraniteHybrid(granite_hybrid::Config::read_gguf(&keys, checkpoint)?)
             }
             other => {
                 let supported: Vec<&str> =
