@@ -289,7 +289,8 @@ impl Model {
                 parts.push(entry);
             }
             let first = stored.parts.first().map_or(stored.name.as_str(), |part| &part.name);
-            let (name, shape) = known.get(first).copied().unwrap_or((&stored.name, &stored.shape));
+            let known = known.get(first).copied().filter(|_| !to_gguf);
+            let (name, shape) = known.unwrap_or((&stored.name, &stored.shape));
             let asked = types.of(name, shape);
             if is_matrix(name, shape) {
                 matrices.push(name.to_owned());

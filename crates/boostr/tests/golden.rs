@@ -25,6 +25,8 @@ const MODELS: [&str; 6] = [
     "granitehybrid-dense-tiny",
     "granitehybrid-moe-tiny",
 ];
+const MODELS: [&str; 5] =
+    ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny", "falcon-h1-tiny", "falcon-h1-rms-tiny"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)

@@ -213,7 +213,7 @@ impl<'a> KeysMut<'a> {
     /// [`Error::Unsupported`] for what GGUF has no key for.
     pub fn mixer(&mut self, mixer: &MixerConfig) -> Result<()> {
         let lacking = [
-            (mixer.bias, "biases of the projections"),
+            (mixer.in_bias || mixer.out_bias, "biases of the projections"),
             (!mixer.conv_bias, "convolutions without a bias"),
             (mixer.dt_limit != (0.0, f32::INFINITY), "limits of the steps"),
             (mixer.norm_before_gate, "norms before the gate"),

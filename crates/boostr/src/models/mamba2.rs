@@ -82,6 +82,7 @@ impl Config {
             );
             return Err(file.error("num_heads", reason));
         }
+        let bias = file.bool(&["use_bias"])?.unwrap_or(false);
         let eps = file.float(&["layer_norm_epsilon", "rms_norm_eps"], f32::MIN_POSITIVE..=1.0)?;
         Ok(Self {
             n_layer: file.required(&["num_hidden_layers", "n_layer"], 1..=10_000)?,
@@ -93,7 +94,8 @@ impl Config {
                 ngroups: size(&["n_groups"], 8)?,
                 d_state: size(&["state_size"], 128)?,
                 d_conv: size(&["conv_kernel"], 4)?,
-                bias: file.bool(&["use_bias"])?.unwrap_or(false),
+                in_bias: bias,
+                out_bias: bias,
                 conv_bias: file.bool(&["use_conv_bias"])?.unwrap_or(true),
                 dt_limit: read_limit(file, "time_step_limit")?,
                 norm_before_gate: file.bool(&["norm_before_gate"])?.unwrap_or(false),
@@ -135,6 +137,7 @@ impl Config {
             let reason = format!("expected expand * d_model = {d_inner}, found {d_ssm}");
             return Err(ssm.error("d_ssm", reason));
         }
+        let bias = ssm.bool(&["bias"])?.unwrap_or(false);
         let headdim = size(&["headdim"], 64)?;
         if !d_inner.is_multiple_of(headdim) {
             let reason = format!("heads of {headdim} do not divide {d_inner} channels");
@@ -152,7 +155,8 @@ impl Config {
                 ngroups: size(&["ngroups"], 1)?,
                 d_state: size(&["d_state"], 128)?,
                 d_conv: size(&["d_conv"], 4)?,
-                bias: ssm.bool(&["bias"])?.unwrap_or(false),
+                in_bias: bias,
+                out_bias: bias,
                 conv_bias: ssm.bool(&["conv_bias"])?.unwrap_or(true),
                 dt_limit: read_limit(&ssm, "dt_limit")?,
                 norm_before_gate: ssm.bool(&["norm_before_gate"])?.unwrap_or(false),
@@ -305,6 +309,11 @@ impl Family for Config {
     fn to_json(&self) -> Result<Value> {
         let mixer = &self.mixer;
         let (inner, width) = (mixer.d_inner(), mixer.d_model);
+        if mixer.in_bias != mixer.out_bias {
+            let what =
+                "a bias of one of the mixer's projections in transformers, which has both or none";
+            return Err(Error::Unsupported { what: what.into() });
+        }
         if !inner.is_multiple_of(width) {
             let what = format!(
                 "{inner} channels in transformers, which expands {width} by a whole number"
@@ -322,7 +331,7 @@ impl Family for Config {
             "n_groups": mixer.ngroups,
             "state_size": mixer.d_state,
             "conv_kernel": mixer.d_conv,
-            "use_bias": mixer.bias,
+            "use_bias": mixer.in_bias,
             "use_conv_bias": mixer.conv_bias,
             "hidden_act": "silu",
             "layer_norm_epsilon": shortest(mixer.norm_eps),

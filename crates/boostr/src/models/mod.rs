@@ -6,11 +6,13 @@
 //! | [`llama`] | `llama`, `mistral`, `qwen2`, `qwen3` | `llama`, `qwen2`, `qwen3` |
 //! | [`bamba`] | `bamba` | `granitehybrid` |
 //! | [`granite_hybrid`] | `granitemoehybrid` | `granitehybrid`, `granite`, `granitemoe` |
+//! | [`falcon_h1`] | `falcon_h1` | `falcon-h1` |
 //!
 //! A family says what it is made of ([`Family`]) and takes rows through its layers ([`Decoder`]); what is
 //! the same for all stands once, in [`Model`].
 
 pub mod bamba;
+pub mod falcon_h1;
 mod gguf;
 pub mod granite_hybrid;
 mod hybrid;
@@ -55,6 +57,8 @@ pub enum Config {
     Bamba(bamba::Config),
     /// See [`granite_hybrid`].
     GraniteHybrid(granite_hybrid::Config),
+    /// See [`falcon_h1`].
+    FalconH1(falcon_h1::Config),
 }
 
 impl From<mamba2::Config> for Config {
@@ -78,6 +82,9 @@ impl From<bamba::Config> for Config {
 impl From<granite_hybrid::Config> for Config {
     fn from(config: granite_hybrid::Config) -> Self {
         Self::GraniteHybrid(config)
+impl From<falcon_h1::Config> for Config {
+    fn from(config: falcon_h1::Config) -> Self {
+        Self::FalconH1(config)
     }
 }
 
@@ -87,6 +94,10 @@ const FAMILIES: [(&[&str], &[&str]); 4] = [
     (llama::MODEL_TYPES, llama::ARCHS),
     (bamba::MODEL_TYPES, &[]), // one of Granite's
     (granite_hybrid::MODEL_TYPES, granite_hybrid::ARCHS),
+const FAMILIES: [(&[&str], &[&str]); 3] = [
+    (mamba2::MODEL_TYPES, mamba2::ARCHS),
+    (llama::MODEL_TYPES, llama::ARCHS),
+    (falcon_h1::MODEL_TYPES, falcon_h1::ARCHS),
 ];
 
 impl Config {
@@ -98,6 +109,7 @@ impl Config {
             Self::Llama(config) => config,
             Self::Bamba(config) => config,
             Self::GraniteHybrid(config) => config,
+            Self::FalconH1(config) => config,
         }
     }
 
@@ -113,6 +125,7 @@ impl Config {
             Self::GraniteHybrid(config) => {
                 Box::new(granite_hybrid::GraniteHybrid::load(config, params)?)
             }
+            Self::FalconH1(config) => Box::new(falcon_h1::FalconH1::load(config, params)?),
         })
     }
 
@@ -153,6 +166,8 @@ impl Config {
             }
             Some(kind) if granite_hybrid::MODEL_TYPES.contains(&kind) => {
                 Self::GraniteHybrid(granite_hybrid::Config::read(file)?)
+            Some(kind) if falcon_h1::MODEL_TYPES.contains(&kind) => {
+                Self::FalconH1(falcon_h1::Config::read(file)?)
             }
             Some(other) => {
                 let (other, path) = (other.escape_debug(), file.path().display());
@@ -188,6 +203,8 @@ impl Config {
             }
             _ if granite_hybrid::ARCHS.contains(&arch) => {
                 Self::GraniteHybrid(granite_hybrid::Config::read_gguf(&keys, checkpoint)?)
+            _ if falcon_h1::ARCHS.contains(&arch) => {
+                Self::FalconH1(falcon_h1::Config::read_gguf(&keys, checkpoint)?)
             }
             other => {
                 let supported: Vec<&str> =
@@ -435,12 +452,14 @@ pub trait Family: fmt::Debug + Send + Sync {
     fn gguf_layout(&self, rows: usize, with_head: bool) -> Result<Layout> {
         let names = self.frame().names;
         let weight = |name: &str| format!("{name}.weight");
-        let times = |factor: f32| if factor == 1.0 { How::Same } else { How::Times(factor) };
         let [embedding, head] = self.gguf_table_scales();
+        // A head that is the embedding but for its factor is a tensor of its own there.
+        let is_tied = !with_head && embedding != head;
+        let head_name = if is_tied { names.embeddings } else { names.head };
         let mut table = vec![
-            Row::new(gguf::EMBEDDING, weight(names.embeddings)).how(times(embedding)),
+            Row::new(gguf::EMBEDDING, weight(names.embeddings)).how(How::Times(embedding)),
             Row::new(gguf::NORM, weight(names.norm)),
-            Row::new(gguf::HEAD, weight(names.head)).how(times(head)),
+            Row::new(gguf::HEAD, weight(head_name)).how(How::Times(head)),
         ];
         table.extend(self.gguf_table()?);
         let parameters = self.parameters(rows, with_head);

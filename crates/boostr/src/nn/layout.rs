@@ -6,10 +6,14 @@
 //! reading cuts parameters out of the file's bytes where they lie, writing puts tensors together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice::from_ref;
 
 use super::params::Tensors;
 use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
+
+/// Why a tensor of interleaved rows cannot be read or written.
+const NOT_INTERLEAVED: &str = "has rows that are not whole heads with two halves that rotate";
 
 /// The tensors of one kind of file.
 #[derive(Debug, Clone, Default)]
@@ -147,12 +151,16 @@ impl Row {
             (How::Taps, &[channels, _, taps]) => (vec![channels, taps], Change::Same),
             (How::Column, &[heads]) => (vec![heads, 1], Change::Same),
             (How::Rates, &[heads]) => (vec![heads, 1], Change::NegExp),
-            (&How::Groups(groups), &[width]) => (vec![groups, width / groups], Change::Same),
+            (&How::Groups(groups), &[width]) => (vec![groups, width / groups.max(1)], Change::Same),
             (&How::Interleaved { nheads, rotary_dim }, _) => {
                 (own, Change::Interleaved { nheads, rotary_dim })
             }
-            (How::Scaled(bands), _) => (own, Change::Scaled(bands.clone())),
+            (&How::Times(1.0), _) => (own, Change::Same),
             (&How::Times(factor), _) => (own, Change::Scaled(vec![(rows, factor)])),
+            (How::Scaled(bands), _) if bands.iter().all(|&(_, factor)| factor == 1.0) => {
+                (own, Change::Same)
+            }
+            (How::Scaled(bands), _) => (own, Change::Scaled(bands.clone())),
             (_, [_, rest @ ..]) => ([&[rows], rest].concat(), Change::Same),
             (_, []) => (own, Change::Same),
         };
@@ -256,9 +264,11 @@ impl Layout {
 }
 
 impl Stored {
-    fn error(&self, entry: &TensorEntry, reason: &str) -> Error {
+    /// An error about the tensor, or what is to be one of `parts`.
+    fn error(&self, parts: &[TensorEntry], reason: &str) -> Error {
+        let path = parts.first().map(|part| part.file.to_path_buf()).unwrap_or_default();
         let reason = format!("tensor `{}` {reason}", self.name.escape_debug());
-        Error::Tensors { path: entry.file.to_path_buf(), reason }
+        Error::Tensors { path, reason }
     }
 
     /// Cuts the parameters out of the file's tensor.
@@ -273,13 +283,13 @@ impl Stored {
             let end = size.and_then(|size| size.checked_add(first));
             let data = end.and_then(|end| entry.data.slice(first..end));
             let (Some(mut data), Some(end)) = (data, end) else {
-                return Err(self.error(entry, "cannot be cut into its parts"));
+                return Err(self.error(from_ref(entry), "cannot be cut into its parts"));
             };
             first = end;
             if let &Change::Interleaved { nheads, rotary_dim } = &self.change {
-                let order =
-                    interleaved(part.shape.first().copied().unwrap_or(0), nheads, rotary_dim);
-                data = permuted(&data, &inverse(&order));
+                data = interleaved(part.shape.first().copied(), nheads, rotary_dim)
+                    .and_then(|order| permuted(&data, &inverse(&order)))
+                    .ok_or_else(|| self.error(from_ref(entry), NOT_INTERLEAVED))?;
             }
             let name = match self.change {
                 Change::NegExp => part.name.replace("A_log", "A"),
@@ -316,8 +326,7 @@ impl Stored {
         match &self.change {
             Change::Same => Some(whole),
             &Change::Interleaved { nheads, rotary_dim } => {
-                let order = interleaved(self.shape.first().copied()?, nheads, rotary_dim);
-                Some(permuted(&whole, &order))
+                permuted(&whole, &interleaved(self.shape.first().copied(), nheads, rotary_dim)?)
             }
             _ => None,
         }
@@ -327,7 +336,7 @@ impl Stored {
     ///
     /// # Errors
     ///
-    /// When a parameter is no float.
+    /// When a parameter is no float, or rows are not those of the change.
     pub fn values(&self, parts: &[TensorEntry]) -> Result<Vec<f32>> {
         if let Change::Given(values) = &self.change {
             return Ok(values.clone());
@@ -339,9 +348,9 @@ impl Stored {
         match &self.change {
             Change::NegExp => values.iter_mut().for_each(|x| *x = super::decay_rate(*x)),
             &Change::Interleaved { nheads, rotary_dim } => {
-                let rows = self.shape.first().copied().unwrap_or(0);
-                let width = values.len() / rows.max(1);
-                let order = interleaved(rows, nheads, rotary_dim);
+                let order = interleaved(self.shape.first().copied(), nheads, rotary_dim)
+                    .ok_or_else(|| self.error(parts, NOT_INTERLEAVED))?;
+                let width = values.len() / order.len().max(1);
                 values = order
                     .iter()
                     .flat_map(|&row| values[row * width..(row + 1) * width].iter().copied())
@@ -349,6 +358,9 @@ impl Stored {
             }
             Change::Scaled(bands) => {
                 let rows = self.shape.first().copied().unwrap_or(1).max(1);
+                if bands.iter().map(|(rows, _)| rows).sum::<usize>() != rows {
+                    return Err(self.error(parts, "has other rows than its bands of factors"));
+                }
                 let width = values.len() / rows;
                 let mut first = 0;
                 for &(rows, factor) in bands {
@@ -363,16 +375,21 @@ impl Stored {
     }
 }
 
-/// The model's row that each row of the file is.
-fn interleaved(rows: usize, nheads: usize, rotary_dim: usize) -> Vec<usize> {
-    let headdim = rows / nheads.max(1);
+/// The model's row that each row of the file is; `None` unless heads divide the rows and an even number of
+/// each head's rows, or none, rotates.
+fn interleaved(rows: Option<usize>, nheads: usize, rotary_dim: usize) -> Option<Vec<usize>> {
+    let rows = rows?;
+    let headdim = rows.checked_div(nheads)?;
+    if !rows.is_multiple_of(nheads) || !rotary_dim.is_multiple_of(2) || rotary_dim > headdim {
+        return None;
+    }
     let of = |row: usize| match row % headdim {
         within if within < rotary_dim => {
             row - within + (within % 2) * (rotary_dim / 2) + within / 2
         }
         _ => row,
     };
-    (0..rows).map(of).collect()
+    Some((0..rows).map(of).collect())
 }
 
 fn inverse(order: &[usize]) -> Vec<usize> {
@@ -383,14 +400,18 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     inverse
 }
 
-/// Rows of equal size in another order: row i becomes the old row `order[i]`.
-fn permuted(data: &Bytes, order: &[usize]) -> Bytes {
-    let size = data.len() / order.len().max(1);
+/// Rows of equal size in another order: row i becomes the old row `order[i]`. `None` when the rows are no
+/// whole bytes.
+fn permuted(data: &Bytes, order: &[usize]) -> Option<Bytes> {
+    let size = data.len().checked_div(order.len())?;
+    if size * order.len() != data.len() {
+        return None;
+    }
     let mut out = Vec::with_capacity(data.len());
     for &row in order {
         out.extend_from_slice(&data[row * size..(row + 1) * size]);
     }
-    Bytes::new(out)
+    Some(Bytes::new(out))
 }
 
 #[cfg(test)]
@@ -398,6 +419,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::ops::Format;
 
     fn entry(values: &[f32], shape: &[usize]) -> TensorEntry {
         TensorEntry {
@@ -414,6 +436,8 @@ mod tests {
 
     #[test]
     fn interleaving_pairs_the_halves_of_each_head_and_leaves_what_does_not_rotate() {
+        let interleaved =
+            |rows, nheads, rotary_dim| interleaved(Some(rows), nheads, rotary_dim).unwrap();
         assert_eq!(interleaved(8, 2, 4), [0, 2, 1, 3, 4, 6, 5, 7]);
         assert_eq!(interleaved(6, 1, 4), [0, 2, 1, 3, 4, 5]);
         let order = interleaved(24, 2, 8);
@@ -486,5 +510,156 @@ mod tests {
         assert_eq!((stored.name.as_str(), &stored.shape[..]), ("blk.2.both", &[3, 4, 4][..]));
         let names: Vec<&str> = stored.parts.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(names[..3], ["l.2.e.0.gate", "l.2.e.0.up", "l.2.e.1.gate"]);
+    }
+
+    /// An entry of `dtype` of these values.
+    fn encoded(dtype: Dtype, values: &[f32], shape: &[usize]) -> TensorEntry {
+        let data = Bytes::new(dtype.encode(values).unwrap());
+        TensorEntry { dtype, data, ..entry(&[], shape) }
+    }
+
+    /// A layout of one row for parameters of these names and shapes.
+    fn layout_of(parameters: &[(&str, &[usize])], row: Row) -> Layout {
+        let mut tensors = Tensors::default();
+        parameters.iter().for_each(|(name, shape)| tensors.add(*name, shape));
+        Layout::new(&tensors, &[row], 1)
+    }
+
+    fn read(layout: &Layout, file: TensorEntry) -> Result<Checkpoint> {
+        let tensors = BTreeMap::from([(layout.0[0].name.clone(), file)]);
+        let mut checkpoint = Checkpoint::from_entries("file", tensors);
+        layout.read(&mut checkpoint).map(|()| checkpoint)
+    }
+
+    const Q8_0: Dtype = Dtype::Block(Format::Q8_0);
+
+    #[test]
+    fn a_stack_of_blocks_is_cut_between_rows_and_put_together_again() {
+        let names = ["e.0.up", "e.1.up", "e.2.up"];
+        let parameters = names.map(|name| (name, &[2, 64][..]));
+        let layout = layout_of(&parameters, Row::new("stack", "e.@.up"));
+        let values = values(3 * 2 * 64);
+        let file = encoded(Q8_0, &values, &[3, 2, 64]);
+        let read = read(&layout, file.clone()).unwrap();
+        for (name, values) in names.iter().zip(values.chunks_exact(2 * 64)) {
+            let part = read.get(name).unwrap();
+            assert_eq!((part.dtype, &part.shape[..]), (Q8_0, &[2, 64][..]));
+            assert_eq!(*part.data, Q8_0.encode(values).unwrap(), "{name}");
+        }
+        let parts = names.map(|name| read.get(name).unwrap().clone());
+        assert_eq!(*layout.0[0].bytes(&parts).unwrap(), *file.data);
+    }
+
+    #[test]
+    fn interleaving_moves_biases_and_rows_of_blocks_as_it_moves_rows() {
+        let how = How::Interleaved { nheads: 2, rotary_dim: 4 };
+        for (dtype, width) in [(Dtype::F32, 1), (Dtype::BF16, 1), (Dtype::F32, 3), (Q8_0, 32)] {
+            let shape = if width == 1 { vec![8] } else { vec![8, width] };
+            let layout = layout_of(&[("q", &shape)], Row::new("attn_q", "q").how(how.clone()));
+            let rows = |order: [u8; 8]| -> Vec<f32> {
+                order.iter().flat_map(|&row| vec![f32::from(row); width]).collect()
+            };
+            let q = encoded(dtype, &rows([0, 1, 2, 3, 4, 5, 6, 7]), &shape);
+            let file = encoded(dtype, &rows([0, 2, 1, 3, 4, 6, 5, 7]), &shape);
+            let parts = from_ref(&q);
+            assert_eq!(*layout.0[0].bytes(parts).unwrap(), *file.data, "{dtype:?} {width}");
+            assert_eq!(layout.0[0].values(parts).unwrap(), file.to_f32().unwrap());
+            let back = read(&layout, file).unwrap();
+            assert_eq!(*back.get("q").unwrap().data, *q.data, "{dtype:?} {width}");
+        }
+    }
+
+    #[test]
+    fn heads_that_do_not_divide_the_rows_are_an_error() {
+        for (rows, nheads, rotary_dim) in
+            [(10, 4, 2), (9, 2, 4), (8, 2, 3), (8, 2, 6), (8, 0, 2), (8, 16, 2), (8, 2, usize::MAX)]
+        {
+            let row = Row::new("attn_q", "q").how(How::Interleaved { nheads, rotary_dim });
+            let layout = layout_of(&[("q", &[rows, 3])], row);
+            let q = entry(&values(rows * 3), &[rows, 3]);
+            let error = read(&layout, q.clone()).unwrap_err().to_string();
+            assert!(error.contains("`attn_q`") && error.contains("whole heads"), "{error}");
+            let stored = &layout.0[0];
+            assert!(stored.bytes(from_ref(&q)).is_none());
+            assert!(stored.values(&[q]).is_err(), "{rows} {nheads} {rotary_dim}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_are_no_rows_are_an_error() {
+        // 64 biases are two blocks: nothing that could be put into another order.
+        let row = Row::new("bias", "b").how(How::Interleaved { nheads: 4, rotary_dim: 8 });
+        let layout = layout_of(&[("b", &[64])], row);
+        let file = encoded(Q8_0, &values(64), &[64]);
+        assert!(read(&layout, file.clone()).is_err());
+        assert!(layout.0[0].bytes(&[file]).is_none());
+
+        let row = Row::joined("both", &["gate".into(), "up".into()]);
+        let layout = layout_of(&[("gate", &[16]), ("up", &[16])], row);
+        let error = read(&layout, encoded(Q8_0, &values(32), &[32])).unwrap_err().to_string();
+        assert!(error.contains("`both` cannot be cut"), "{error}");
+    }
+
+    #[test]
+    fn parameters_of_different_types_are_joined_as_f32() {
+        let row = Row::joined("both", &["gate".into(), "up".into()]);
+        let layout = layout_of(&[("gate", &[2, 3]), ("up", &[1, 3])], row);
+        let stored = &layout.0[0];
+        assert_eq!(stored.shape, [3, 3]);
+        let parts =
+            [encoded(Dtype::F32, &[0.1; 6], &[2, 3]), encoded(Dtype::BF16, &[2.5; 3], &[1, 3])];
+        assert_eq!(stored.dtype(&parts), Dtype::F32);
+        assert!(stored.bytes(&parts).is_none());
+        assert_eq!(stored.values(&parts).unwrap(), [[0.1; 3], [0.1; 3], [2.5; 3]].concat());
+        let alike = [parts[1].clone(), parts[1].clone()];
+        assert_eq!(stored.dtype(&alike), Dtype::BF16);
+    }
+
+    #[test]
+    fn factors_of_1_leave_the_bytes_and_bands_must_be_all_rows() {
+        let stored = |how: How| {
+            let layout = layout_of(&[("w", &[4, 32])], Row::new("v", "w").how(how));
+            layout.0.into_iter().next().unwrap()
+        };
+        let w = encoded(Q8_0, &values(4 * 32), &[4, 32]);
+        for how in [How::Times(1.0), How::Scaled(vec![(1, 1.0), (3, 1.0)])] {
+            assert_eq!(*stored(how).bytes(from_ref(&w)).unwrap(), *w.data);
+        }
+        assert!(stored(How::Times(2.0)).bytes(from_ref(&w)).is_none());
+        for bands in [vec![(1, 2.0), (2, 1.0)], vec![(1, 2.0), (4, 1.0)], vec![(usize::MAX, 2.0)]] {
+            let error = stored(How::Scaled(bands)).values(from_ref(&w)).unwrap_err();
+            assert!(error.to_string().contains("`v` has other rows"), "{error}");
+        }
+        let bias = layout_of(
+            &[("b", &[3])],
+            Row::new("c", "b").how(How::Scaled(vec![(1, 2.0), (2, 3.0)])),
+        );
+        assert_eq!(bias.0[0].values(&[entry(&[1.0; 3], &[3])]).unwrap(), [2.0, 3.0, 3.0]);
+    }
+
+    #[test]
+    fn groups_that_do_not_divide_the_width_are_an_error() {
+        for groups in [0, 5] {
+            let layout = layout_of(&[("n", &[12])], Row::new("norm", "n").how(How::Groups(groups)));
+            assert!(read(&layout, entry(&values(12), &[12])).is_err(), "{groups}");
+        }
+        let layout = layout_of(&[("n", &[12])], Row::new("norm", "n").how(How::Groups(4)));
+        let file = entry(&values(12), &[4, 3]);
+        assert_eq!(read(&layout, file).unwrap().get("n").unwrap().shape, [12]);
+    }
+
+    #[test]
+    fn a_parameter_may_be_two_tensors_of_a_file() {
+        let mut tensors = Tensors::default();
+        tensors.add("embed", &[2, 2]);
+        let table = [
+            Row::new("token_embd", "embed").how(How::Times(2.0)),
+            Row::new("output", "embed").how(How::Times(3.0)),
+        ];
+        let layout = Layout::new(&tensors, &table, 1);
+        let part = [entry(&[1.0; 4], &[2, 2])];
+        let of = |i: usize| (layout.0[i].name.as_str(), layout.0[i].values(&part).unwrap());
+        assert_eq!(of(0), ("token_embd", vec![2.0; 4]));
+        assert_eq!(of(1), ("output", vec![3.0; 4]));
     }
 }

@@ -33,8 +33,10 @@ pub struct MixerConfig {
     pub d_state: usize,
     /// Taps of the convolution, at least 1.
     pub d_conv: usize,
-    /// Whether in_proj and out_proj have a bias.
-    pub bias: bool,
+    /// Whether in_proj has a bias.
+    pub in_bias: bool,
+    /// Whether out_proj has a bias.
+    pub out_bias: bool,
     /// Whether conv1d has a bias.
     pub conv_bias: bool,
     /// Bounds of dt after softplus; `(0, infinity)` for all published Mamba-2 checkpoints.
@@ -62,7 +64,8 @@ impl MixerConfig {
             ngroups: 1,
             d_state: 128,
             d_conv: 4,
-            bias: false,
+            in_bias: false,
+            out_bias: false,
             conv_bias: true,
             dt_limit: (0.0, f32::INFINITY),
             norm_before_gate: false,
@@ -103,8 +106,10 @@ impl MixerConfig {
         let conv = self.conv_dim();
         tensors.add(format!("{name}.in_proj.weight"), &[self.d_in_proj(), self.d_model]);
         tensors.add(format!("{name}.out_proj.weight"), &[self.d_model, self.d_inner()]);
-        if self.bias {
+        if self.in_bias {
             tensors.add(format!("{name}.in_proj.bias"), &[self.d_in_proj()]);
+        }
+        if self.out_bias {
             tensors.add(format!("{name}.out_proj.bias"), &[self.d_model]);
         }
         tensors.add(format!("{name}.conv1d.weight"), &[conv, 1, self.d_conv]);
@@ -193,14 +198,14 @@ impl<B: Backend> Mamba2Mixer<B> {
                 factors(vec![config.in_scale; config.d_model])?,
                 factors(sections.flat_map(|(width, factor)| vec![factor; width]).collect())?,
             ],
-            in_proj: Linear::load(&params.under("in_proj"), config.bias)?,
+            in_proj: Linear::load(&params.under("in_proj"), config.in_bias)?,
             conv1d_weight: ops::tensor(client, &conv, &[taps, channels])?,
             conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
             dt_bias: params.tensor("dt_bias")?,
             a: ops::tensor(client, &a, &[config.nheads])?,
             d: params.tensor("D")?,
             norm: config.rms_norm.then(|| params.tensor("norm.weight")).transpose()?,
-            out_proj: Linear::load(&params.under("out_proj"), config.bias)?,
+            out_proj: Linear::load(&params.under("out_proj"), config.out_bias)?,
             config: config.clone(),
         })
     }
@@ -305,4 +310,100 @@ fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Vec<f32>> {
 #[must_use]
 pub fn decay_rate(a_log: f32) -> f32 {
     (-f64::from(a_log).exp()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::backend::{Cpu, cpu};
+    use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
+    use crate::nn::synthetic;
+
+    const WIDTH: usize = 8;
+
+    /// Two groups, so that b and c have bands of more than one group.
+    fn config(rms_norm: bool, bias: bool) -> MixerConfig {
+        MixerConfig {
+            ngroups: 2,
+            d_state: 3,
+            in_bias: bias,
+            rms_norm,
+            ..MixerConfig::new(WIDTH, 4, 5)
+        }
+    }
+
+    fn tensors(config: &MixerConfig) -> Tensors {
+        let mut tensors = Tensors::default();
+        config.expect(&mut tensors, "m");
+        tensors
+    }
+
+    /// What the mixer gives for five tokens, added to nothing.
+    fn forward(config: &MixerConfig, checkpoint: &Checkpoint) -> Vec<f32> {
+        let client = cpu();
+        let params = Params::<Cpu>::new(checkpoint, &client);
+        let mixer = Mamba2Mixer::load(config, &params.under("m")).unwrap();
+        let input: Vec<f32> = (0..5 * WIDTH).map(|i| (i as f32 * 0.7).sin()).collect();
+        let u = ops::tensor(&client, &input, &[5, WIDTH]).unwrap();
+        let zeros = ops::zeros(&client, &[5, WIDTH]).unwrap();
+        let mut state = MixerState::new(config, &client).unwrap();
+        let y = mixer.forward_onto(&client, &u, (zeros, 1.0), (&[5], vec![&mut state])).unwrap();
+        ops::to_vec(&y).unwrap()
+    }
+
+    #[test]
+    fn sections_are_all_rows_of_in_proj_in_its_order() {
+        let config = config(true, false);
+        assert_eq!(config.sections(), [20, 20, 6, 6, 4]);
+        assert_eq!(config.sections().iter().sum::<usize>(), config.d_in_proj());
+        assert_eq!(config.conv_dim(), 32);
+    }
+
+    #[test]
+    fn each_projection_has_a_bias_or_not() {
+        for (in_bias, out_bias) in [(false, false), (false, true), (true, false), (true, true)] {
+            let tensors = tensors(&MixerConfig { in_bias, out_bias, ..config(true, false) });
+            assert_eq!(tensors.get("m.in_proj.bias"), in_bias.then_some(&[56][..]));
+            assert_eq!(tensors.get("m.out_proj.bias"), out_bias.then_some(&[WIDTH][..]));
+        }
+    }
+
+    #[test]
+    fn factors_of_sections_are_those_of_the_rows_and_biases_of_in_proj() {
+        for (rms_norm, bias) in [(false, false), (true, true), (false, true)] {
+            let plain = config(rms_norm, bias);
+            let scales = [0.5, 1.5, -0.75, 1.25, 0.25];
+            let scaled = MixerConfig { in_scale: 1.75, section_scales: scales, ..plain.clone() };
+            let checkpoint = synthetic::checkpoint(&tensors(&plain), Dtype::F32).unwrap();
+            let factors: Vec<f32> =
+                plain.sections().iter().zip(scales).flat_map(|(&n, x)| vec![x; n]).collect();
+            let folded: BTreeMap<String, TensorEntry> = checkpoint
+                .iter()
+                .map(|(name, entry)| {
+                    let mut values = entry.to_f32().unwrap();
+                    let (width, input) = match name {
+                        "m.in_proj.weight" => (WIDTH, 1.75),
+                        "m.in_proj.bias" => (1, 1.0),
+                        _ => return (name.to_owned(), entry.clone()),
+                    };
+                    for (values, factor) in values.chunks_exact_mut(width).zip(&factors) {
+                        values.iter_mut().for_each(|x| *x *= factor * input);
+                    }
+                    let data = Bytes::new(Dtype::F32.encode(&values).unwrap());
+                    (name.to_owned(), TensorEntry { data, ..entry.clone() })
+                })
+                .collect();
+            let folded = forward(&plain, &Checkpoint::from_entries("folded", folded));
+            let got = forward(&scaled, &checkpoint);
+            let unscaled = forward(&plain, &checkpoint);
+            let far = |a: &[f32], b: &[f32]| {
+                a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+            };
+            // Rounding of products in another order, on values of about 1.
+            assert!(far(&got, &folded) < 1e-5, "{rms_norm} {bias}: {}", far(&got, &folded));
+            assert!(far(&got, &unscaled) > 1e-2, "{rms_norm} {bias}");
+        }
+    }
 }

@@ -57,7 +57,8 @@ impl RopeConfig {
     pub fn read_gguf(metadata: &Metadata, arch: &str, headdim: usize) -> Result<Self> {
         let key = |name: &str| format!("{arch}.rope.{name}");
         let float = |name: &str| metadata.float(&key(name), f32::MIN_POSITIVE..=f32::MAX);
-        let theta = float("freq_base")?.map_or(10_000.0, f64::from);
+        // The double that people write for this float: 1e11, not 99999997952.
+        let theta = float("freq_base")?.and_then(|theta| theta.to_string().parse().ok());
         let rotary_dim = metadata.usize(&key("dimension_count"), 0..=headdim)?.unwrap_or(headdim);
         if !rotary_dim.is_multiple_of(2) {
             let reason = format!("{rotary_dim} dimensions rotate, which is odd");
@@ -82,7 +83,7 @@ impl RopeConfig {
                 return Err(metadata.error(&key("scaling.type"), reason));
             }
         };
-        Ok(Self { theta, rotary_dim, scaling })
+        Ok(Self { theta: theta.unwrap_or(10_000.0), rotary_dim, scaling })
     }
 
     /// Writes the keys of the architecture `arch`. Factors of each pair of dimensions are a tensor of their
