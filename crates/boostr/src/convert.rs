@@ -371,6 +371,10 @@ impl Model {
             Some(metadata) => {
                 let mut metadata = metadata.clone();
                 metadata.retain(|key| !key.starts_with("split."));
+                if metadata.iter().any(|(key, _)| key.ends_with(NEXT)) {
+                    metadata.retain(|key| !key.ends_with(NEXT));
+                    self.config.family().write_gguf(&mut metadata)?;
+                }
                 metadata
             }
             None => Metadata::new("metadata"),
@@ -467,6 +471,8 @@ impl Model {
     }
 }
 
+/// How many layers of a GGUF file predict more than the next token; none is read, so none is written.
+const NEXT: &str = ".nextn_predict_layers";
 /// `A_log` of all layers, one after another: a key of our own, for the way back.
 const A_LOG: &str = "boostr.mamba2.A_log";
 

@@ -27,6 +27,9 @@ const MODELS: [&str; 6] = [
 ];
 const MODELS: [&str; 5] =
     ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny", "falcon-h1-tiny", "falcon-h1-rms-tiny"];
+const CLAMPING: usize = 2;
+const MODELS: [&str; 5] =
+    ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny", "nemotron-h-tiny", "nemotron-h-moe-tiny"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)

@@ -95,14 +95,15 @@ impl<'a> Keys<'a> {
         self.metadata.required(&key, self.metadata.per_layer(&key, n_layer, 0..=MAX_SIZE)?)
     }
 
-    /// The epsilon of RMS norms.
+    /// The epsilon of RMS norms; some files keep it as that of layer norms.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] when it is no small positive number.
     pub fn norm_eps(&self) -> Result<f32> {
-        let key = self.key("attention.layer_norm_rms_epsilon");
-        Ok(self.metadata.float(&key, f32::MIN_POSITIVE..=1.0)?.unwrap_or(1e-5))
+        let eps = |name: &str| self.metadata.float(&self.key(name), f32::MIN_POSITIVE..=1.0);
+        let own = eps("attention.layer_norm_rms_epsilon")?;
+        Ok(own.or(eps("attention.layer_norm_epsilon")?).unwrap_or(1e-5))
     }
 
     /// Ids below this are tokens, by the list of tokens or, when there is none, its size.

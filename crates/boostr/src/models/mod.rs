@@ -7,6 +7,7 @@
 //! | [`bamba`] | `bamba` | `granitehybrid` |
 //! | [`granite_hybrid`] | `granitemoehybrid` | `granitehybrid`, `granite`, `granitemoe` |
 //! | [`falcon_h1`] | `falcon_h1` | `falcon-h1` |
+//! | [`nemotron_h`] | `nemotron_h` | `nemotron_h`, `nemotron_h_moe` |
 //!
 //! A family says what it is made of ([`Family`]) and takes rows through its layers ([`Decoder`]); what is
 //! the same for all stands once, in [`Model`].
@@ -19,6 +20,7 @@ mod hybrid;
 pub mod llama;
 pub mod mamba2;
 mod model;
+pub mod nemotron_h;
 mod state;
 
 use std::fmt;
@@ -45,6 +47,8 @@ pub const MAX_SIZE: usize = 1 << 24;
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
 const MAX_STATE: usize = 4 << 30;
+/// Most experts of all layers together: twice those of the largest published model.
+const MAX_EXPERTS: usize = 1 << 17;
 
 /// Sizes and options of a model, of any family.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +63,8 @@ pub enum Config {
     GraniteHybrid(granite_hybrid::Config),
     /// See [`falcon_h1`].
     FalconH1(falcon_h1::Config),
+    /// See [`nemotron_h`].
+    NemotronH(nemotron_h::Config),
 }
 
 impl From<mamba2::Config> for Config {
@@ -85,6 +91,9 @@ impl From<granite_hybrid::Config> for Config {
 impl From<falcon_h1::Config> for Config {
     fn from(config: falcon_h1::Config) -> Self {
         Self::FalconH1(config)
+impl From<nemotron_h::Config> for Config {
+    fn from(config: nemotron_h::Config) -> Self {
+        Self::NemotronH(config)
     }
 }
 
@@ -98,6 +107,10 @@ const FAMILIES: [(&[&str], &[&str]); 3] = [
     (mamba2::MODEL_TYPES, mamba2::ARCHS),
     (llama::MODEL_TYPES, llama::ARCHS),
     (falcon_h1::MODEL_TYPES, falcon_h1::ARCHS),
+const FAMILIES: [(&[&str], &[&str]); 3] = [
+    (mamba2::MODEL_TYPES, mamba2::ARCHS),
+    (llama::MODEL_TYPES, llama::ARCHS),
+    (nemotron_h::MODEL_TYPES, nemotron_h::ARCHS),
 ];
 
 impl Config {
@@ -110,6 +123,7 @@ impl Config {
             Self::Bamba(config) => config,
             Self::GraniteHybrid(config) => config,
             Self::FalconH1(config) => config,
+            Self::NemotronH(config) => config,
         }
     }
 
@@ -126,6 +140,7 @@ impl Config {
                 Box::new(granite_hybrid::GraniteHybrid::load(config, params)?)
             }
             Self::FalconH1(config) => Box::new(falcon_h1::FalconH1::load(config, params)?),
+            Self::NemotronH(config) => Box::new(nemotron_h::NemotronH::load(config, params)?),
         })
     }
 
@@ -168,6 +183,8 @@ impl Config {
                 Self::GraniteHybrid(granite_hybrid::Config::read(file)?)
             Some(kind) if falcon_h1::MODEL_TYPES.contains(&kind) => {
                 Self::FalconH1(falcon_h1::Config::read(file)?)
+            Some(kind) if nemotron_h::MODEL_TYPES.contains(&kind) => {
+                Self::NemotronH(nemotron_h::Config::read(file)?)
             }
             Some(other) => {
                 let (other, path) = (other.escape_debug(), file.path().display());
@@ -205,6 +222,8 @@ impl Config {
                 Self::GraniteHybrid(granite_hybrid::Config::read_gguf(&keys, checkpoint)?)
             _ if falcon_h1::ARCHS.contains(&arch) => {
                 Self::FalconH1(falcon_h1::Config::read_gguf(&keys, checkpoint)?)
+            _ if nemotron_h::ARCHS.contains(&arch) => {
+                Self::NemotronH(nemotron_h::Config::read_gguf(&keys, checkpoint)?)
             }
             other => {
                 let supported: Vec<&str> =
@@ -257,6 +276,8 @@ impl Config {
                 Ffn::Moe { moe, .. } => sizes.extend([
                     ("num_experts", moe.experts),
                     ("num_experts_per_tok", moe.used),
+                    ("n_group", moe.ngroups),
+                    ("topk_group", moe.topk_group),
                     ("expert intermediate_size", moe.expert.d_ff),
                 ]),
             }
@@ -281,11 +302,19 @@ impl Config {
                 return Err(error("num_key_value_heads".into(), reason));
             }
             if let Ffn::Moe { moe, .. } = &layer.ffn
-                && moe.used > moe.experts
+                && let Err((field, reason)) = moe.check()
             {
-                let reason = format!("{} of {} experts", moe.used, moe.experts);
-                return Err(error("num_experts_per_tok".into(), reason));
+                return Err(error(field.into(), reason));
             }
+        }
+        let experts = |layer: &LayerSpec| match &layer.ffn {
+            Ffn::Moe { moe, .. } => moe.experts,
+            _ => 0,
+        };
+        let experts: usize = layers.iter().map(experts).sum();
+        if experts > MAX_EXPERTS {
+            let reason = format!("{experts} in all layers, at most {MAX_EXPERTS} are supported");
+            return Err(error("num_experts".into(), reason));
         }
         let bytes = state_bytes(&layers);
         if let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_STATE) {
@@ -318,9 +347,7 @@ impl Config {
         let family = self.family();
         let frame = family.frame();
         let is_gguf = checkpoint.gguf().is_some();
-        if !is_gguf {
-            family.normalise(checkpoint)?;
-        }
+        family.normalise(checkpoint)?;
         let weight = |name: &str| format!("{name}.weight");
         let [embedding, head] = match is_gguf {
             true => [gguf::EMBEDDING.to_owned(), gguf::HEAD.to_owned()],
@@ -414,7 +441,7 @@ pub trait Family: fmt::Debug + Send + Sync {
         [1.0; 2]
     }
 
-    /// Gives a folder's tensors the names that newer files have, and drops what no forward reads.
+    /// Gives a file's tensors the names that newer files have, and drops what no forward reads.
     ///
     /// # Errors
     ///

@@ -271,6 +271,30 @@ impl<B: Backend> Moe<B> {
 }
 
 impl MoeConfig {
+    /// Refuses what no token could be given: the field and the reason.
+    ///
+    /// # Errors
+    ///
+    /// When groups do not divide the experts, or fewer experts can be chosen than are to be.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let &Self { experts, used, ngroups, topk_group, .. } = self;
+        if ngroups == 0 || !experts.is_multiple_of(ngroups) {
+            return Err(("n_group", format!("{ngroups} groups do not divide {experts} experts")));
+        }
+        if topk_group > ngroups {
+            return Err(("topk_group", format!("{topk_group} of {ngroups} groups")));
+        }
+        let open = experts / ngroups * topk_group;
+        if used > open {
+            let of = match topk_group < ngroups {
+                true => format!(" of the best {topk_group} groups"),
+                false => String::new(),
+            };
+            return Err(("num_experts_per_tok", format!("{used} of {open} experts{of}")));
+        }
+        Ok(())
+    }
+
     /// The experts of a token and their weights, by the router's `scores` `[experts]`; the lower number
     /// wins among equals.
     fn route(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
@@ -297,7 +321,7 @@ impl MoeConfig {
                 }
             }
         }
-        let mut experts = largest(&ranks, self.used);
+        let experts = largest(&ranks, self.used);
         let mut chosen: Vec<f32> = experts.iter().map(|&expert| weights[expert]).collect();
         if self.routing == Routing::TopKSoftmax {
             chosen = softmax(&chosen);
@@ -306,8 +330,8 @@ impl MoeConfig {
             let sum = chosen.iter().sum::<f32>() + 1e-20;
             chosen.iter_mut().for_each(|weight| *weight /= sum);
         }
-        let mut out: Vec<(usize, f32)> =
-            experts.drain(..).zip(chosen.into_iter().map(|weight| weight * self.scale)).collect();
+        let scaled = chosen.into_iter().map(|weight| weight * self.scale);
+        let mut out: Vec<(usize, f32)> = experts.into_iter().zip(scaled).collect();
         out.sort_by_key(|&(expert, _)| expert);
         out
     }
@@ -330,7 +354,14 @@ fn softmax(values: &[f32]) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::backend::{Cpu, cpu};
+    use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
+
+    /// Sums of at most 33 terms, four of them one after another, as a share of the largest result.
+    const TOLERANCE: f64 = 2e-5;
 
     fn config(routing: Routing, used: usize) -> MoeConfig {
         MoeConfig {
@@ -372,5 +403,182 @@ mod tests {
         let config = MoeConfig { ngroups: 2, topk_group: 1, ..config(Routing::Sigmoid, 2) };
         let chosen = config.route(&[3.0, -9.0, 2.0, 2.0], Some(&[0.0; 4]));
         assert_eq!(chosen.iter().map(|e| e.0).collect::<Vec<_>>(), [2, 3]);
+    }
+
+    /// Xorshift64: the same numbers everywhere.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        /// In 1..=most.
+        fn size(&mut self, most: usize) -> usize {
+            1 + (self.next() >> 33) as usize % most
+        }
+
+        fn coin(&mut self) -> bool {
+            self.size(2) == 1
+        }
+
+        /// Uniform in -1..1.
+        fn floats(&mut self, count: usize) -> Vec<f32> {
+            let mut float = || (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0;
+            (0..count).map(|_| float()).collect()
+        }
+
+        fn config(&mut self, routing: Routing) -> MoeConfig {
+            let (d_model, d_ff) = (self.size(33), self.size(33));
+            let width = if self.coin() { d_model } else { self.size(33) };
+            let (ngroups, per_group) = (self.size(4), self.size(5));
+            let topk_group = self.size(ngroups);
+            let plain = MlpConfig::swiglu(width, d_ff);
+            MoeConfig {
+                expert: if self.coin() { plain } else { MlpConfig::relu2(width, d_ff) },
+                experts: ngroups * per_group,
+                used: self.size(topk_group * per_group),
+                routing,
+                ngroups,
+                topk_group,
+                normalized: self.coin(),
+                scale: if self.coin() { 1.0 } else { 2.5 },
+                d_model,
+            }
+        }
+
+        fn checkpoint(&mut self, config: &MoeConfig) -> Checkpoint {
+            let mut tensors = Tensors::default();
+            config.expect(&mut tensors, "moe");
+            let entries = tensors.iter().map(|(name, shape)| {
+                let spread = (3.0 / *shape.last().unwrap() as f32).sqrt();
+                let values = self.floats(shape.iter().product());
+                let values: Vec<f32> = values.iter().map(|x| spread * x).collect();
+                let entry = TensorEntry {
+                    dtype: Dtype::F32,
+                    shape: shape.to_vec(),
+                    data: Bytes::new(Dtype::F32.encode(&values).unwrap()),
+                    file: Path::new("memory").into(),
+                };
+                (name.to_owned(), entry)
+            });
+            Checkpoint::from_entries("memory", entries.collect())
+        }
+    }
+
+    /// What a mixture gives one token, in f64 and as its words have it: an expert is chosen when fewer
+    /// than `used` are better. Also how near a choice was.
+    fn defined(config: &MoeConfig, checkpoint: &Checkpoint, x: &[f32]) -> (Vec<f64>, f64) {
+        let values = |name: &str| -> Vec<f64> {
+            let entry = checkpoint.get(&format!("moe.{name}")).unwrap();
+            entry.to_f32().unwrap().into_iter().map(f64::from).collect()
+        };
+        let product = |name: &str, x: &[f64]| -> Vec<f64> {
+            let dot = |row: &[f64]| row.iter().zip(x).map(|(w, x)| w * x).sum();
+            values(name).chunks_exact(x.len()).map(dot).collect()
+        };
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+        let scores = product("gate.weight", &x);
+        let all: f64 = scores.iter().map(|x| x.exp()).sum();
+        let weights: Vec<f64> = match config.routing {
+            Routing::TopKSoftmax => scores.iter().map(|x| x.exp()).collect(),
+            Routing::SoftmaxTopK => scores.iter().map(|x| x.exp() / all).collect(),
+            Routing::Sigmoid => scores.iter().map(|&x| sigmoid(x)).collect(),
+        };
+        let mut ranks = match config.routing {
+            Routing::TopKSoftmax => scores,
+            Routing::SoftmaxTopK | Routing::Sigmoid => weights.clone(),
+        };
+        if config.routing == Routing::Sigmoid {
+            let bias = values("gate.e_score_correction_bias");
+            ranks.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
+        }
+        let mut near = f64::INFINITY;
+        let mut best = |ranks: &[f64], count: usize| -> Vec<usize> {
+            for (i, a) in ranks.iter().enumerate() {
+                near = ranks[..i].iter().fold(near, |near, b| near.min((a - b).abs()));
+            }
+            let is_best = |&i: &usize| ranks.iter().filter(|&&rank| rank > ranks[i]).count() < count;
+            (0..ranks.len()).filter(is_best).collect()
+        };
+        let per_group = config.experts / config.ngroups;
+        let groups: Vec<f64> = ranks
+            .chunks_exact(per_group)
+            .map(|group| best(group, 2).into_iter().map(|i| group[i]).sum())
+            .collect();
+        let groups = best(&groups, config.topk_group);
+        let open: Vec<usize> =
+            (0..config.experts).filter(|expert| groups.contains(&(expert / per_group))).collect();
+        let ranks: Vec<f64> = open.iter().map(|&expert| ranks[expert]).collect();
+        let chosen: Vec<usize> =
+            best(&ranks, config.used).into_iter().map(|i| open[i]).collect();
+
+        let sum: f64 = chosen.iter().map(|&expert| weights[expert]).sum();
+        let is_share = config.normalized || config.routing == Routing::TopKSoftmax;
+        let into = match config.has_latent() {
+            true => product("fc1_latent_proj.weight", &x),
+            false => x,
+        };
+        let mut y = vec![0.0; into.len()];
+        for expert in chosen {
+            let part = |part: &str, x: &[f64]| product(&format!("experts.{expert}.{part}.weight"), x);
+            let up = part("up_proj", &into);
+            let hidden: Vec<f64> = match config.expert.gated {
+                true => {
+                    let gate = part("gate_proj", &into);
+                    gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
+                }
+                false => up.iter().map(|x| x.max(0.0).powi(2)).collect(),
+            };
+            let weight = weights[expert] / if is_share { sum } else { 1.0 };
+            let weight = weight * f64::from(config.scale);
+            y.iter_mut().zip(part("down_proj", &hidden)).for_each(|(y, part)| *y += weight * part);
+        }
+        let y = if config.has_latent() { product("fc2_latent_proj.weight", &y) } else { y };
+        (y, near)
+    }
+
+    #[test]
+    fn products_by_expert_equal_the_definition_by_token_and_a_token_has_the_same_bits_in_any_company()
+    {
+        let client = cpu();
+        let mut random = Random(0x0123_4567_89ab_cdef);
+        for trial in 0..120 {
+            let routing = [Routing::TopKSoftmax, Routing::SoftmaxTopK, Routing::Sigmoid][trial % 3];
+            let config = random.config(routing);
+            let checkpoint = random.checkpoint(&config);
+            let params = Params::<Cpu>::new(&checkpoint, &client);
+            let moe = Moe::load(&config, &params.under("moe")).unwrap();
+            let (width, tokens, factor) = (config.d_model, random.size(20), 0.75);
+            let run = |x: &[f32], residual: &[f32]| {
+                let shape = [x.len() / width, width];
+                let [x, residual] = [x, residual].map(|x| ops::tensor(&client, x, &shape).unwrap());
+                ops::to_vec(&moe.forward_onto(&client, &x, residual, factor).unwrap()).unwrap()
+            };
+            let [x, residual] = [(); 2].map(|()| random.floats(tokens * width));
+            let batch = run(&x, &residual);
+            for row in 0..tokens {
+                let row = row * width..(row + 1) * width;
+                assert_eq!(run(&x[row.clone()], &residual[row.clone()]), batch[row.clone()]);
+                let (want, near) = defined(&config, &checkpoint, &x[row.clone()]);
+                assert!(near > 1e-6, "a choice too near to compare: {near:e} in trial {trial}");
+                let most = want.iter().fold(1.0f64, |most, y| most.max(y.abs()));
+                for (i, want) in row.clone().zip(want) {
+                    let want = f64::from(residual[i]) + f64::from(factor) * want;
+                    let error = (f64::from(batch[i]) - want).abs();
+                    assert!(error < TOLERANCE * most, "{config:?}: {error:e}");
+                }
+            }
+            // Some of the rows, in another order and some of them twice.
+            let picked: Vec<usize> = (0..23).map(|_| random.size(tokens) - 1).collect();
+            let gather = |from: &[f32]| -> Vec<f32> {
+                picked.iter().flat_map(|&row| &from[row * width..(row + 1) * width]).copied().collect()
+            };
+            assert_eq!(run(&gather(&x), &gather(&residual)), gather(&batch), "{config:?}");
+        }
     }
 }
