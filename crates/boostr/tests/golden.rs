@@ -30,6 +30,8 @@ const MODELS: [&str; 5] =
 const CLAMPING: usize = 2;
 const MODELS: [&str; 5] =
     ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny", "nemotron-h-tiny", "nemotron-h-moe-tiny"];
+const CLAMPING: usize = 1;
+const MODELS: [&str; 4] = ["mamba2-tiny", "mamba2-tiny-g2", "llama-tiny", "zamba2-tiny"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)

@@ -281,6 +281,29 @@ proptest! {
             close(&to_vec(&sum.unwrap()).unwrap(), &want, TOLERANCE);
         }
     }
+
+    #[test]
+    fn columns_stand_side_by_side(
+        seed in 1u64..,
+        tokens in 0usize..6,
+        [left, right] in [1usize..40, 1usize..40],
+        layouts in (0usize..3, 0usize..3),
+    ) {
+        let mut random = Random(seed);
+        let (x, y) = (floats(&mut random, tokens * left), floats(&mut random, tokens * right));
+        let want: Vec<f32> = x
+            .chunks_exact(left)
+            .zip(y.chunks_exact(right))
+            .flat_map(|(x, y)| [x, y].concat())
+            .collect();
+        for body in BODIES {
+            let x = laid_out(layouts.0, &x, &[tokens, left]);
+            let y = laid_out(layouts.1, &y, &[tokens, right]);
+            let got = body.concat_columns(&x, &y).unwrap();
+            prop_assert_eq!(got.shape(), [tokens, left + right]);
+            prop_assert_eq!(&to_vec(&got).unwrap(), &want);
+        }
+    }
 }
 
 #[test]
@@ -312,5 +335,11 @@ fn bad_arguments_are_refused_and_leave_caches_as_they_are() {
         assert!(body.add_rows(x(&[2, 3]), &x(&[1, 3]), &[2], &[1.0]).is_err());
         assert!(body.add_rows(x(&[2, 3]), &x(&[1, 3]), &[1], &[]).is_err());
         assert!(body.scale_columns(&x(&[2, 3]), &x(&[2])).is_err());
+        assert!(body.concat_columns(&x(&[2, 3]), &x(&[1, 3])).is_err());
+        assert!(body.concat_columns(&x(&[2, 3]), &x(&[6])).is_err());
+        for (left, right) in [(0, 3), (3, 0), (0, 0)] {
+            let both = body.concat_columns(&x(&[2, left]), &x(&[2, right])).unwrap();
+            assert_eq!(both.shape(), [2, left + right]);
+        }
     }
 }

@@ -117,6 +117,11 @@ impl<'a> Facts<'a> {
             Source::Embedded => crate::model::demo::FILES.weights.len() as u64,
             _ => sizes.sum(),
         };
+        // A weight that layers share is one, however often a folder has it.
+        let mut once = checkpoint.clone();
+        if let Some(config) = config.as_ref().filter(|_| checkpoint.gguf().is_none()) {
+            let _ = config.family().normalise(&mut once);
+        }
         Self {
             name: source.name(),
             path: match source {
@@ -125,7 +130,7 @@ impl<'a> Facts<'a> {
             },
             config,
             context,
-            summary: Summary::of(checkpoint),
+            summary: Summary::of(&once),
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
             embedding_parameters: elements(embedding) + elements(head),

@@ -8,6 +8,7 @@
 //! | [`granite_hybrid`] | `granitemoehybrid` | `granitehybrid`, `granite`, `granitemoe` |
 //! | [`falcon_h1`] | `falcon_h1` | `falcon-h1` |
 //! | [`nemotron_h`] | `nemotron_h` | `nemotron_h`, `nemotron_h_moe` |
+//! | [`zamba2`] | `zamba2` | none |
 //!
 //! A family says what it is made of ([`Family`]) and takes rows through its layers ([`Decoder`]); what is
 //! the same for all stands once, in [`Model`].
@@ -22,6 +23,7 @@ pub mod mamba2;
 mod model;
 pub mod nemotron_h;
 mod state;
+pub mod zamba2;
 
 use std::fmt;
 
@@ -65,6 +67,8 @@ pub enum Config {
     FalconH1(falcon_h1::Config),
     /// See [`nemotron_h`].
     NemotronH(nemotron_h::Config),
+    /// See [`zamba2`].
+    Zamba2(zamba2::Config),
 }
 
 impl From<mamba2::Config> for Config {
@@ -94,6 +98,9 @@ impl From<falcon_h1::Config> for Config {
 impl From<nemotron_h::Config> for Config {
     fn from(config: nemotron_h::Config) -> Self {
         Self::NemotronH(config)
+impl From<zamba2::Config> for Config {
+    fn from(config: zamba2::Config) -> Self {
+        Self::Zamba2(config)
     }
 }
 
@@ -111,6 +118,10 @@ const FAMILIES: [(&[&str], &[&str]); 3] = [
     (mamba2::MODEL_TYPES, mamba2::ARCHS),
     (llama::MODEL_TYPES, llama::ARCHS),
     (nemotron_h::MODEL_TYPES, nemotron_h::ARCHS),
+const FAMILIES: [(&[&str], &[&str]); 3] = [
+    (mamba2::MODEL_TYPES, mamba2::ARCHS),
+    (llama::MODEL_TYPES, llama::ARCHS),
+    (zamba2::MODEL_TYPES, zamba2::ARCHS),
 ];
 
 impl Config {
@@ -124,6 +135,7 @@ impl Config {
             Self::GraniteHybrid(config) => config,
             Self::FalconH1(config) => config,
             Self::NemotronH(config) => config,
+            Self::Zamba2(config) => config,
         }
     }
 
@@ -141,6 +153,7 @@ impl Config {
             }
             Self::FalconH1(config) => Box::new(falcon_h1::FalconH1::load(config, params)?),
             Self::NemotronH(config) => Box::new(nemotron_h::NemotronH::load(config, params)?),
+            Self::Zamba2(config) => Box::new(zamba2::Zamba2::load(config, params)?),
         })
     }
 
@@ -185,6 +198,8 @@ impl Config {
                 Self::FalconH1(falcon_h1::Config::read(file)?)
             Some(kind) if nemotron_h::MODEL_TYPES.contains(&kind) => {
                 Self::NemotronH(nemotron_h::Config::read(file)?)
+            Some(kind) if zamba2::MODEL_TYPES.contains(&kind) => {
+                Self::Zamba2(zamba2::Config::read(file)?)
             }
             Some(other) => {
                 let (other, path) = (other.escape_debug(), file.path().display());

@@ -146,11 +146,28 @@ impl<B: Backend> Attention<B> {
         (residual, factor): (Tensor<B>, f32),
         (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
     ) -> Result<Tensor<B>> {
-        let q = self.q_proj.forward(client, u)?; // [T, H D]
-        let k = self.k_proj.forward(client, u)?; // [T, Hk D]
-        let v = self.v_proj.forward(client, u)?;
-        let y = self.attend(client, [q, k, v], runs, positions, &mut caches)?;
+        let qkv = self.project(client, u)?;
+        let y = self.attend(client, qkv, runs, positions, &mut caches)?;
         self.o_proj.forward_onto(client, &y, residual, factor)
+    }
+
+    /// Queries `[T, H D]`, keys and values `[T, Hk D]` of the tokens `u` `[T, d_in]`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn project(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
+        let [q, k, v] = [&self.q_proj, &self.k_proj, &self.v_proj].map(|p| p.forward(client, u));
+        Ok([q?, k?, v?])
+    }
+
+    /// The output `[T, d_model]` of what [`Attention::attend`] gives, where nothing is added to it.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn output(&self, client: &B::Client, y: &Tensor<B>) -> Result<Tensor<B>> {
+        self.o_proj.forward(client, y)
     }
 
     /// Everything between the projections: `[T, H D]`.

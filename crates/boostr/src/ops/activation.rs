@@ -1,4 +1,4 @@
-//! Elementwise steps between products: activations, gates, factors, and sums of chosen rows.
+//! Small steps between products: activations, gates, factors, sums of chosen rows, columns side by side.
 
 use numr::dtype::DType;
 use numr::runtime::Runtime;
@@ -61,6 +61,15 @@ pub trait ActivationOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ) -> Result<Tensor<R>> {
         generic::add_rows(self, to, x, rows, factors)
     }
+
+    /// The columns of `x` `[T, width]`, then those of `y`, which has as many rows.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn concat_columns(&self, x: &Tensor<R>, y: &Tensor<R>) -> Result<Tensor<R>> {
+        generic::concat_columns(self, x, y)
+    }
 }
 
 /// `(T, width)` of two tensors of one shape.
@@ -75,6 +84,22 @@ pub(super) fn check_pair<R: Runtime<DType = DType>>(
     expect(names[0], x, &[tokens, width])?;
     expect(names[1], y, &[tokens, width])?;
     Ok((tokens, width))
+}
+
+/// T and the widths of two tensors with as many rows.
+pub(super) fn check_columns<R: Runtime<DType = DType>>(
+    x: &Tensor<R>,
+    y: &Tensor<R>,
+) -> Result<(usize, [usize; 2])> {
+    let &[tokens, left] = x.shape() else {
+        return Err(shape_error("x", &[0, 0], x.shape()));
+    };
+    let &[_, right] = y.shape() else {
+        return Err(shape_error("y", &[tokens, 0], y.shape()));
+    };
+    expect("x", x, &[tokens, left])?;
+    expect("y", y, &[tokens, right])?;
+    Ok((tokens, [left, right]))
 }
 
 /// The width of rows that can be added to rows of `to`.

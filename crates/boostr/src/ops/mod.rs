@@ -7,7 +7,7 @@
 //! | [`NormOps`] | RMS norm, gated and grouped |
 //! | [`LinearOps`] | weights, products with them, rows of them |
 //! | [`AttentionOps`] | causal attention with carried keys and values, rotary positions |
-//! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows |
+//! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows, columns side by side |
 //!
 //! Every method has a portable body composed of the tensor library's own operations (`generic`), so a
 //! backend without kernels of its own is one `impl` line. `cpu` overrides them with `boostr-kernels`

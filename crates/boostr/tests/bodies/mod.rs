@@ -147,6 +147,13 @@ impl Body {
         }
     }
 
+    pub fn concat_columns(self, x: &Floats, y: &Floats) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::concat_columns(&cpu(), x, y),
+            Self::Kernels => cpu().concat_columns(x, y),
+        }
+    }
+
     pub fn select_rows(self, x: &Floats, rows: &[usize]) -> Result<Floats> {
         match self {
             Self::Portable => generic::select_rows(&cpu(), x, rows),

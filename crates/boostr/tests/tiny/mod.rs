@@ -261,7 +261,7 @@ impl<'a> Oracle<'a> {
     }
 }
 
-fn linear(weight: &[f64], bias: Option<&Vec<f64>>, x: &[f64]) -> Vec<f64> {
+pub fn linear(weight: &[f64], bias: Option<&Vec<f64>>, x: &[f64]) -> Vec<f64> {
     let dot = |row: &[f64]| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
     let rows = weight.chunks_exact(x.len()).map(dot);
     rows.enumerate().map(|(i, y)| y + bias.map_or(0.0, |bias| bias[i])).collect()
@@ -276,7 +276,7 @@ pub fn norm(x: &[f64], weight: &[f64], ngroups: usize, eps: f64) -> Vec<f64> {
     x.iter().zip(weight).enumerate().map(|(i, (x, w))| x * scale(i) * w).collect()
 }
 
-fn mixer<'a>(
+pub fn mixer<'a>(
     config: &MixerConfig,
     weight: impl Fn(&str) -> Option<&'a Vec<f64>>,
     [window, ssm]: &mut [Vec<f64>; 2],

@@ -175,6 +175,34 @@ fn show_is_for_people_too() {
 }
 
 #[test]
+fn weights_that_layers_share_count_once() {
+    let tiny = root().join("fixtures/models/zamba2-tiny");
+    let checkpoint = Checkpoint::open(&tiny, false).unwrap();
+    // Layer 6 has the block of layer 2.
+    let shared = |name: &str| name.contains(".2.shared_transformer");
+    let copy = |name: &str| name.replace(".2.shared_transformer", ".6.shared_transformer");
+    let copies = checkpoint.iter().filter(|(name, _)| shared(name));
+    let copies: Vec<_> = copies.map(|(name, entry)| (copy(name), entry)).collect();
+    let own = checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry));
+    let all: Vec<_> = own.chain(copies).collect();
+    let tensors: Vec<_> =
+        all.iter().map(|(name, t)| (name.as_str(), t.dtype, &t.shape[..], &*t.data)).collect();
+    let often = folder("often");
+    fs::copy(tiny.join("config.json"), often.join("config.json")).unwrap();
+    safetensors::write(&often.join("model.safetensors"), &tensors, &Default::default()).unwrap();
+
+    let elements: usize =
+        checkpoint.iter().map(|(_, entry)| entry.shape.iter().product::<usize>()).sum();
+    for model in [&tiny, &often] {
+        let json = boostr(&["show", model.to_str().unwrap(), "--json"]).ok().json();
+        assert_eq!(json["parameters"], elements);
+        assert_eq!(json["weight_bytes"], 4 * elements);
+        assert_eq!(json["layers"][2], "mamba2 + attention + mlp");
+    }
+    assert!(tensors.len() > checkpoint.len());
+}
+
+#[test]
 fn show_reads_a_weight_file_without_a_configuration() {
     let file = folder("lonely").join("weights.safetensors");
     fs::copy(Path::new(&tiny()).join("model.safetensors"), &file).unwrap();

@@ -5,7 +5,7 @@ use numr::runtime::cpu::{CpuClient, CpuRuntime};
 
 use super::{Cpu, contiguous, with_rows};
 use crate::error::{Error, Result};
-use crate::ops::activation::{check_add_rows, check_pair};
+use crate::ops::activation::{check_add_rows, check_columns, check_pair};
 use crate::ops::attention::{KvStorage, check_rope};
 use crate::ops::{
     Activation, ActivationOps, Attention, AttentionOps, KvCache, KvSizes, Rope, expect, host,
@@ -111,5 +111,18 @@ impl ActivationOps<CpuRuntime> for CpuClient {
             to.iter_mut().zip(x.row(i)).for_each(|(to, x)| *to += factor * x);
         }
         Ok(to)
+    }
+
+    fn concat_columns(&self, x: &Cpu, y: &Cpu) -> Result<Cpu> {
+        let (tokens, [left, right]) = check_columns(x, y)?;
+        let [x, y] = [with_rows(x)?, with_rows(y)?];
+        let [x, y] = [host::rows("x", &x)?, host::rows("y", &y)?];
+        let mut out = host::zeros(&[tokens, left + right])?;
+        let rows = host::slice_mut("out", &mut out)?.chunks_exact_mut((left + right).max(1));
+        for (t, row) in rows.enumerate() {
+            row[..left].copy_from_slice(x.row(t));
+            row[left..].copy_from_slice(y.row(t));
+        }
+        Ok(out)
     }
 }

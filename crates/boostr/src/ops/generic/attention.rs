@@ -6,7 +6,7 @@ use numr::tensor::Tensor;
 
 use super::product;
 use crate::error::Result;
-use crate::ops::activation::{check_add_rows, check_pair};
+use crate::ops::activation::{check_add_rows, check_columns, check_pair};
 use crate::ops::attention::{KvStorage, check_rope};
 use crate::ops::{
     Activation, Attention, KvCache, KvSizes, Rope, RopeStyle, TensorClient, expect, shape_error,
@@ -240,4 +240,22 @@ where
     }
     let shares = tensor(client, &shares, &[tokens, rows.len()])?;
     Ok(client.add(&to, &product(client, &shares, x)?)?)
+}
+
+/// Portable [`concat_columns`](crate::ops::ActivationOps::concat_columns).
+///
+/// # Errors
+///
+/// When arguments disagree.
+pub fn concat_columns<R, C>(client: &C, x: &Tensor<R>, y: &Tensor<R>) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    let (tokens, [left, right]) = check_columns(x, y)?;
+    if tokens * left * right == 0 {
+        let wide = if left == 0 { y } else { x };
+        return Ok(wide.contiguous()?.reshape(&[tokens, left + right])?);
+    }
+    Ok(client.cat(&[&x.contiguous()?, &y.contiguous()?], 1)?)
 }
