@@ -13,13 +13,12 @@ use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use rayon::prelude::*;
 
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{
-    Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, safetensors,
+    Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, create_beside, safetensors,
 };
 use crate::error::{Error, Result};
 use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of};
@@ -171,17 +170,12 @@ fn check_out(source: &Checkpoint, out: &Path, is_gguf: bool, overwrite: bool) ->
 
 /// Lets `fill` fill a folder beside `out` and gives it that name, or leaves nothing.
 fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let name = out.file_name().ok_or_else(|| Error::Argument {
-        name: "out",
-        reason: format!("`{}` names no folder", out.display()),
-    })?;
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    let stamp = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    hidden.push(format!(".tmp-{}-{:x}", std::process::id(), stamp.as_nanos()));
-    let folder = out.with_file_name(hidden);
+    if out.file_name().is_none() {
+        let reason = format!("`{}` names no folder", out.display());
+        return Err(Error::Argument { name: "out", reason });
+    }
     let io_error = |e| Error::io(out, e);
-    fs::create_dir(&folder).map_err(io_error)?;
+    let (folder, ()) = create_beside(out, |path| fs::create_dir(path)).map_err(io_error)?;
     let result = fill(&folder).and_then(|()| {
         sync(&folder).map_err(io_error)?;
         // An empty folder of that name yields.

@@ -153,3 +153,111 @@ mod unix {
         assert_eq!(folder.names(), ["loop"]);
     }
 }
+
+#[cfg(target_os = "linux")]
+mod abandoned {
+    use super::*;
+    use boostr::convert::{Options, convert};
+    use std::ops::ControlFlow::Continue;
+
+    /// Linux numbers processes up to 2^22.
+    const DEAD: u32 = (1 << 22) + 1;
+
+    fn temporary(name: &str, pid: u32) -> String {
+        format!(".{name}.tmp-{pid}-0123456789abcdef")
+    }
+
+    #[test]
+    fn what_dead_processes_left_goes_with_the_next_write_to_the_same_path() {
+        let folder = Folder::new();
+        let (file, inner) = (temporary("model", DEAD), temporary("model", u32::MAX));
+        folder.write(&file, "half");
+        fs::create_dir(folder.path().join(&inner)).unwrap();
+        folder.write(&format!("{inner}/config.json"), "{}");
+        let other = temporary("other", DEAD);
+        folder.write(&other, "half");
+
+        atomic_write(&folder.path().join("model"), |out| out.write_all(b"new")).unwrap();
+        assert_eq!(folder.names(), [other.as_str(), "model"]);
+    }
+
+    #[test]
+    fn a_model_folder_that_was_half_written_goes_when_it_is_written_again() {
+        let folder = Folder::new();
+        let half = temporary("model", DEAD);
+        fs::create_dir(folder.path().join(&half)).unwrap();
+        folder.write(&format!("{half}/model.safetensors"), "half");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/mamba2-tiny");
+        let options = Options::default();
+        convert(&source, &folder.path().join("model"), &options, &mut |_, _| Continue(())).unwrap();
+        assert_eq!(folder.names(), ["model"]);
+    }
+
+    #[test]
+    fn what_a_live_process_writes_stays() {
+        let folder = Folder::new();
+        let parent = temporary("file", std::os::unix::process::parent_id());
+        folder.write(&parent, "half");
+        let path = folder.path().join("file");
+        atomic_write(&path, |out| {
+            out.write_all(b"outer")?;
+            atomic_write(&path, |out| out.write_all(b"inner")).unwrap();
+            assert_eq!(folder.names().len(), 3);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"outer");
+        assert_eq!(folder.names(), [parent.as_str(), "file"]);
+    }
+
+    #[test]
+    fn similar_names_stay() {
+        let folder = Folder::new();
+        let ours = temporary("file", DEAD);
+        let mut similar = vec![
+            ours[1..].to_string(),
+            format!("{ours}.gguf"),
+            format!("x{ours}"),
+            ours.to_uppercase(),
+            ours.replace("abcdef", "abcdeg"),
+            ours.replace("abcdef", "ABCDEF"),
+            ours.replace("0123", "012"),
+            temporary("file", 0),
+            ours.replace("tmp-", "tmp-+"),
+            ours.replace("tmp-", "tmp-0"),
+            ours.replace("tmp-", "tmp--"),
+            format!(".file.tmp-{DEAD}"),
+            format!(".file.tmp-{}-0123456789abcdef", u64::MAX),
+            ".file.tmp-notes".to_string(),
+            temporary("file2", DEAD),
+        ];
+        for name in &similar {
+            folder.write(name, "mine");
+        }
+        atomic_write(&folder.path().join("file"), |_| Ok(())).unwrap();
+        similar.push("file".to_string());
+        similar.sort();
+        assert_eq!(folder.names(), similar);
+    }
+
+    #[test]
+    fn links_stay_and_so_does_what_they_lead_to() {
+        let (folder, elsewhere) = (Folder::new(), Folder::new());
+        elsewhere.write("weights", "mine");
+        let (file, inner) = (temporary("file", DEAD), temporary("file", DEAD + 1));
+        let link = |to: &Path, name: &str| {
+            std::os::unix::fs::symlink(to, folder.path().join(name)).unwrap();
+        };
+        link(&elsewhere.path().join("weights"), &file);
+        link(elsewhere.path(), &inner);
+        // A link inside a folder that goes is only a name.
+        let half = temporary("file", DEAD + 2);
+        fs::create_dir(folder.path().join(&half)).unwrap();
+        link(elsewhere.path(), &format!("{half}/link"));
+
+        atomic_write(&folder.path().join("file"), |_| Ok(())).unwrap();
+        assert_eq!(folder.names(), [file.as_str(), inner.as_str(), "file"]);
+        assert_eq!(elsewhere.names(), ["weights"]);
+    }
+}

@@ -197,7 +197,8 @@ fn case_14_multipliers_of_an_input_leave_its_bias_and_those_of_an_output_do_not(
     for model in MODELS {
         let config = read(&changed(model, &biases)).unwrap();
         let mut random = Random(14);
-        let entries = config.parameters(512, true).iter().map(|(name, shape)| {
+        let parameters = config.parameters(512, true);
+        let entries = parameters.iter().map(|(name, shape)| {
             let (center, spread) = match (name.rsplit('.').next().unwrap(), shape) {
                 ("A_log", _) => (1.0, 1.0),
                 ("dt_bias", _) => (-2.0, 2.0),

@@ -8,6 +8,8 @@ use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::io::{self, BufWriter, Write};
+#[cfg(target_os = "linux")]
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use super::entry::cut;
@@ -23,7 +25,8 @@ const MAX_STEM: usize = 180;
 ///
 /// A symbolic link is followed: its target is replaced, the link stays. The new file has the mode
 /// of the old one, or the one that any new file gets (0666 less the umask). While it is being
-/// written it is called `.NAME.tmp-PID-RANDOM`; only a killed process leaves it behind.
+/// written it is called `.NAME.tmp-PID-RANDOM`; only a killed process leaves it behind, and on Linux the
+/// next write of the same file removes it.
 ///
 /// # Errors
 ///
@@ -54,13 +57,8 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e),
     };
-    let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    let folder = match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-
-    let (temp, file) = Temp::create(folder, &name)?;
+    let (path, file) = create_beside(&target, |path| File::create_new(path))?;
+    let temp = Temp { path: Some(path) };
     if let Some(old) = old {
         // Before the first byte, so that a private file's successor is never readable by others.
         file.set_permissions(old.permissions())?;
@@ -71,7 +69,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     file.sync_all()?;
     drop(file);
     temp.rename_to(&target)?;
-    sync_folder(folder)
+    sync_folder(folder_of(&target))
 }
 
 /// The path that a chain of symbolic links ends at, whether or not there is a file.
@@ -86,6 +84,10 @@ fn follow_links(path: &Path) -> io::Result<PathBuf> {
     fs::metadata(&target).map(|_| target)
 }
 
+fn folder_of(target: &Path) -> &Path {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 #[cfg(unix)]
 fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
@@ -97,28 +99,72 @@ fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes what is to become `target` beside it, as `.NAME.tmp-PID-RANDOM`; returns that path.
+///
+/// On Linux, what killed processes left beside `target` under such names is removed first. `create` must
+/// fail with `AlreadyExists` where something is.
+pub(crate) fn create_beside<T>(
+    target: &Path,
+    create: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<(PathBuf, T)> {
+    let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    let prefix = format!(".{}.tmp-", cut(&name, MAX_STEM));
+    #[cfg(target_os = "linux")]
+    remove_abandoned(folder_of(target), &prefix);
+    let mut attempts = 0..8;
+    loop {
+        let random = RandomState::new().hash_one(attempts.start);
+        let path = target.with_file_name(format!("{prefix}{}-{random:016x}", std::process::id()));
+        match create(&path) {
+            Ok(created) => return Ok((path, created)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempts.next().is_some() => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Removes this user's files and folders called `prefix` and `PID-RANDOM` of which the process is dead.
+///
+/// Everything else stays, and so does what cannot be removed: nothing depends on it. A process in a
+/// container that shares the folder, but not the numbers of processes, counts as dead.
+#[cfg(target_os = "linux")]
+fn remove_abandoned(folder: &Path, prefix: &str) {
+    use std::os::unix::fs::MetadataExt;
+
+    // Without /proc every process would seem dead, and it may hide those of other users.
+    let (Ok(own), Ok(entries)) = (fs::metadata("/proc/self"), fs::read_dir(folder)) else { return };
+    for entry in entries.map_while(io::Result::ok) {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| pid(name.strip_prefix(prefix)?));
+        let is_dead = |pid| matches!(Path::new("/proc").join(pid).try_exists(), Ok(false));
+        // Those of a link are its own.
+        let (true, Ok(metadata)) = (pid.is_some_and(is_dead), entry.metadata()) else { continue };
+        if metadata.uid() != own.uid() {
+            continue;
+        }
+        let _ = match metadata.file_type() {
+            kind if kind.is_file() => fs::remove_file(entry.path()),
+            kind if kind.is_dir() => fs::remove_dir_all(entry.path()),
+            _ => Ok(()),
+        };
+    }
+}
+
+/// The PID in `PID-RANDOM`, if that is all there is.
+#[cfg(target_os = "linux")]
+fn pid(name: &str) -> Option<&str> {
+    let (pid, random) = name.split_once('-')?;
+    let is_pid = pid.parse::<NonZeroU32>().is_ok_and(|number| number.to_string() == pid);
+    let is_random = random.len() == 16 && random.bytes().all(|b| b"0123456789abcdef".contains(&b));
+    (is_pid && is_random).then_some(pid)
+}
+
 /// A file that is removed when it is dropped before it got its final name.
 struct Temp {
     path: Option<PathBuf>,
 }
 
 impl Temp {
-    fn create(folder: &Path, name: &str) -> io::Result<(Self, File)> {
-        let stem = cut(name, MAX_STEM);
-        let mut attempts = 0..8;
-        loop {
-            let random = RandomState::new().hash_one(attempts.start);
-            let temp = format!(".{stem}.tmp-{}-{random:016x}", std::process::id());
-            let path = folder.join(temp);
-            match File::create_new(&path) {
-                Ok(file) => return Ok((Self { path: Some(path) }, file)),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempts.next().is_some() => {
-                }
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
     fn rename_to(mut self, target: &Path) -> io::Result<()> {
         if let Some(path) = &self.path {
             fs::rename(path, target)?;

@@ -52,6 +52,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use atomic::atomic_write;
+pub(crate) use atomic::create_beside;
 pub use config::ConfigFile;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};

@@ -31,6 +31,8 @@ use crate::nn::{Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors};
 
 /// What `config.json` calls this family.
 pub(super) const MODEL_TYPES: &[&str] = &["bamba"];
+/// GGUF calls it as it calls Granite: see [`is_gguf_of`].
+pub(super) const ARCHS: &[&str] = &[];
 
 const NAMES: Names =
     Names { embeddings: "model.embed_tokens", norm: "model.final_layernorm", head: "lm_head" };

@@ -177,11 +177,6 @@ impl<'a> KeysMut<'a> {
         Self { metadata, arch }
     }
 
-    /// All of the metadata.
-    pub fn metadata(&mut self) -> &mut Metadata {
-        self.metadata
-    }
-
     /// Sets any value.
     pub fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.metadata.set(format!("{}.{name}", self.arch), value);

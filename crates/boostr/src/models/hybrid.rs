@@ -209,7 +209,7 @@ impl Hybrid {
             "mamba_d_state": mixer.d_state,
             "mamba_d_conv": mixer.d_conv,
             "mamba_conv_bias": mixer.conv_bias,
-            "mamba_proj_bias": mixer.bias,
+            "mamba_proj_bias": mixer.in_bias,
             "time_step_limit": limit_json(mixer.dt_limit),
         });
         if attention.headdim * attention.nheads != width {
@@ -243,11 +243,13 @@ fn read_mixer(file: &ConfigFile, d_model: usize, norm_eps: f32) -> Result<MixerC
         );
         return Err(file.error("mamba_n_heads", reason));
     }
+    let bias = file.bool(&["mamba_proj_bias"])?.unwrap_or(false);
     Ok(MixerConfig {
         ngroups: size("mamba_n_groups", 1)?,
         d_state: size("mamba_d_state", 256)?,
         d_conv: size("mamba_d_conv", 4)?,
-        bias: file.bool(&["mamba_proj_bias"])?.unwrap_or(false),
+        in_bias: bias,
+        out_bias: bias,
         conv_bias: file.bool(&["mamba_conv_bias"])?.unwrap_or(true),
         dt_limit: read_limit(file, "time_step_limit")?,
         norm_eps,

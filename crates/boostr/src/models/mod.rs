@@ -52,111 +52,65 @@ const MAX_STATE: usize = 4 << 30;
 /// Most experts of all layers together: twice those of the largest published model.
 const MAX_EXPERTS: usize = 1 << 17;
 
-/// Sizes and options of a model, of any family.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Config {
-    /// See [`mamba2`].
-    Mamba2(mamba2::Config),
-    /// See [`llama`].
-    Llama(llama::Config),
-    /// See [`bamba`].
-    Bamba(bamba::Config),
-    /// See [`granite_hybrid`].
-    GraniteHybrid(granite_hybrid::Config),
-    /// See [`falcon_h1`].
-    FalconH1(falcon_h1::Config),
-    /// See [`nemotron_h`].
-    NemotronH(nemotron_h::Config),
-    /// See [`zamba2`].
-    Zamba2(zamba2::Config),
+/// The families: how a configuration is told apart, and what it makes.
+macro_rules! families {
+    ($($variant:ident = $module:ident, $decoder:ident;)*) => {
+        /// Sizes and options of a model, of any family.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Config {
+            $(#[doc = concat!("See [`", stringify!($module), "`].")] $variant($module::Config),)*
+        }
+
+        $(impl From<$module::Config> for Config {
+            fn from(config: $module::Config) -> Self {
+                Self::$variant(config)
+            }
+        })*
+
+        /// The types that `config.json` names, and the architectures that GGUF names, of each family.
+        const FAMILIES: &[(&[&str], &[&str])] = &[$(($module::MODEL_TYPES, $module::ARCHS)),*];
+
+        impl Config {
+            /// The family's own view.
+            #[must_use]
+            pub fn family(&self) -> &dyn Family {
+                match self {
+                    $(Self::$variant(config) => config,)*
+                }
+            }
+
+            /// The family's layers with the weights of `params`.
+            pub(crate) fn decoder<B: Backend>(
+                &self,
+                params: &Params<'_, B>,
+            ) -> Result<Box<dyn Decoder<B>>> {
+                Ok(match self {
+                    $(Self::$variant(config) => Box::new($module::$decoder::load(config, params)?),)*
+                })
+            }
+
+            /// Reads the configuration of a `model_type`; `None` when no family has it.
+            fn read_type(kind: &str, file: &ConfigFile) -> Result<Option<Self>> {
+                $(if $module::MODEL_TYPES.contains(&kind) {
+                    return Ok(Some(Self::$variant($module::Config::read(file)?)));
+                })*
+                Ok(None)
+            }
+        }
+    };
 }
 
-impl From<mamba2::Config> for Config {
-    fn from(config: mamba2::Config) -> Self {
-        Self::Mamba2(config)
-    }
+families! {
+    Mamba2 = mamba2, Mamba2;
+    Llama = llama, Llama;
+    Bamba = bamba, Bamba;
+    GraniteHybrid = granite_hybrid, GraniteHybrid;
+    FalconH1 = falcon_h1, FalconH1;
+    NemotronH = nemotron_h, NemotronH;
+    Zamba2 = zamba2, Zamba2;
 }
-
-impl From<llama::Config> for Config {
-    fn from(config: llama::Config) -> Self {
-        Self::Llama(config)
-    }
-}
-
-impl From<bamba::Config> for Config {
-    fn from(config: bamba::Config) -> Self {
-        Self::Bamba(config)
-    }
-}
-
-impl From<granite_hybrid::Config> for Config {
-    fn from(config: granite_hybrid::Config) -> Self {
-        Self::GraniteHybrid(config)
-impl From<falcon_h1::Config> for Config {
-    fn from(config: falcon_h1::Config) -> Self {
-        Self::FalconH1(config)
-impl From<nemotron_h::Config> for Config {
-    fn from(config: nemotron_h::Config) -> Self {
-        Self::NemotronH(config)
-impl From<zamba2::Config> for Config {
-    fn from(config: zamba2::Config) -> Self {
-        Self::Zamba2(config)
-    }
-}
-
-/// The families: the types that `config.json` names, the architectures that GGUF names.
-const FAMILIES: [(&[&str], &[&str]); 4] = [
-    (mamba2::MODEL_TYPES, mamba2::ARCHS),
-    (llama::MODEL_TYPES, llama::ARCHS),
-    (bamba::MODEL_TYPES, &[]), // one of Granite's
-    (granite_hybrid::MODEL_TYPES, granite_hybrid::ARCHS),
-const FAMILIES: [(&[&str], &[&str]); 3] = [
-    (mamba2::MODEL_TYPES, mamba2::ARCHS),
-    (llama::MODEL_TYPES, llama::ARCHS),
-    (falcon_h1::MODEL_TYPES, falcon_h1::ARCHS),
-const FAMILIES: [(&[&str], &[&str]); 3] = [
-    (mamba2::MODEL_TYPES, mamba2::ARCHS),
-    (llama::MODEL_TYPES, llama::ARCHS),
-    (nemotron_h::MODEL_TYPES, nemotron_h::ARCHS),
-const FAMILIES: [(&[&str], &[&str]); 3] = [
-    (mamba2::MODEL_TYPES, mamba2::ARCHS),
-    (llama::MODEL_TYPES, llama::ARCHS),
-    (zamba2::MODEL_TYPES, zamba2::ARCHS),
-];
 
 impl Config {
-    /// The family's own view.
-    #[must_use]
-    pub fn family(&self) -> &dyn Family {
-        match self {
-            Self::Mamba2(config) => config,
-            Self::Llama(config) => config,
-            Self::Bamba(config) => config,
-            Self::GraniteHybrid(config) => config,
-            Self::FalconH1(config) => config,
-            Self::NemotronH(config) => config,
-            Self::Zamba2(config) => config,
-        }
-    }
-
-    /// The family's layers with the weights of `params`.
-    pub(crate) fn decoder<B: Backend>(
-        &self,
-        params: &Params<'_, B>,
-    ) -> Result<Box<dyn Decoder<B>>> {
-        Ok(match self {
-            Self::Mamba2(config) => Box::new(mamba2::Mamba2::load(config, params)?),
-            Self::Llama(config) => Box::new(llama::Llama::load(config, params)?),
-            Self::Bamba(config) => Box::new(bamba::Bamba::load(config, params)?),
-            Self::GraniteHybrid(config) => {
-                Box::new(granite_hybrid::GraniteHybrid::load(config, params)?)
-            }
-            Self::FalconH1(config) => Box::new(falcon_h1::FalconH1::load(config, params)?),
-            Self::NemotronH(config) => Box::new(nemotron_h::NemotronH::load(config, params)?),
-            Self::Zamba2(config) => Box::new(zamba2::Zamba2::load(config, params)?),
-        })
-    }
-
     /// Reads a `config.json` of transformers or mamba_ssm, or a `params.json` of Codestral.
     ///
     /// # Errors
@@ -179,36 +133,17 @@ impl Config {
     pub fn read(file: &ConfigFile) -> Result<Self> {
         let supported: Vec<&str> = FAMILIES.iter().flat_map(|family| family.0).copied().collect();
         let supported = supported.join(", ");
-        let config = match file.text("model_type")? {
-            None | Some("mamba") if mamba2::is_other_dialect(file) => {
-                Self::Mamba2(mamba2::Config::read(file)?)
-            }
-            Some(kind) if mamba2::MODEL_TYPES.contains(&kind) => {
-                Self::Mamba2(mamba2::Config::read(file)?)
-            }
-            Some(kind) if llama::MODEL_TYPES.contains(&kind) => {
-                Self::Llama(llama::Config::read(file)?)
-            }
-            Some(kind) if bamba::MODEL_TYPES.contains(&kind) => {
-                Self::Bamba(bamba::Config::read(file)?)
-            }
-            Some(kind) if granite_hybrid::MODEL_TYPES.contains(&kind) => {
-                Self::GraniteHybrid(granite_hybrid::Config::read(file)?)
-            Some(kind) if falcon_h1::MODEL_TYPES.contains(&kind) => {
-                Self::FalconH1(falcon_h1::Config::read(file)?)
-            Some(kind) if nemotron_h::MODEL_TYPES.contains(&kind) => {
-                Self::NemotronH(nemotron_h::Config::read(file)?)
-            Some(kind) if zamba2::MODEL_TYPES.contains(&kind) => {
-                Self::Zamba2(zamba2::Config::read(file)?)
-            }
-            Some(other) => {
-                let (other, path) = (other.escape_debug(), file.path().display());
-                let what = format!("model_type `{other}` in `{path}` (supported: {supported})");
-                return Err(Error::Unsupported { what });
-            }
+        let kind = match file.text("model_type")? {
+            None | Some("mamba") if mamba2::is_other_dialect(file) => "mamba2",
+            Some(kind) => kind,
             None => {
                 return Err(file.error("model_type", format!("missing (supported: {supported})")));
             }
+        };
+        let Some(config) = Self::read_type(kind, file)? else {
+            let (kind, path) = (kind.escape_debug(), file.path().display());
+            let what = format!("model_type `{kind}` in `{path}` (supported: {supported})");
+            return Err(Error::Unsupported { what });
         };
         config.check(|field, reason| file.error(&field, reason))?;
         Ok(config)
@@ -225,28 +160,23 @@ impl Config {
     pub fn read_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Self> {
         let arch = metadata.required(gguf::ARCHITECTURE, metadata.text(gguf::ARCHITECTURE)?)?;
         let keys = Keys::new(metadata, arch);
-        let config = match arch {
-            _ if mamba2::ARCHS.contains(&arch) => Self::Mamba2(mamba2::Config::read_gguf(&keys)?),
-            _ if llama::ARCHS.contains(&arch) => {
-                Self::Llama(llama::Config::read_gguf(&keys, checkpoint)?)
+        let is = |archs: &[&str]| archs.contains(&arch);
+        let config: Self = match () {
+            () if is(mamba2::ARCHS) => mamba2::Config::read_gguf(&keys)?.into(),
+            () if is(llama::ARCHS) => llama::Config::read_gguf(&keys, checkpoint)?.into(),
+            () if bamba::is_gguf_of(&keys)? => bamba::Config::read_gguf(&keys, checkpoint)?.into(),
+            () if is(granite_hybrid::ARCHS) => {
+                granite_hybrid::Config::read_gguf(&keys, checkpoint)?.into()
             }
-            _ if bamba::is_gguf_of(&keys)? => {
-                Self::Bamba(bamba::Config::read_gguf(&keys, checkpoint)?)
-            }
-            _ if granite_hybrid::ARCHS.contains(&arch) => {
-                Self::GraniteHybrid(granite_hybrid::Config::read_gguf(&keys, checkpoint)?)
-            _ if falcon_h1::ARCHS.contains(&arch) => {
-                Self::FalconH1(falcon_h1::Config::read_gguf(&keys, checkpoint)?)
-            _ if nemotron_h::ARCHS.contains(&arch) => {
-                Self::NemotronH(nemotron_h::Config::read_gguf(&keys, checkpoint)?)
-            }
-            other => {
+            () if is(falcon_h1::ARCHS) => falcon_h1::Config::read_gguf(&keys, checkpoint)?.into(),
+            () if is(nemotron_h::ARCHS) => nemotron_h::Config::read_gguf(&keys, checkpoint)?.into(),
+            () => {
                 let supported: Vec<&str> =
                     FAMILIES.iter().flat_map(|family| family.1).copied().collect();
-                let also = if other == "mamba" { ", which is Mamba-1," } else { "" };
+                let also = if arch == "mamba" { ", which is Mamba-1," } else { "" };
                 let what = format!(
                     "architecture `{}`{also} in `{}` (supported: {})",
-                    other.escape_debug(),
+                    arch.escape_debug(),
                     metadata.path().display(),
                     supported.join(", ")
                 );

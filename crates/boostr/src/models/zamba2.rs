@@ -121,7 +121,8 @@ impl Config {
                 ngroups: size(&["mamba_ngroups"], 1)?,
                 d_state: size(&["mamba_d_state"], 64)?,
                 d_conv: size(&["mamba_d_conv"], 4)?,
-                bias,
+                in_bias: bias,
+                out_bias: bias,
                 dt_limit: read_limit(file, "time_step_limit")?,
                 norm_eps: GATED_NORM_EPS,
                 ..MixerConfig::new(d_model, mamba_heads, d_inner / mamba_heads)

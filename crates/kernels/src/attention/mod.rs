@@ -50,7 +50,7 @@ pub use reference::attention_reference;
 use rayon::prelude::*;
 
 use crate::rows::{Rows, column_blocks};
-use online::{Online, Queries, Scratch, attend_segment};
+use online::{Online, Queries, Scratch, TILE, attend_segment};
 
 /// Queries that meet a page while it is in the cache of the processor: as many tokens as make about this many.
 const BLOCK_ROWS: usize = 48;
@@ -120,7 +120,7 @@ pub fn attention(
     attend(kernel, q, runs, &caches, out);
 }
 
-/// Queries of a block of tokens, and where their outputs go: a `[H / Hk * d_v]` for each token.
+/// Queries of a block of tokens, and where their outputs go: the columns of their heads, for each token.
 struct Task<'a> {
     queries: Queries<'a>,
     out: Vec<&'a mut [f32]>,
@@ -144,6 +144,19 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
 
     let heads_per_group = nheads / nheads_kv;
     let block = (BLOCK_ROWS / heads_per_group).max(1);
+    let first_seen = |position: usize| {
+        kernel.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    };
+    let threads = rayon::current_num_threads();
+    // Few queries read more than they compute: then a task has as many heads, which are neighbours in
+    // memory, as leave something for every thread.
+    let mut heads = 1;
+    if runs.iter().all(|len| len * heads_per_group <= TILE) {
+        let segments = runs.iter().zip(caches).filter(|(len, _)| **len > 0).map(|(len, cache)| {
+            (cache.len() - first_seen(cache.len() - len)).div_ceil(SEGMENT)
+        });
+        heads = (segments.sum::<usize>() * nheads_kv / (2 * threads)).clamp(1, nheads_kv);
+    }
     let mut tasks = Vec::new();
     let (mut done, mut rest) = (0, out);
     for (&len, &cache) in runs.iter().zip(caches) {
@@ -155,21 +168,23 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
         for (i, out) in out.chunks_mut(block * nheads * d_v).enumerate() {
             let tokens = out.len() / (nheads * d_v);
             let first = before + i * block;
-            let seen = kernel.window.map_or(0, |window| (first + 1).saturating_sub(window));
+            let seen = first_seen(first);
             assert!(
                 seen >= cache.first(),
                 "caches: positions before {} are forgotten, {seen} is seen",
                 cache.first()
             );
-            let columns = column_blocks(out, nheads * d_v, heads_per_group * d_v);
-            tasks.extend(columns.into_iter().enumerate().map(|(head, out)| {
+            let columns = column_blocks(out, nheads * d_v, heads * heads_per_group * d_v);
+            tasks.extend(columns.into_iter().enumerate().map(|(i_heads, out)| {
+                let heads = i_heads * heads..nheads_kv.min((i_heads + 1) * heads);
+                let width = heads_per_group * d_k;
                 let q = q.slice(i * block, tokens);
-                let q = q.columns(head * heads_per_group * d_k, heads_per_group * d_k);
-                Task { queries: Queries { kernel: *kernel, cache, head, q, first, seen }, out }
+                let q = q.columns(heads.start * width, heads.len() * width);
+                Task { queries: Queries { kernel: *kernel, cache, heads, q, first, seen }, out }
             }));
         }
     }
-    let few = tasks.len() < 4 * rayon::current_num_threads();
+    let few = tasks.len() < 4 * threads;
     tasks.into_par_iter().for_each_init(Default::default, |scratch, task| {
         run(task, few, scratch);
     });
@@ -178,7 +193,7 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
 /// Computes a task, segment after segment, or all at once if tasks are too few for the threads.
 fn run(task: Task<'_>, at_once: bool, scratch: &mut (Scratch, Online, Online)) {
     let (scratch, total, part) = scratch;
-    let Task { queries, mut out } = task;
+    let Task { queries, out } = task;
     let level = queries.cache.layout().level;
     let segments = queries.seen / SEGMENT..(queries.first + out.len()).div_ceil(SEGMENT);
     let positions = |segment: usize| segment * SEGMENT..(segment + 1) * SEGMENT;
@@ -197,7 +212,9 @@ fn run(task: Task<'_>, at_once: bool, scratch: &mut (Scratch, Online, Online)) {
         }
     }
     let (_, _, d_v) = queries.cache.dims();
-    for (row, out) in out.iter_mut().flat_map(|out| out.chunks_exact_mut(d_v)).enumerate() {
-        total.write(row, out);
+    for (token, out) in out.into_iter().enumerate() {
+        for (head, out) in out.chunks_exact_mut(d_v).enumerate() {
+            total.write(queries.row(token, head), out);
+        }
     }
 }

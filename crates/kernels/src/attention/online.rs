@@ -17,21 +17,21 @@ use std::ops::Range;
 
 use super::Attention;
 use super::cache::KvCache;
-use super::page::PAGE;
+use super::page::{Ahead, Buffers, PAGE, Page};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
 
 /// Queries of the micro-kernel.
-const TILE: usize = 6;
+pub(super) const TILE: usize = 6;
 
-/// Queries of neighbouring tokens that use one KV head.
+/// Queries of neighbouring tokens that use the same KV heads.
 pub(super) struct Queries<'a> {
     pub kernel: Attention,
     pub cache: &'a KvCache,
-    /// The KV head.
-    pub head: usize,
-    /// `[tokens, H / Hk * d_k]`
+    /// The KV heads.
+    pub heads: Range<usize>,
+    /// `[tokens, heads, H / Hk, d_k]`
     pub q: Rows<'a>,
     /// Position of the first token.
     pub first: usize,
@@ -40,19 +40,28 @@ pub(super) struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    fn heads(&self) -> usize {
-        self.q.width() / self.cache.layout().d_k
-    }
-
-    /// Number of queries: those of a token are neighbours.
-    pub(super) fn rows(&self) -> usize {
-        self.q.len() * self.heads()
-    }
-
-    /// The slots that query `row` sees of the page that starts at position `start`.
+    /// H / Hk
     #[inline(always)]
-    fn slots(&self, row: usize, start: usize, heads: usize) -> Range<usize> {
-        let end = self.first + row / heads + 1;
+    fn heads_per_group(&self) -> usize {
+        self.q.width() / self.cache.layout().d_k / self.heads.len()
+    }
+
+    /// Number of queries.
+    pub(super) fn rows(&self) -> usize {
+        self.q.len() * self.q.width() / self.cache.layout().d_k
+    }
+
+    /// The row of a query head of a token: `[heads, tokens, H / Hk]`.
+    #[inline(always)]
+    pub(super) fn row(&self, token: usize, head: usize) -> usize {
+        let group = self.heads_per_group();
+        (head / group * self.q.len() + token) * group + head % group
+    }
+
+    /// The slots of the page that starts at position `start` which a token sees.
+    #[inline(always)]
+    fn slots(&self, token: usize, start: usize) -> Range<usize> {
+        let end = self.first + token + 1;
         let first = self.kernel.window.map_or(0, |window| end.saturating_sub(window));
         first.saturating_sub(start).min(PAGE)..end.saturating_sub(start).min(PAGE)
     }
@@ -109,12 +118,11 @@ impl Online {
 /// Buffers of one worker.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Scaled queries `[rows, d_k]`.
+    /// Scaled queries, in tiles: see [`pack`].
     q: Vec<f32>,
-    /// Scores, then weights: `[rows, 64]`.
+    /// Scores of one KV head, then weights: `[rows, 64]`.
     weights: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    panels: Buffers,
 }
 
 dispatch! {
@@ -133,66 +141,115 @@ fn attend_segment_body<S: Simd>(
     online: &mut Online,
 ) {
     let (cache, layout) = (queries.cache, queries.cache.layout());
-    let (d_k, rows, heads) = (layout.d_k, queries.rows(), queries.heads());
-    let width = layout.padded_d_v();
-    online.reset(rows, width);
-    let Scratch { q, weights, keys, values } = scratch;
-    q.clear();
-    for token in 0..queries.q.len() {
-        q.extend(queries.q.row(token).iter().map(|q| q * queries.kernel.scale));
-    }
-    weights.resize(rows * PAGE, 0.0);
-
+    online.reset(queries.rows(), layout.padded_d_v());
+    pack(queries, &mut scratch.q);
     let from = positions.start.max(queries.seen);
     let to = positions.end.min(queries.first + queries.q.len());
-    for (start, page) in cache.pages(from, to) {
-        let keys = page.keys(simd, layout, queries.head, keys);
-        for first in (0..rows).step_by(TILE) {
-            let count = TILE.min(rows - first);
-            let mut slots = [const { 0..0 }; TILE];
-            for row in 0..count {
-                slots[row] = queries.slots(first + row, start, heads);
-            }
-            let q = &q[first * d_k..][..count * d_k];
-            let weights = &mut weights[first * PAGE..][..count * PAGE];
-            let seen = score_tile(simd, q, keys, &slots[..count], weights);
-            for row in 0..count {
-                if slots[row].is_empty() {
-                    continue;
-                }
-                let weights = &mut weights[row * PAGE..][..PAGE];
-                let seen_weights = &mut weights[seen.clone()];
-                if let Some(cap) = queries.kernel.softcap {
-                    cap_scores(simd, cap, seen_weights);
-                }
-                weights[seen.start..slots[row].start].fill(f32::NEG_INFINITY);
-                weights[slots[row].end..seen.end].fill(f32::NEG_INFINITY);
-                let row = first + row;
-                let (max, sum) = (&mut online.max[row], &mut online.sum[row]);
-                let out = &mut online.out[row * width..][..width];
-                soften(simd, &mut weights[seen.clone()], max, sum, out);
-            }
-        }
-        let values = page.values(simd, layout, queries.head, keys, values);
-        for first in (0..rows).step_by(TILE) {
-            let count = TILE.min(rows - first);
-            let mut slots = [const { 0..0 }; TILE];
-            for row in 0..count {
-                slots[row] = queries.slots(first + row, start, heads);
-            }
-            let weights = &weights[first * PAGE..][..count * PAGE];
-            let out = &mut online.out[first * width..][..count * width];
-            value_tile(simd, weights, values, &slots[..count], out);
+    let mut pages = cache.pages(from, to).peekable();
+    while let Some((start, page)) = pages.next() {
+        let next_page = pages.peek().map_or(page, |(_, next)| next);
+        for head in queries.heads.clone() {
+            let next = if head + 1 < queries.heads.end {
+                page.addresses(layout, head + 1)
+            } else {
+                next_page.addresses(layout, queries.heads.start)
+            };
+            meet(simd, queries, head, (start, page), next[0], scratch, online);
         }
     }
 }
 
-/// Scores of at most six queries `[count, d_k]`; returns the slots, whole panels, that were computed.
+/// Packs scaled queries: for each KV head tiles of at most six rows, each `[d_k / 64, count, 64]`.
+#[inline(always)]
+fn pack(queries: &Queries<'_>, q: &mut Vec<f32>) {
+    let d_k = queries.cache.layout().d_k;
+    let padded = d_k.next_multiple_of(PAGE);
+    let rows = queries.rows() / queries.heads.len();
+    q.resize(queries.rows() * padded, 0.0);
+    for token in 0..queries.q.len() {
+        for (head, from) in queries.q.row(token).chunks_exact(d_k).enumerate() {
+            let row = queries.row(token, head);
+            let in_tile = row % rows % TILE;
+            let first = row - in_tile;
+            let count = TILE.min(rows - first % rows);
+            let tile = &mut q[first * padded..][..count * padded];
+            for (block, from) in tile.chunks_exact_mut(count * PAGE).zip(from.chunks(PAGE)) {
+                for (to, x) in block[in_tile * PAGE..].iter_mut().zip(from) {
+                    *to = x * queries.kernel.scale;
+                }
+            }
+        }
+    }
+}
+
+/// Moves the queries of one KV head on by a page; `next` is what will be read after it.
+#[inline(always)]
+fn meet<S: Simd>(
+    simd: S,
+    queries: &Queries<'_>,
+    head: usize,
+    (start, page): (usize, &Page),
+    next: Ahead,
+    scratch: &mut Scratch,
+    online: &mut Online,
+) {
+    let layout = queries.cache.layout();
+    let (d_k, width) = (layout.d_k, layout.padded_d_v());
+    let padded = d_k.next_multiple_of(PAGE);
+    let (tokens, group) = (queries.q.len(), queries.heads_per_group());
+    let rows = tokens * group;
+    let top = (head - queries.heads.start) * rows;
+    let Scratch { q, weights, panels } = scratch;
+    weights.resize(rows * PAGE, 0.0);
+    let [_, values_ahead] = page.addresses(layout, head);
+
+    let keys = page.keys(simd, layout, head, panels);
+    for first in (0..rows).step_by(TILE) {
+        let count = TILE.min(rows - first);
+        let mut slots = [const { 0..0 }; TILE];
+        for row in 0..count {
+            slots[row] = queries.slots((first + row) / group, start);
+        }
+        let q = &q[(top + first) * padded..][..count * padded];
+        let weights = &mut weights[first * PAGE..][..count * PAGE];
+        let seen = score_tile(simd, d_k, q, keys, values_ahead, &slots[..count], weights);
+        for row in 0..count {
+            if slots[row].is_empty() {
+                continue;
+            }
+            let weights = &mut weights[row * PAGE..][..PAGE];
+            if let Some(cap) = queries.kernel.softcap {
+                cap_scores(simd, cap, &mut weights[seen.clone()]);
+            }
+            weights[seen.start..slots[row].start].fill(f32::NEG_INFINITY);
+            weights[slots[row].end..seen.end].fill(f32::NEG_INFINITY);
+            let row = top + first + row;
+            let (max, sum) = (&mut online.max[row], &mut online.sum[row]);
+            let out = &mut online.out[row * width..][..width];
+            soften(simd, &mut weights[seen.clone()], max, sum, out);
+        }
+    }
+    let values = page.values(simd, layout, head, panels);
+    for first in (0..rows).step_by(TILE) {
+        let count = TILE.min(rows - first);
+        let mut slots = [const { 0..0 }; TILE];
+        for row in 0..count {
+            slots[row] = queries.slots((first + row) / group, start);
+        }
+        let weights = &weights[first * PAGE..][..count * PAGE];
+        let out = &mut online.out[(top + first) * width..][..count * width];
+        value_tile(simd, weights, values, next, &slots[..count], out);
+    }
+}
+
+/// Scores of a tile of queries; returns the slots, whole panels, that were computed.
 #[inline(always)]
 fn score_tile<S: Simd>(
     simd: S,
+    d_k: usize,
     q: &[f32],
     keys: &[f32],
+    ahead: Ahead,
     slots: &[Range<usize>],
     scores: &mut [f32],
 ) -> Range<usize> {
@@ -209,12 +266,12 @@ fn score_tile<S: Simd>(
     }
     let panels = first / width..end.div_ceil(width);
     match slots.len() {
-        1 => score_panels::<S, 1, 4>(simd, q, keys, panels.clone(), scores),
-        2 => score_panels::<S, 2, 2>(simd, q, keys, panels.clone(), scores),
-        3 => score_panels::<S, 3, 2>(simd, q, keys, panels.clone(), scores),
-        4 => score_panels::<S, 4, 1>(simd, q, keys, panels.clone(), scores),
-        5 => score_panels::<S, 5, 1>(simd, q, keys, panels.clone(), scores),
-        _ => score_panels::<S, 6, 1>(simd, q, keys, panels.clone(), scores),
+        1 => score_panels::<S, 1, 4>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        2 => score_panels::<S, 2, 2>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        3 => score_panels::<S, 3, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        4 => score_panels::<S, 4, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        5 => score_panels::<S, 5, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        _ => score_panels::<S, 6, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
     }
     panels.start * width..panels.end * width
 }
@@ -223,23 +280,20 @@ fn score_tile<S: Simd>(
 #[inline(always)]
 fn score_panels<S: Simd, const R: usize, const P: usize>(
     simd: S,
+    d_k: usize,
     q: &[f32],
     keys: &[f32],
+    ahead: Ahead,
     panels: Range<usize>,
     scores: &mut [f32],
 ) {
-    let d_k = q.len() / R;
-    let mut rows: [&[f32]; R] = [&[]; R];
-    for r in 0..R {
-        rows[r] = &q[r * d_k..][..d_k];
-    }
     let mut panel = panels.start;
     while panel + P <= panels.end {
-        score_panel::<S, R, P>(simd, rows, keys, panel, scores);
+        score_panel::<S, R, P>(simd, d_k, q, keys, ahead, panel, scores);
         panel += P;
     }
     while panel < panels.end {
-        score_panel::<S, R, 1>(simd, rows, keys, panel, scores);
+        score_panel::<S, R, 1>(simd, d_k, q, keys, ahead, panel, scores);
         panel += 1;
     }
 }
@@ -247,18 +301,26 @@ fn score_panels<S: Simd, const R: usize, const P: usize>(
 #[inline(always)]
 fn score_panel<S: Simd, const R: usize, const P: usize>(
     simd: S,
-    q: [&[f32]; R],
+    d_k: usize,
+    q: &[f32],
     keys: &[f32],
+    ahead: Ahead,
     panel: usize,
     scores: &mut [f32],
 ) {
-    let d_k = q[0].len();
     let keys = S::chunks(keys).0.as_chunks::<2>().0;
-    let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
-    for p in 0..P {
-        right[p] = &keys[(panel + p) * d_k..][..d_k];
+    let mut acc = [[[simd.splat(0.0); 2]; P]; R];
+    for (block, q) in q.chunks_exact(R * PAGE).enumerate() {
+        let first = block * PAGE;
+        let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
+        let mut next = [ahead.start; P];
+        for p in 0..P {
+            let row = (panel + p) * d_k + first;
+            right[p] = &keys[row..][..PAGE.min(d_k - first)];
+            next[p] = ahead.row(row);
+        }
+        acc = add_product(simd, acc, q, 0, right, next, ahead.stride);
     }
-    let acc = add_product(simd, [[[simd.splat(0.0); 2]; P]; R], q, right);
     let scores = S::chunks_mut(scores).0.as_chunks_mut::<2>().0;
     let page = PAGE / (2 * S::LANES);
     for r in 0..R {
@@ -300,12 +362,12 @@ fn soften<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &m
     let finite = if new == f32::NEG_INFINITY { 0.0 } else { new };
     let mut added = simd.splat(0.0);
     for x in x {
-        let weight = exp_lanes(simd, simd.sub(simd.load(x), simd.splat(finite)));
+        let weight = exp_not_above_one(simd, simd.sub(simd.load(x), simd.splat(finite)));
         added = simd.add(added, weight);
         simd.store(weight, x);
     }
     if new > *max {
-        let scale = exp_lanes(simd, simd.splat(*max - finite));
+        let scale = exp_not_above_one(simd, simd.splat(*max - finite));
         simd.store(scale, &mut S::chunks_mut(&mut lanes).0[0]);
         *sum *= lanes[0];
         for out in S::chunks_mut(out).0 {
@@ -316,12 +378,32 @@ fn soften<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &m
     *sum += simd.reduce(added);
 }
 
+/// `exp` of numbers not above 0, within 3e-7 of the result; 0 below -87.7.
+///
+/// As [`exp_lanes`] but for what only other numbers need; the polynomial is fitted to |r| <= ln 2 / 2, within 1.1e-7.
+#[inline(always)]
+fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
+    // At -88, n is -127, whose power of two comes out as 0; NaN passes, being the second operand.
+    let x = simd.max(simd.splat(-88.0), x);
+    let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
+    let r = simd.mul_add(n, simd.splat(-355.0 / 512.0), x);
+    let r = simd.mul_add(n, simd.splat(2.121_944_4e-4), r);
+    let mut p = simd.splat(0.008_312_526);
+    p = simd.mul_add(p, r, simd.splat(0.041_890_116));
+    p = simd.mul_add(p, r, simd.splat(0.166_671_15));
+    p = simd.mul_add(p, r, simd.splat(0.499_992_32));
+    p = simd.mul_add(p, r, simd.splat(1.0));
+    p = simd.mul_add(p, r, simd.splat(1.0));
+    simd.mul(p, simd.exp2i(n))
+}
+
 /// Adds weighted values to the outputs `[count, width]` of at most six queries.
 #[inline(always)]
 fn value_tile<S: Simd>(
     simd: S,
     weights: &[f32],
     values: &[f32],
+    ahead: Ahead,
     slots: &[Range<usize>],
     out: &mut [f32],
 ) {
@@ -337,24 +419,24 @@ fn value_tile<S: Simd>(
     for ((weights, out), slots) in rows {
         let slots = slots.start..slots.end.min(first);
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
+            value_panels::<S, 1, 4>(simd, weights, values, ahead, slots, out);
         }
     }
     if first < end {
         match slots.len() {
-            1 => value_panels::<S, 1, 4>(simd, weights, values, first..end, out),
-            2 => value_panels::<S, 2, 2>(simd, weights, values, first..end, out),
-            3 => value_panels::<S, 3, 2>(simd, weights, values, first..end, out),
-            4 => value_panels::<S, 4, 1>(simd, weights, values, first..end, out),
-            5 => value_panels::<S, 5, 1>(simd, weights, values, first..end, out),
-            _ => value_panels::<S, 6, 1>(simd, weights, values, first..end, out),
+            1 => value_panels::<S, 1, 4>(simd, weights, values, ahead, first..end, out),
+            2 => value_panels::<S, 2, 2>(simd, weights, values, ahead, first..end, out),
+            3 => value_panels::<S, 3, 1>(simd, weights, values, ahead, first..end, out),
+            4 => value_panels::<S, 4, 1>(simd, weights, values, ahead, first..end, out),
+            5 => value_panels::<S, 5, 1>(simd, weights, values, ahead, first..end, out),
+            _ => value_panels::<S, 6, 1>(simd, weights, values, ahead, first..end, out),
         }
     }
     let rows = weights.chunks_exact(PAGE).zip(out.chunks_exact_mut(width)).zip(slots);
     for ((weights, out), slots) in rows {
         let slots = slots.start.max(end)..slots.end;
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
+            value_panels::<S, 1, 4>(simd, weights, values, ahead, slots, out);
         }
     }
 }
@@ -365,21 +447,18 @@ fn value_panels<S: Simd, const R: usize, const P: usize>(
     simd: S,
     weights: &[f32],
     values: &[f32],
+    ahead: Ahead,
     slots: Range<usize>,
     out: &mut [f32],
 ) {
     let panels = out.len() / R / (2 * S::LANES);
-    let mut rows: [&[f32]; R] = [&[]; R];
-    for r in 0..R {
-        rows[r] = &weights[r * PAGE..][slots.clone()];
-    }
     let mut panel = 0;
     while panel + P <= panels {
-        value_panel::<S, R, P>(simd, rows, values, slots.start, panel, out);
+        value_panel::<S, R, P>(simd, weights, values, ahead, slots.clone(), panel, out);
         panel += P;
     }
     while panel < panels {
-        value_panel::<S, R, 1>(simd, rows, values, slots.start, panel, out);
+        value_panel::<S, R, 1>(simd, weights, values, ahead, slots.clone(), panel, out);
         panel += 1;
     }
 }
@@ -387,9 +466,10 @@ fn value_panels<S: Simd, const R: usize, const P: usize>(
 #[inline(always)]
 fn value_panel<S: Simd, const R: usize, const P: usize>(
     simd: S,
-    weights: [&[f32]; R],
+    weights: &[f32],
     values: &[f32],
-    first: usize,
+    ahead: Ahead,
+    slots: Range<usize>,
     panel: usize,
     out: &mut [f32],
 ) {
@@ -397,8 +477,11 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
     let out = S::chunks_mut(out).0.as_chunks_mut::<2>().0;
     let panels = out.len() / R;
     let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
+    let mut next = [ahead.start; P];
     for p in 0..P {
-        right[p] = &values[(panel + p) * PAGE + first..][..weights[0].len()];
+        let row = (panel + p) * PAGE;
+        right[p] = &values[row..][slots.clone()];
+        next[p] = ahead.row(row + slots.start);
     }
     let mut acc = [[[simd.splat(0.0); 2]; P]; R];
     for r in 0..R {
@@ -407,7 +490,7 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
             acc[r][p] = [simd.load(&out[0]), simd.load(&out[1])];
         }
     }
-    let acc = add_product(simd, acc, weights, right);
+    let acc = add_product(simd, acc, weights, slots.start, right, next, ahead.stride);
     for r in 0..R {
         for p in 0..P {
             let out = &mut out[r * panels + panel + p];
@@ -417,26 +500,34 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
     }
 }
 
-/// The micro-kernel: `acc[r][p] += sum over k of left[r][k] * right[p][k]`, in the order of k.
+/// The micro-kernel: `acc[r][p] += sum over k of left[r][first + k] * right[p][k]`, in the order of k.
+///
+/// `left` is a `[R, 64]`: with rows at fixed distances one register addresses them all.
 #[inline(always)]
 fn add_product<S: Simd, const R: usize, const P: usize>(
     simd: S,
     mut acc: [[[S::F; 2]; P]; R],
-    left: [&[f32]; R],
+    left: &[f32],
+    first: usize,
     right: [&[[S::Chunk; 2]]; P],
+    ahead: [*const u8; P],
+    stride: usize,
 ) -> [[[S::F; 2]; P]; R] {
     // One length, so that bounds are checked once.
     let len = right[0].len();
-    let (mut rows, mut panels) = (left, right);
+    let left = &left[..R * PAGE];
+    let mut rows: [&[f32]; R] = [&[]; R];
     for r in 0..R {
-        rows[r] = &left[r][..len];
+        rows[r] = &left[r * PAGE..][..PAGE][first..][..len];
     }
+    let mut panels = right;
     for p in 0..P {
         panels[p] = &right[p][..len];
     }
     for k in 0..len {
         let mut vectors = [[simd.splat(0.0); 2]; P];
         for p in 0..P {
+            simd.prefetch(ahead[p].wrapping_add(k * stride));
             vectors[p] = [simd.load(&panels[p][k][0]), simd.load(&panels[p][k][1])];
         }
         for r in 0..R {

@@ -130,6 +130,38 @@ fn panel_width_body<S: Simd>(_simd: S) -> usize {
     2 * S::LANES
 }
 
+/// Panels of f32 that are made of what a page stores.
+#[derive(Default)]
+pub(super) struct Buffers {
+    panels: Vec<f32>,
+    /// Values that are made of keys.
+    values: Vec<f32>,
+}
+
+/// The first `len` elements of a buffer that grows as needed.
+#[inline(always)]
+fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+/// Memory that will be read soon: panels of rows of W elements.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    pub start: *const u8,
+    /// Bytes of a row.
+    pub stride: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> *const u8 {
+        self.start.wrapping_add(row * self.stride)
+    }
+}
+
 /// Keys and values of [`PAGE`] positions; zeros where nothing was written.
 #[derive(Clone)]
 pub(super) enum Page {
@@ -195,10 +227,10 @@ impl Page {
                     let (key_scales, value_scales) = scales.split_at_mut(layout.key_scales());
                     for (slot, k, v) in rows(head) {
                         let blocks = d_k.div_ceil(BLOCK);
-                        quantize(k, &mut row, &mut row_scales);
+                        quantize(layout.level, k, &mut row, &mut row_scales);
                         put_key(keys, d_k, width, slot, &row[..d_k]);
                         put_key(key_scales, blocks, width, slot, &row_scales[..blocks]);
-                        quantize(v, &mut row, &mut row_scales);
+                        quantize(layout.level, v, &mut row, &mut row_scales);
                         put_value(values, width, slot, &row[..d_v]);
                         for (block, scale) in value_scales.chunks_exact_mut(PAGE).zip(&row_scales) {
                             block[slot] = *scale;
@@ -209,75 +241,88 @@ impl Page {
         }
     }
 
-    /// The panels of a head's keys: the page's own if it stores f32, else widened in `buffer`.
+    /// Where a head's keys and values lie.
+    #[inline(always)]
+    pub(super) fn addresses(&self, layout: &Layout, head: usize) -> [Ahead; 2] {
+        let (start, size) = match self {
+            Self::F32(data) => (data.as_ptr().cast::<u8>(), 4),
+            Self::Half(data) => (data.as_ptr().cast(), 2),
+            Self::Q8_0(codes, _) => (codes.as_ptr().cast(), 1),
+        };
+        let stride = layout.width * size;
+        let keys = start.wrapping_add(head * layout.head() * size);
+        let values = keys.wrapping_add(layout.keys() * size);
+        [Ahead { start: keys, stride }, Ahead { start: values, stride }]
+    }
+
+    /// The panels of a head's keys: the page's own if it stores f32.
     #[inline(always)]
     pub(super) fn keys<'a, S: Simd>(
         &'a self,
         simd: S,
         layout: &Layout,
         head: usize,
-        buffer: &'a mut Vec<f32>,
+        buffers: &'a mut Buffers,
     ) -> &'a [f32] {
-        let len = layout.keys();
-        let first = head * layout.head();
+        let (first, len) = (head * layout.head(), layout.keys());
         match self {
-            Self::F32(data) => return &data[first..][..len],
+            Self::F32(data) => &data[first..][..len],
             Self::Half(data) => {
-                buffer.resize(len.max(buffer.len()), 0.0);
-                widen(simd, layout.kind, &data[first..][..len], &mut buffer[..len]);
+                let panels = sized(&mut buffers.panels, len);
+                widen(simd, layout.kind, &data[first..][..len], panels);
+                panels
             }
             Self::Q8_0(codes, scales) => {
-                buffer.resize(len.max(buffer.len()), 0.0);
-                let (d_k, width) = (layout.d_k, layout.width);
+                let panels = sized(&mut buffers.panels, len);
                 let scales = &scales[head * layout.head_scales()..][..layout.key_scales()];
-                let panels = codes[first..][..len]
-                    .chunks_exact(d_k * width)
-                    .zip(buffer.chunks_exact_mut(d_k * width))
-                    .zip(scales.chunks_exact(scales.len() * width / PAGE));
-                for ((codes, to), scales) in panels {
-                    decode_keys::<S>(simd, codes, scales, to);
+                let panel = layout.d_k * layout.width;
+                let codes = codes[first..][..len].chunks_exact(panel);
+                let scales = scales.chunks_exact(scales.len() * layout.width / PAGE);
+                for ((codes, scales), to) in codes.zip(scales).zip(panels.chunks_exact_mut(panel)) {
+                    decode_keys(simd, codes, scales, to);
                 }
+                panels
             }
         }
-        &buffer[..len]
     }
 
-    /// The panels of a head's values; where they are the first channels of the keys, `keys` are those.
+    /// The panels of a head's values: the page's own if it stores f32.
     #[inline(always)]
     pub(super) fn values<'a, S: Simd>(
         &'a self,
         simd: S,
         layout: &Layout,
         head: usize,
-        keys: &[f32],
-        buffer: &'a mut Vec<f32>,
+        buffers: &'a mut Buffers,
     ) -> &'a [f32] {
         let len = layout.padded_d_v() * PAGE;
-        let first = head * layout.head() + layout.keys();
         if layout.shared {
-            buffer.resize(len.max(buffer.len()), 0.0);
-            transpose(simd, layout.d_k, keys, &mut buffer[..len]);
-            return &buffer[..len];
+            let mut values = std::mem::take(&mut buffers.values);
+            let keys = self.keys(simd, layout, head, buffers);
+            transpose(simd, layout.d_k, keys, sized(&mut values, len));
+            buffers.values = values;
+            return &buffers.values[..len];
         }
+        let first = head * layout.head() + layout.keys();
         match self {
-            Self::F32(data) => return &data[first..][..len],
+            Self::F32(data) => &data[first..][..len],
             Self::Half(data) => {
-                buffer.resize(len.max(buffer.len()), 0.0);
-                widen(simd, layout.kind, &data[first..][..len], &mut buffer[..len]);
+                let panels = sized(&mut buffers.panels, len);
+                widen(simd, layout.kind, &data[first..][..len], panels);
+                panels
             }
             Self::Q8_0(codes, scales) => {
-                buffer.resize(len.max(buffer.len()), 0.0);
+                let panels = sized(&mut buffers.panels, len);
                 let scales = &scales[head * layout.head_scales() + layout.key_scales()..];
                 let panel = layout.width * PAGE;
-                let panels =
-                    codes[first..][..len].chunks_exact(panel).zip(buffer.chunks_exact_mut(panel));
-                for (i, (codes, to)) in panels.enumerate() {
+                let codes = codes[first..][..len].chunks_exact(panel);
+                for ((i, codes), to) in codes.enumerate().zip(panels.chunks_exact_mut(panel)) {
                     let scales = &scales[i * layout.width / BLOCK * PAGE..][..PAGE];
-                    decode_values::<S>(simd, codes, scales, to);
+                    decode_values(simd, codes, scales, to);
                 }
+                panels
             }
         }
-        &buffer[..len]
     }
 }
 
@@ -321,21 +366,44 @@ fn widen<S: Simd>(simd: S, kind: KvType, bits: &[u16], to: &mut [f32]) {
     }
 }
 
+/// Rounds |x| < 2^22 to the nearest integer, ties to even, where it is added and taken away.
+const ROUND: f32 = 12_582_912.0;
+
+dispatch! { fn quantize = quantize_body(x: &[f32], codes: &mut [i8], scales: &mut [u16]) }
+
 /// Rounds a row to codes and bits of scales, a scale for each 32 values.
 ///
-/// A decoded row gives the same codes and scales again.
-fn quantize(x: &[f32], codes: &mut [i8], scales: &mut [u16]) {
+/// A decoded row gives the same codes and scales again. Plain loops, which the compiler makes vectors of.
+#[inline(always)]
+fn quantize_body<S: Simd>(_simd: S, x: &[f32], codes: &mut [i8], scales: &mut [u16]) {
     for ((x, codes), to) in x.chunks(BLOCK).zip(codes.chunks_mut(BLOCK)).zip(scales) {
         // Without their sign, bits of floats are in the order of the floats; those of NaN come last.
-        let largest = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & !(1 << 31)));
-        let scale = half::f16::from_f32(f32::from_bits(largest) / 127.0);
+        let mut largest = 0;
+        for x in x {
+            largest = largest.max(x.to_bits().cast_signed() & i32::MAX);
+        }
+        let scale = half::f16::from_f32(f32::from_bits(largest.cast_unsigned()) / 127.0);
         *to = scale.to_bits();
         let scale = scale.to_f32();
         for (x, code) in x.iter().zip(codes) {
             // 0 / 0 is a NaN, and that a code of 0.
-            *code = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
+            let rounded = (x / scale).clamp(-127.0, 127.0) + ROUND;
+            *code = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i8;
         }
     }
+}
+
+/// Two vectors of codes as floats.
+#[inline(always)]
+fn floats<S: Simd>(simd: S, codes: &[i8]) -> [S::F; 2] {
+    // A copy of its own, which the compiler can make in vectors.
+    let mut wide = [0.0; 32];
+    let codes = &codes[..2 * S::LANES];
+    for i in 0..2 * S::LANES {
+        wide[i] = f32::from(codes[i]);
+    }
+    let chunks = S::chunks(&wide).0;
+    [simd.load(&chunks[0]), simd.load(&chunks[1])]
 }
 
 /// Decodes a panel of keys: row d is multiplied by row d / 32 of the scales.
@@ -344,14 +412,12 @@ fn decode_keys<S: Simd>(simd: S, codes: &[i8], scales: &[u16], to: &mut [f32]) {
     let width = 2 * S::LANES;
     let blocks = codes.chunks(BLOCK * width).zip(to.chunks_mut(BLOCK * width));
     for ((codes, to), scales) in blocks.zip(S::halves(scales).0.as_chunks::<2>().0) {
-        let mut wide = [0.0; 32];
-        let (first, second) = wide[..width].split_at_mut(S::LANES);
-        simd.store(simd.load_f16(&scales[0]), &mut S::chunks_mut(first).0[0]);
-        simd.store(simd.load_f16(&scales[1]), &mut S::chunks_mut(second).0[0]);
-        for (codes, to) in codes.chunks_exact(width).zip(to.chunks_exact_mut(width)) {
-            for i in 0..width {
-                to[i] = wide[i] * f32::from(codes[i]);
-            }
+        let scales = [simd.load_f16(&scales[0]), simd.load_f16(&scales[1])];
+        let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
+        for (codes, to) in codes.chunks_exact(width).zip(to) {
+            let x = floats(simd, codes);
+            simd.store(simd.mul(scales[0], x[0]), &mut to[0]);
+            simd.store(simd.mul(scales[1], x[1]), &mut to[1]);
         }
     }
 }
@@ -359,14 +425,13 @@ fn decode_keys<S: Simd>(simd: S, codes: &[i8], scales: &[u16], to: &mut [f32]) {
 /// Decodes a panel of values: row j is multiplied by the scale of position j.
 #[inline(always)]
 fn decode_values<S: Simd>(simd: S, codes: &[i8], scales: &[u16], to: &mut [f32]) {
-    let width = 2 * S::LANES;
     let mut wide = [0.0; PAGE];
     widen(simd, KvType::F16, scales, &mut wide);
-    let rows = codes.chunks_exact(width).zip(to.chunks_exact_mut(width));
-    for ((codes, to), scale) in rows.zip(wide) {
-        for i in 0..width {
-            to[i] = scale * f32::from(codes[i]);
-        }
+    let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
+    for ((codes, to), scale) in codes.chunks_exact(2 * S::LANES).zip(to).zip(wide) {
+        let (scale, x) = (simd.splat(scale), floats(simd, codes));
+        simd.store(simd.mul(scale, x[0]), &mut to[0]);
+        simd.store(simd.mul(scale, x[1]), &mut to[1]);
     }
 }
 
@@ -404,15 +469,15 @@ fn unpack_body<S: Simd>(
     values: &mut [f32],
 ) {
     let Layout { nheads, d_k, d_v, width, .. } = *layout;
-    let (mut key_buffer, mut value_buffer) = (Vec::new(), Vec::new());
-    let key_panels = page.keys(simd, layout, head, &mut key_buffer);
-    let value_panels = page.values(simd, layout, head, key_panels, &mut value_buffer);
+    let mut buffers = Buffers::default();
+    let key_panels = page.keys(simd, layout, head, &mut buffers);
     for (slot, row) in keys.chunks_exact_mut(nheads * d_k).enumerate() {
         let panel = &key_panels[slot / width * width * d_k..][..width * d_k];
         for (to, x) in row[head * d_k..][..d_k].iter_mut().zip(panel.chunks_exact(width)) {
             *to = x[slot % width];
         }
     }
+    let value_panels = page.values(simd, layout, head, &mut buffers);
     for (slot, row) in values.chunks_exact_mut(nheads * d_v).enumerate() {
         let row = row[head * d_v..][..d_v].chunks_mut(width);
         for (to, panel) in row.zip(value_panels.chunks_exact(PAGE * width)) {
