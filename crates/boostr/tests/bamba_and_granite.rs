@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, gguf};
-use boostr::convert::{Options, convert};
+use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Ffn, Logits, Model, Run, State};
 use boostr::ops::{tensor, to_vec};
@@ -25,7 +25,7 @@ const MOE: &str = "granitehybrid-moe-tiny";
 const ROUNDING: f64 = 2e-5;
 
 /// The `config.json` of a fixture with some fields changed; null takes one away.
-fn config_of(name: &str, changes: Value) -> String {
+fn config_of(name: &str, changes: &Value) -> String {
     let text = fs::read_to_string(fixture(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     for (key, value) in changes.as_object().unwrap() {
@@ -40,8 +40,8 @@ fn read(text: &str) -> Result<Config, boostr::Error> {
 
 /// Why a changed configuration is refused.
 #[track_caller]
-fn refused(name: &str, changes: Value) -> String {
-    message(&read(&config_of(name, changes)).err().expect("the configuration was taken"))
+fn refused(name: &str, changes: &Value) -> String {
+    message(&read(&config_of(name, changes)).expect_err("the configuration was taken"))
 }
 
 /// A folder with a model of random weights, in which nothing is a value that a lazy loader would guess.
@@ -156,11 +156,11 @@ fn the_way_through_gguf_and_back_keeps_every_bit_and_the_family() {
             let want = logits(&before.model, &ids, piece);
             assert_eq!(logits(&after.model, &ids, piece), want, "{name}");
         }
-        let back = converted(&there, &folder, "back");
+        let back = converted(&there, &folder, name);
         equal_tensors(&fixture(name), &back);
         assert_eq!(open(&back).model.config(), before.model.config(), "{name}");
         let again = converted(&back, &folder, "again.gguf");
-        assert_eq!(fs::read(&there).unwrap(), fs::read(again).unwrap(), "{name}");
+        assert!(fs::read(&there).unwrap() == fs::read(again).unwrap(), "{name}");
     }
 }
 
@@ -174,8 +174,16 @@ fn every_option_goes_through_gguf_and_back() {
         all
     };
     for (name, changes, arch) in [
-        ("bamba-tiny", json!({ "attn_rotary_emb": 4 }), "granitehybrid"),
-        ("bamba-tiny", json!({ "attn_rotary_emb": 0 }), "granitehybrid"),
+        (
+            "bamba-tiny",
+            json!({ "attn_rotary_emb": 4, "partial_rotary_factor": null }),
+            "granitehybrid",
+        ),
+        (
+            "bamba-tiny",
+            json!({ "attn_rotary_emb": 0, "partial_rotary_factor": null }),
+            "granitehybrid",
+        ),
         ("bamba-tiny", json!({ "attn_layer_indices": [] }), "granitehybrid"),
         ("bamba-tiny", json!({ "attn_layer_indices": [0, 1, 2, 3] }), "granitehybrid"),
         ("bamba-tiny", json!({ "attention_bias": true, "mlp_bias": true }), "granitehybrid"),
@@ -216,7 +224,7 @@ fn every_option_goes_through_gguf_and_back() {
         ),
     ] {
         let shown = format!("{name} {changes}");
-        let source = random_folder(&config_of(name, changes));
+        let source = random_folder(&config_of(name, &changes));
         let folder = Folder::new();
         let there = converted(source.path(), &folder, "there.gguf");
         let file = Checkpoint::open(&there, false).unwrap();
@@ -235,8 +243,8 @@ fn every_option_goes_through_gguf_and_back() {
         let back = open(&back).model;
         assert_eq!(after, want, "{shown}");
         assert_eq!(logits(&back, &ids, 30), want, "{shown}");
-        let keeps_its_mixer = arch == "granitehybrid";
-        assert_eq!(back.config() == before.config(), keeps_its_mixer, "{shown}");
+        let parts = |model: &Model<Cpu>| (model.family().layers(), model.family().frame());
+        assert_eq!(parts(&back), parts(&before), "{shown}");
     }
 }
 
@@ -244,7 +252,7 @@ fn every_option_goes_through_gguf_and_back() {
 fn factors_of_frequencies_are_a_tensor_of_the_file() {
     let source = random_folder(&config_of(
         "bamba-tiny",
-        json!({ "rope_scaling": {
+        &json!({ "rope_scaling": {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         } }),
@@ -255,7 +263,7 @@ fn factors_of_frequencies_are_a_tensor_of_the_file() {
     let want = logits(&open(source.path()).model, &ids, 60);
     // They are quotients, rounded to f32.
     close(&logits(&open(&there).model, &ids, 60), &widened(&want), ROUNDING);
-    let plain = random_folder(&config_of("bamba-tiny", json!({})));
+    let plain = random_folder(&config_of("bamba-tiny", &json!({})));
     let plain = logits(&open(plain.path()).model, &ids, 60);
     assert!(plain.iter().zip(&want).any(|(a, b)| (a - b).abs() > 1e-3));
 }
@@ -357,7 +365,7 @@ fn the_width_that_llama_cpps_converter_gives_a_dense_granite_is_that_of_its_tens
 fn a_granite_of_attention_alone_from_gguf_is_one_for_transformers_too() {
     let layers = json!(["attention", "attention", "attention", "attention"]);
     let changes = json!({ "layer_types": layers, "position_embedding_type": "rope" });
-    let source = random_folder(&config_of("granitehybrid-dense-tiny", changes));
+    let source = random_folder(&config_of("granitehybrid-dense-tiny", &changes));
     let folder = Folder::new();
     let there = converted(source.path(), &folder, "there.gguf");
     // As files of older models of Granite, which are of this architecture, and do not speak of rotation.
@@ -386,11 +394,54 @@ fn a_granite_of_attention_alone_from_gguf_is_one_for_transformers_too() {
 }
 
 #[test]
+fn case_39_matrices_and_experts_become_blocks_and_what_every_token_depends_on_stays() {
+    for name in MODELS {
+        let folder = Folder::new();
+        let out = folder.path().join("q8_0.gguf");
+        let options = Options { types: Types::named("q8_0").unwrap(), ..Options::default() };
+        convert(&fixture(name), &out, &options, &mut |_, _| Continue(())).unwrap();
+        for (tensor, entry) in Checkpoint::open(&out, false).unwrap().iter() {
+            let part =
+                tensor.trim_start_matches(|c: char| c.is_ascii_digit() || "blk.".contains(c));
+            let kept = [
+                "ssm_a",
+                "ssm_d",
+                "ssm_conv1d",
+                "ssm_norm",
+                "attn_norm",
+                "ffn_norm",
+                "output_norm",
+                "ffn_gate_inp",
+            ];
+            let want = match part {
+                // Rows of 48 are no whole blocks of 32.
+                "ffn_down_exps.weight" => "f16",
+                _ if kept.iter().any(|start| part.starts_with(start)) => "f32",
+                _ => "q8_0",
+            };
+            assert_eq!(entry.dtype.name().to_lowercase(), want, "{name}: {tensor}");
+        }
+        let ids = tokens(10, 37, 512);
+        let want = logits(&open(&fixture(name)).model, &ids, 37);
+        let got = logits(&open(&out).model, &ids, 37);
+        let row = |(a, b): (&[f32], &[f32])| {
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        let mut changes: Vec<f32> = got.chunks(512).zip(want.chunks(512)).map(row).collect();
+        changes.sort_by(f32::total_cmp);
+        // As docs/performance.md states for q8_0, of logits whose deviation is 1.6; but where the scores of
+        // two experts are close, a token gets the other (with llama.cpp too: 1.7 of this model).
+        let largest = if name == MOE { changes[18] } else { changes[36] };
+        assert!((1e-4..0.5).contains(&largest), "{name}: {changes:?}");
+    }
+}
+
+#[test]
 fn what_gguf_cannot_say_is_refused_by_name() {
     let attention = json!(["attention", "attention", "attention", "attention"]);
     for (name, changes, expected) in [
         ("bamba-tiny", json!({ "time_step_limit": [0.01, 0.1] }), "limits of the steps"),
-        ("bamba-tiny", json!({ "mamba_proj_bias": true }), "biases of the projections"),
+        ("bamba-tiny", json!({ "mamba_proj_bias": true }), "mamba.in_proj.bias"),
         ("bamba-tiny", json!({ "mamba_conv_bias": false }), "convolutions without a bias"),
         (MOE, json!({ "layer_types": attention }), "granitemoe"),
         (
@@ -399,7 +450,7 @@ fn what_gguf_cannot_say_is_refused_by_name() {
             "NTK scaling",
         ),
     ] {
-        let source = random_folder(&config_of(name, changes));
+        let source = random_folder(&config_of(name, &changes));
         let out = source.path().join("out.gguf");
         let result = convert(source.path(), &out, &Options::default(), &mut |_, _| Continue(()));
         let text = message(&result.unwrap_err());
@@ -502,7 +553,7 @@ fn case_43_every_way_to_list_the_layers_gives_the_same_list() {
     let old = json!(["mamba", "mamba", "attention", "mamba"]);
     let new = json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
     for (name, key) in [("bamba-tiny", "attn_layer_indices"), (MOE, "layer_types")] {
-        let want = read(&config_of(name, json!({}))).unwrap();
+        let want = read(&config_of(name, &json!({}))).unwrap();
         let kinds: Vec<bool> =
             want.family().layers().iter().map(|layer| layer.attention.is_some()).collect();
         assert_eq!(kinds, [false, false, true, false]);
@@ -517,7 +568,7 @@ fn case_43_every_way_to_list_the_layers_gives_the_same_list() {
         ] {
             let mut changes = json!({ key: null });
             changes.as_object_mut().unwrap().extend(list.as_object().unwrap().clone());
-            assert_eq!(read(&config_of(name, changes)).unwrap(), want, "{list}");
+            assert_eq!(read(&config_of(name, &changes)).unwrap(), want, "{list}");
         }
     }
 }
@@ -526,7 +577,10 @@ fn case_43_every_way_to_list_the_layers_gives_the_same_list() {
 fn case_43_lists_of_layers_that_do_not_fit_are_refused_with_both_numbers() {
     for (changes, expected) in [
         (json!({ "layer_types": ["mamba", "attention"] }), ["layer_types", "2 layers", "is 4"]),
-        (json!({ "layers_block_type": vec!["mamba"; 5] }), ["layers_block_type", "5 layers", "is 4"]),
+        (
+            json!({ "layers_block_type": vec!["mamba"; 5] }),
+            ["layers_block_type", "5 layers", "is 4"],
+        ),
         (json!({ "attn_layer_indices": [2, 4] }), ["attn_layer_indices", "layer 4", "is 4"]),
         (
             json!({ "layer_types": ["mamba", "mamba", "moe", "mamba"] }),
@@ -542,7 +596,7 @@ fn case_43_lists_of_layers_that_do_not_fit_are_refused_with_both_numbers() {
         ),
         (json!({ "attn_layer_period": 2 }), ["attn_layer_offset", "missing", ""]),
     ] {
-        let text = refused("bamba-tiny", changes);
+        let text = refused("bamba-tiny", &changes);
         assert!(expected.iter().all(|part| text.contains(part)), "{text}");
     }
 }
@@ -550,7 +604,7 @@ fn case_43_lists_of_layers_that_do_not_fit_are_refused_with_both_numbers() {
 #[test]
 fn case_28_every_spelling_of_an_open_limit_is_the_same() {
     for name in MODELS {
-        let text = config_of(name, json!({}));
+        let text = config_of(name, &json!({}));
         let want = read(&text).unwrap();
         for limit in ["[0.0, Infinity]", r#"[0.0, {"__float__": "Infinity"}]"#, "null"] {
             let text = text.replacen('{', &format!(r#"{{"time_step_limit": {limit},"#), 1);
@@ -570,10 +624,10 @@ fn missing_fields_have_the_values_that_transformers_gives_them() {
         "hidden_act": null,
     });
     for name in MODELS {
-        let want = read(&config_of(name, json!({}))).unwrap();
-        assert_eq!(read(&config_of(name, changes.clone())).unwrap(), want, "{name}");
+        let want = read(&config_of(name, &json!({}))).unwrap();
+        assert_eq!(read(&config_of(name, &changes)).unwrap(), want, "{name}");
     }
-    let bamba = |changes| match read(&config_of("bamba-tiny", changes)).unwrap() {
+    let bamba = |changes: Value| match read(&config_of("bamba-tiny", &changes)).unwrap() {
         Config::Bamba(config) => config,
         other => panic!("{other:?}"),
     };
@@ -588,7 +642,7 @@ fn missing_fields_have_the_values_that_transformers_gives_them() {
 
     let Config::GraniteHybrid(config) = read(&config_of(
         MOE,
-        json!({
+        &json!({
             "embedding_multiplier": null, "residual_multiplier": null, "attention_multiplier": null,
             "logits_scaling": null, "num_local_experts": null, "position_embedding_type": null,
             "rms_norm_eps": null, "num_experts_per_tok": null,
@@ -608,7 +662,7 @@ fn missing_fields_have_the_values_that_transformers_gives_them() {
 #[test]
 fn layers_are_what_the_configuration_says() {
     let parts = |name: &str| {
-        let config = read(&config_of(name, json!({}))).unwrap();
+        let config = read(&config_of(name, &json!({}))).unwrap();
         config.family().layers().iter().map(boostr::models::LayerSpec::kind).collect::<Vec<_>>()
     };
     let of = |mixer: &str, ffn: &str| format!("{mixer} + {ffn}");
@@ -616,7 +670,7 @@ fn layers_are_what_the_configuration_says() {
         let want = ["mamba2", "mamba2", "attention", "mamba2"].map(|mixer| of(mixer, ffn));
         assert_eq!(parts(name), want, "{name}");
     }
-    let config = read(&config_of(MOE, json!({}))).unwrap();
+    let config = read(&config_of(MOE, &json!({}))).unwrap();
     for layer in config.family().layers() {
         let Ffn::Moe { moe, shared } = layer.ffn else { panic!("{:?}", layer.ffn) };
         assert_eq!((moe.expert.d_ff, shared.unwrap().d_ff), (48, 96));
@@ -641,13 +695,22 @@ fn impossible_configurations_are_refused_by_field() {
             json!({ "num_key_value_heads": 3 }),
             ["num_key_value_heads", "3 do not divide 4"],
         ),
-        ("bamba-tiny", json!({ "attn_rotary_emb": 7 }), ["7 of 16", "odd"]),
         (
             "bamba-tiny",
+            json!({ "attn_rotary_emb": 7, "partial_rotary_factor": null }),
+            ["7 of 16", "odd"],
+        ),
+        (
+            MOE,
             json!({ "num_attention_heads": 65, "num_key_value_heads": 65 }),
             ["head_dim", "found 0"],
         ),
         ("bamba-tiny", json!({ "intermediate_size": null }), ["intermediate_size", "missing"]),
+        (
+            "bamba-tiny",
+            json!({ "attn_rotary_emb": 4 }),
+            ["attn_rotary_emb", "4 of 16 dimensions, but 8 by partial_rotary_factor"],
+        ),
         (
             MOE,
             json!({ "position_embedding_type": "alibi" }),
@@ -664,7 +727,7 @@ fn impossible_configurations_are_refused_by_field() {
             ["partial_rotary_factor", "expected all 16, found 8"],
         ),
     ] {
-        let text = refused(name, changes);
+        let text = refused(name, &changes);
         assert!(expected.iter().all(|part| text.contains(part)), "{text}");
     }
 }
@@ -694,7 +757,7 @@ fn tensors_of_other_sizes_are_named_with_both_shapes() {
         ),
     ] {
         let folder = Folder::new();
-        folder.write("config.json", config_of(name, changes));
+        folder.write("config.json", config_of(name, &changes));
         let weights = fixture(name).join("model.safetensors");
         fs::copy(weights, folder.path().join("model.safetensors")).unwrap();
         let text = refusal(folder.path());
@@ -717,7 +780,7 @@ fn case_27_the_head_is_the_embedding_or_a_tensor_as_the_configuration_says() {
             if let Some(head) = head {
                 tensors.insert("lm_head.weight".into(), head.clone());
             }
-            let config = read(&config_of(name, json!({ "tie_word_embeddings": tie }))).unwrap();
+            let config = read(&config_of(name, &json!({ "tie_word_embeddings": tie }))).unwrap();
             let checkpoint = Checkpoint::from_entries("weights", tensors);
             let model = Model::<Cpu>::load(config, checkpoint, cpu());
             model.map(|model| logits(&model, &[1, 2, 3], 3)).map_err(|error| message(&error))
@@ -756,7 +819,7 @@ fn names_that_transformers_5_has_in_memory_are_read_too() {
         })
         .unwrap();
     assert!(renamed.get("model.layers.0.block_sparse_moe.experts.gate_up_proj").is_some());
-    let config = read(&config_of(MOE, json!({}))).unwrap();
+    let config = read(&config_of(MOE, &json!({}))).unwrap();
     let [old, new] =
         [file, renamed].map(|file| Model::<Cpu>::load(config.clone(), file, cpu()).unwrap());
     let ids = tokens(6, 9, 512);
@@ -772,11 +835,10 @@ fn case_11_steps_of_any_size_decay_the_state_of_a_granite_as_softplus_says() {
     const STEPS: [f32; 7] = [-200.0, -30.0, -17.0, 0.0, 20.0, 89.0, 1e4];
     let changes =
         json!({ "mamba_n_heads": 7, "mamba_d_head": 32, "mamba_expand": 7, "hidden_size": 32 });
-    let config = read(&config_of("granitehybrid-dense-tiny", changes)).unwrap();
+    let config = read(&config_of("granitehybrid-dense-tiny", &changes)).unwrap();
     let a_log = STEPS.map(|x| if x < -100.0 { 0.0 } else { -softplus(x.into()).ln() } as f32);
     let weights = tiny::edited(&random_weights(&config), |name, old| {
-        let values = match name.rsplit_once("mamba.")?.1 {
-            _ if !name.contains("mamba.") => return Some(old.clone()),
+        let values = match name.rsplit_once("mamba.").map_or("", |(_, part)| part) {
             "in_proj.weight" | "conv1d.bias" => vec![0.0; old.shape.iter().product()],
             "dt_bias" => STEPS.to_vec(),
             "A_log" => a_log.to_vec(),
@@ -786,7 +848,7 @@ fn case_11_steps_of_any_size_decay_the_state_of_a_granite_as_softplus_says() {
     });
     let model = Model::<Cpu>::load(config, weights, cpu()).unwrap();
     let mut state = model.new_state().unwrap();
-    let ones = tensor(&cpu(), &[1.0; 7 * 32 * 32], &[7, 32, 32]).unwrap();
+    let ones = tensor(&cpu(), &vec![1.0; 7 * 32 * 32], &[7, 32, 32]).unwrap();
     state.set_ssm(0, ones).unwrap();
     let logits = logits_from(&model, &[5], 1, &mut state);
     assert!(logits.iter().all(|x| x.is_finite()));
@@ -804,7 +866,7 @@ fn case_11_steps_of_any_size_decay_the_state_of_a_granite_as_softplus_says() {
 
 #[test]
 fn case_11_a_granite_with_steps_of_thousands_stays_finite_for_long() {
-    let config = read(&config_of("granitehybrid-dense-tiny", json!({}))).unwrap();
+    let config = read(&config_of("granitehybrid-dense-tiny", &json!({}))).unwrap();
     let weights = tiny::with(&random_weights(&config), "dt_bias", |x| 3000.0 * x);
     let model = Model::<Cpu>::load(config, weights, cpu()).unwrap();
     let logits = logits(&model, &tokens(7, 300, 512), 100);
@@ -815,7 +877,7 @@ fn case_11_a_granite_with_steps_of_thousands_stays_finite_for_long() {
 fn case_13_sixty_four_steps_equal_one_forward_with_a_limit_and_bf16_weights() {
     for name in MODELS {
         let changes = json!({ "time_step_limit": [0.01, 0.1] });
-        let config = read(&config_of(name, changes)).unwrap();
+        let config = read(&config_of(name, &changes)).unwrap();
         let weights = tiny::converted(&random_weights(&config), Dtype::BF16);
         let model = Model::<Cpu>::load(config, weights.clone(), cpu()).unwrap();
         let ids = tokens(8, 64, 512);
@@ -823,7 +885,7 @@ fn case_13_sixty_four_steps_equal_one_forward_with_a_limit_and_bf16_weights() {
         close(&logits(&model, &ids, 1), &widened(&whole), ROUNDING);
         close(&logits(&model, &ids, 7), &widened(&whole), ROUNDING);
         // The limit is active: without it the output is another.
-        let free = Model::<Cpu>::load(read(&config_of(name, json!({}))).unwrap(), weights, cpu());
+        let free = Model::<Cpu>::load(read(&config_of(name, &json!({}))).unwrap(), weights, cpu());
         let other = logits(&free.unwrap(), &ids, 64);
         assert!(other.iter().zip(&whole).any(|(a, b)| (a - b).abs() > 0.01), "{name}");
     }

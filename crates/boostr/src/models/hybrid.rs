@@ -132,9 +132,10 @@ impl Hybrid {
     /// Adds `input_layernorm` and `mamba` or `self_attn` of a layer to `tensors`, under `name`.
     pub(super) fn expect(&self, tensors: &mut Tensors, name: &str, is_attention: bool) {
         tensors.add(format!("{name}.input_layernorm.weight"), &[self.attention.d_model]);
-        match is_attention {
-            true => self.attention.expect(tensors, &format!("{name}.self_attn")),
-            false => self.mixer.expect(tensors, &format!("{name}.mamba")),
+        if is_attention {
+            self.attention.expect(tensors, &format!("{name}.self_attn"));
+        } else {
+            self.mixer.expect(tensors, &format!("{name}.mamba"));
         }
     }
 
@@ -324,12 +325,11 @@ impl<B: Backend> TokenMixer<B> {
         is_attention: bool,
         params: &Params<'_, B>,
     ) -> Result<Self> {
-        Ok(match is_attention {
-            true => {
-                Self::Attention(Attention::load(&config.attention, &params.under("self_attn"))?)
-            }
-            false => Self::Mamba(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?),
-        })
+        if is_attention {
+            let params = params.under("self_attn");
+            return Ok(Self::Attention(Attention::load(&config.attention, &params)?));
+        }
+        Ok(Self::Mamba(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?))
     }
 
     /// What it makes of `u` `[T, d_model]` in `layer`, times a factor, added to a residual.

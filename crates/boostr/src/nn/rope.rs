@@ -33,12 +33,19 @@ impl RopeConfig {
             None => file.double(&["rope_theta"], 1e-6..=1e30)?.unwrap_or(10_000.0),
         };
         let fraction = match new.float(&["partial_rotary_factor"], 0.0..=1.0)? {
-            Some(fraction) => fraction,
-            None => file.float(&["partial_rotary_factor"], 0.0..=1.0)?.unwrap_or(partial),
+            Some(fraction) => Some(fraction),
+            None => file.float(&["partial_rotary_factor"], 0.0..=1.0)?,
         };
+        let width = headdim as f32 * fraction.unwrap_or(partial);
         let rotary_dim = match file.usize(&["attn_rotary_emb"], 0..=headdim)? {
+            Some(rotary_dim) if fraction.is_some() && (width - rotary_dim as f32).abs() > 0.5 => {
+                let reason = format!(
+                    "{rotary_dim} of {headdim} dimensions, but {width} by partial_rotary_factor"
+                );
+                return Err(file.error("attn_rotary_emb", reason));
+            }
             Some(rotary_dim) => rotary_dim,
-            None => (headdim as f32 * fraction) as usize,
+            None => width as usize,
         };
         if !rotary_dim.is_multiple_of(2) {
             let reason = format!("{rotary_dim} of {headdim} dimensions rotate, which is odd");
