@@ -33,11 +33,13 @@
 //! | [`backend`] | what a model asks of a device |
 //! | [`checkpoint`] | safetensors and torch files, read as hostile |
 //! | [`tokenizer`], [`generation_config`] | text to ids and back, defaults of generation |
+//! | [`chat`] | a conversation as text, by the model's chat template |
 //! | [`nn`] | layers that models share |
 //! | [`models`] | one architecture, one file |
 //! | [`sample`], [`load`], [`engine`] | choosing tokens, opening a model folder, generating |
 
 pub mod backend;
+pub mod chat;
 pub mod checkpoint;
 pub mod convert;
 pub mod engine;

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
+use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -56,6 +57,8 @@ pub struct LanguageModel<B: Backend> {
     pub defaults: GenerationDefaults,
     /// Generation ends at any of these.
     pub eos: Vec<u32>,
+    /// How a conversation becomes text, for models that were trained on some.
+    pub chat_template: Option<chat::Source>,
     bos: Option<u32>,
 }
 
@@ -104,8 +107,19 @@ impl<B: Backend> LanguageModel<B> {
         let model = model?.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
-        let mut tokenizer = None;
+        let (mut tokenizer, mut chat_template) = (None, None);
         if let Some(text) = text {
+            chat_template = text.chat_template.map(|template| {
+                let named = |id: Option<u32>| text.tokenizer.token(id?);
+                let special = SpecialTokens {
+                    bos_token: named(text.bos),
+                    eos_token: named(text.eos),
+                    pad_token: named(text.pad),
+                    unk_token: named(text.unk),
+                    ..SpecialTokens::default()
+                };
+                chat::Source::new(metadata.path(), template, special)
+            });
             eos.extend(text.ends);
             eos.sort_unstable();
             eos.dedup();
@@ -117,7 +131,8 @@ impl<B: Backend> LanguageModel<B> {
         if let Some(path) = &options.tokenizer {
             tokenizer = Some(Tokenizer::from_file(path)?);
         }
-        Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos: None })
+        let path = path.to_path_buf();
+        Ok(Self { path, model, tokenizer, defaults, eos, chat_template, bos: None })
     }
 
     /// Loads a model that is part of the program.
@@ -151,9 +166,11 @@ impl<B: Backend> LanguageModel<B> {
         client: B::Client,
     ) -> Result<Self> {
         let Special { defaults, eos, bos } = files.special(file)?;
+        let chat_template = files.chat_template(file)?;
         let model = Model::load(Config::read(file)?, checkpoint, client)?;
         let tokenizer = files.tokenizer;
-        Ok(Self { path: path.to_path_buf(), model, tokenizer, defaults, eos, bos })
+        let path = path.to_path_buf();
+        Ok(Self { path, model, tokenizer, defaults, eos, chat_template, bos })
     }
 
     /// The tokenizer.
@@ -224,6 +241,19 @@ impl TextFiles {
             generation_config: read_text(&folder.join("generation_config.json"))?,
             chat_template: read_text(&folder.join("chat_template.jinja"))?,
         })
+    }
+
+    /// The chat template beside the configuration `file`: `chat_template.jinja`, else that in `tokenizer_config.json`.
+    pub(crate) fn chat_template(&self, file: &ConfigFile) -> Result<Option<chat::Source>> {
+        let folder = file.path().parent().unwrap_or(Path::new(""));
+        let path = folder.join("tokenizer_config.json");
+        let config = self.tokenizer_config.as_deref();
+        if let Some(text) = &self.chat_template {
+            let special = config.map(|json| SpecialTokens::from_json(path, json)).transpose()?;
+            let path = folder.join("chat_template.jinja");
+            return Ok(Some(chat::Source::new(path, text, special.unwrap_or_default())));
+        }
+        config.map_or(Ok(None), |json| chat::Source::from_json(path, json))
     }
 
     /// What these files say, and where they say nothing the configuration `file`.

@@ -8,17 +8,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 13] = [
+const MODULES: [(&str, &[&str]); 14] = [
     ("error", &[]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
     ("checkpoint", &["error"]),
     ("tokenizer", &["error", "checkpoint"]),
     ("generation_config", &["error", "checkpoint", "tokenizer"]),
+    ("chat", &["error", "checkpoint", "tokenizer", "generation_config"]),
     ("nn", &["error", "ops", "backend", "checkpoint"]),
     ("models", &["error", "ops", "backend", "checkpoint", "nn"]),
     ("sample", &["error"]),
-    ("load", &["error", "backend", "checkpoint", "tokenizer", "generation_config", "models"]),
+    ("load", &["error", "backend", "checkpoint", "tokenizer", "generation_config", "chat", "models"]),
     ("convert", &["error", "ops", "checkpoint", "tokenizer", "nn", "models", "load"]),
     ("engine", &["error", "ops", "backend", "models", "sample"]),
     ("evaluate", &["error", "ops", "backend", "models"]),

@@ -102,7 +102,7 @@ pub enum Color {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Complete a prompt
+    /// Complete a prompt, or answer it
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
     Run(RunArgs),
     /// Layers, sizes, types and memory of a model
@@ -137,7 +137,9 @@ pub enum Command {
 const RUN_EXAMPLES: &str = "\
 Examples:
   boostr run ./mamba2-370m -p \"The sea was\" -n 64
-  boostr run ./mamba2-370m --temp 0 --json < notes.txt";
+  boostr run ./mamba2-370m --temp 0 --json < notes.txt
+  boostr run smollm2-instruct.gguf -p \"What is the capital of France?\"
+  boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -145,7 +147,8 @@ Examples:
   boostr bench ssd -t 1,2 --json";
 
 const RUN_NOTES: &str = "\
-The text goes to stdout, everything else to stderr. One newline at the end of a file or of stdin is no \
+A model with a chat template is told the prompt as a message of the user and answers it; --raw completes the text as \
+it is, as every other model does. The text goes to stdout, everything else to stderr. One newline at the end of a file or of stdin is no \
 part of the prompt. Without -n, generation ends at the model's end token or after max_new_tokens of \
 generation_config.json, else 128 tokens. Sampling follows generation_config.json: without do_sample \
 it is greedy, until --temp, --top-k, --top-p or --min-p ask for more. Each option here is also an \
@@ -269,9 +272,30 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
     pub ctx_size: Option<i64>,
     #[command(flatten)]
+    pub chat: ChatArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// How a prompt becomes a message, for models with a chat template.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Chat")]
+pub struct ChatArgs {
+    /// Complete the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// What the model is told before the prompt, as a system message
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(conflicts_with_all = ["raw", "tokens"])]
+    pub system: Option<String>,
+    /// Use this chat template in place of the model's
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "tokens"])]
+    pub chat_template: Option<PathBuf>,
+    /// More variables of the template, as a JSON object: {"enable_thinking": false}
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["raw", "tokens"])]
+    pub chat_template_kwargs: Option<String>,
 }
 
 /// How tokens are chosen.

@@ -14,6 +14,7 @@
 
 mod args;
 mod bench;
+mod chat_prompt;
 mod checks;
 mod completions;
 mod convert;

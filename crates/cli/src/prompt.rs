@@ -21,7 +21,6 @@ pub enum Prompt {
 impl Prompt {
     /// Ids of the prompt; an empty text is the token that starts a text.
     pub fn ids(&self, lm: &LanguageModel<boostr::backend::Cpu>) -> Result<Vec<u32>> {
-        let rows = lm.model.vocab_rows();
         let ids = match self {
             Self::Ids(ids) => ids.clone(),
             Self::Text(text) => {
@@ -29,6 +28,17 @@ impl Prompt {
                 lm.encode(text)?
             }
         };
+        self.check(&ids, lm)?;
+        match lm.defaults.bos_token_id {
+            Some(bos) if ids.is_empty() => Ok(vec![bos]),
+            None if ids.is_empty() => Err(usage("the prompt is empty: give some text with -p")),
+            _ => Ok(ids),
+        }
+    }
+
+    /// Checks that the model knows the ids made of this prompt.
+    pub fn check(&self, ids: &[u32], lm: &LanguageModel<boostr::backend::Cpu>) -> Result<()> {
+        let rows = lm.model.vocab_rows();
         if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
             let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
             return Err(match self {
@@ -40,11 +50,7 @@ impl Prompt {
                 }
             });
         }
-        match lm.defaults.bos_token_id {
-            Some(bos) if ids.is_empty() => Ok(vec![bos]),
-            None if ids.is_empty() => Err(usage("the prompt is empty: give some text with -p")),
-            _ => Ok(ids),
-        }
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! `boostr run`: completes a prompt, and says how fast.
+//! `boostr run`: completes a prompt or answers it, and says how fast.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,6 +13,7 @@ use boostr_kernels::Level;
 use serde_json::{Value, json};
 
 use crate::args::RunArgs;
+use crate::chat_prompt;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::{Source, Summary};
 use crate::prompt::{self, Prompt};
@@ -38,7 +39,15 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let start = Instant::now();
     let lm = source.open(&args.model.options())?;
     let load = start.elapsed();
-    let ids = prompt.ids(&lm)?;
+    let message = match &prompt {
+        Prompt::Text(text) => chat_prompt::ids(&args.chat, &lm, text)?,
+        Prompt::Ids(_) => None,
+    };
+    let is_chat = message.is_some();
+    let ids = match message {
+        Some(ids) => prompt.check(&ids, &lm).map(|()| ids)?,
+        None => prompt.ids(&lm)?,
+    };
     let sampler = args.sampling.config(&lm.defaults)?;
     if !args.stop.is_empty() {
         lm.tokenizer().map_err(BadModel::from)?;
@@ -74,6 +83,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         summary,
         sampler,
         load,
+        is_chat,
         prompt_n: ids.len(),
         generated,
         state_bytes: state.size_in_bytes(),
@@ -189,6 +199,8 @@ struct Report<'a> {
     summary: Summary,
     sampler: SamplerConfig,
     load: Duration,
+    /// Whether the prompt was a message in the model's chat template.
+    is_chat: bool,
     prompt_n: usize,
     generated: Generated,
     state_bytes: usize,
@@ -234,6 +246,8 @@ impl Report<'_> {
             lines.push(format!("peak memory:         {}", system::bytes(peak)));
         }
         if term.verbose {
+            let prompt = if self.is_chat { "a message, by the chat template" } else { "as it is" };
+            lines.push(format!("prompt:              {prompt}"));
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {
@@ -264,6 +278,7 @@ impl Report<'_> {
         json!({
             "model": self.source.name(),
             "path": path,
+            "chat": self.is_chat,
             "text": text,
             "ids": ids,
             "prompt_tokens": self.prompt_n,

@@ -441,6 +441,90 @@ mod tests {
         }
     }
 
+    /// Values of transformers 5.24.0, `ROPE_INIT_FUNCTIONS`, which computes in f32.
+    #[test]
+    fn scalings_are_those_of_transformers() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max: 8192,
+        };
+        near(
+            &frequencies(16, 5e5, &llama3),
+            &[
+                1.0,
+                0.193_922_76,
+                0.037_606_031,
+                0.007_292_665_1,
+                5.248_460_2e-4,
+                3.428_102_4e-5,
+                6.647_869_7e-6,
+                1.289_173_2e-6,
+            ],
+        );
+        let plain = Yarn::new(4.0, 4096);
+        let deepseek =
+            Yarn { mscale: Some(0.707), mscale_all_dim: Some(1.0), ..Yarn::new(40.0, 4096) };
+        let gpt_oss = Yarn { truncate: false, ..Yarn::new(32.0, 4096) };
+        for (yarn, theta, factor, want) in [
+            (
+                plain,
+                1e4,
+                1.138_629_436,
+                [
+                    1.0,
+                    0.316_227_76,
+                    0.1,
+                    0.025_693_506,
+                    0.006_249_999_6,
+                    0.001_383_496_6,
+                    2.500_000_1e-4,
+                    7.905_694_7e-5,
+                ],
+            ),
+            (
+                deepseek,
+                1e4,
+                0.921_042_355,
+                [
+                    1.0,
+                    0.316_227_76,
+                    0.1,
+                    0.023_914_725,
+                    0.005_124_999_7,
+                    8.498_621_8e-4,
+                    2.499_999_9e-5,
+                    7.905_694_5e-6,
+                ],
+            ),
+            (
+                gpt_oss,
+                150_000.0,
+                1.346_573_590,
+                [
+                    1.0,
+                    0.225_418,
+                    0.050_813_273,
+                    0.006_794_959_3,
+                    4.564_839_3e-4,
+                    1.818_833_7e-5,
+                    4.099_978_5e-6,
+                    9.242_089_6e-7,
+                ],
+            ),
+        ] {
+            let rope = Rope::new(16, theta, &RopeScaling::Yarn(yarn), RopeStyle::Half);
+            near(rope.frequencies(), &want);
+            near(&[rope.attention_factor()], &[factor]);
+        }
+        let given = Yarn { attention_factor: Some(1.5), ..plain };
+        assert_eq!(
+            Rope::new(16, 1e4, &RopeScaling::Yarn(given), RopeStyle::Half).attention_factor(),
+            1.5
+        );
+    }
+
     #[test]
     fn ntk_divides_the_lowest_frequency_by_its_factor_and_keeps_the_highest() {
         let (plain, scaled) = (

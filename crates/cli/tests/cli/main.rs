@@ -4,6 +4,7 @@
 
 #![cfg(feature = "demo")]
 
+mod chat;
 mod common;
 mod gguf;
 mod models;

@@ -1,0 +1,308 @@
+//! Chat templates: a conversation as the text that its model was trained on.
+//!
+//! A template is a program in Jinja, part of a model's files, and so written by a stranger. It is run by the minijinja
+//! crate with what transformers gives it in Python (its version 5.24 is what the tests compare with): blocks
+//! trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`, `{% generation %}` (shown, not marked), methods
+//! of strings and dicts, values printed as Python prints them. One thing differs: a loop over `none` is one over
+//! nothing, and no error.
+//!
+//! It cannot reach anything but its conversation. It ends: steps are counted (`FUEL`), texts are bounded, and it runs
+//! on a stack of its own that is deep enough for any value that so many steps can build. One gap is left: minijinja 3.1
+//! does not count the items of `list + list`, nor those in lists that are compared or put into a text by `~`. A list
+//! that holds itself twice, thirty times over, has a billion of them, and a template made to do harm can ask for that.
+//!
+//! ```
+//! use boostr::chat::{ChatTemplate, Options};
+//! use boostr::generation_config::SpecialTokens;
+//! use serde_json::json;
+//!
+//! let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}\
+//!               {% if add_generation_prompt %}<assistant>{% endif %}";
+//! let template = ChatTemplate::new("chat_template.jinja", source, &SpecialTokens::default())?;
+//! let messages = [json!({"role": "user", "content": " Hello! "})];
+//! let options = Options { add_generation_prompt: true, ..Options::default() };
+//! assert_eq!(template.render(&messages, &options)?, "<user>Hello!<assistant>");
+//! # Ok::<(), boostr::Error>(())
+//! ```
+
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::SystemTime;
+
+use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, Value};
+
+use crate::checkpoint::ConfigFile;
+use crate::error::{Error, Result};
+use crate::generation_config::SpecialTokens;
+use crate::tokenizer::Tokenizer;
+
+mod clock;
+mod jinja;
+mod marks;
+mod methods;
+mod python;
+
+use marks::Marks;
+
+/// Longest template, in bytes; the longest published ones have about 30 000.
+pub const MAX_SOURCE: usize = 256 << 10;
+
+/// Steps that one rendering may take; 64 bytes of text count as one. A message takes 50 to 500 of them.
+const FUEL: u64 = 4_000_000;
+
+/// Stack of a rendering, in bytes, of which only what is used is ever taken from the system. A value that FUEL steps
+/// nest, or an expression as deep as `MAX_SOURCE` bytes can spell, is dropped by recursion.
+const STACK: usize = 512 << 20;
+
+/// The template that is used when there are tools, where a model has several.
+const TOOL_USE: &str = "tool_use";
+const DEFAULT: &str = "default";
+
+/// Longest reason of an error, in characters.
+const MAX_REASON: usize = 500;
+
+/// The templates of a model as its files have them, not looked into yet.
+///
+/// A model without a template that can be used can still complete a text, so a template is compiled when a
+/// conversation comes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The file, for messages.
+    pub path: PathBuf,
+    /// Name and text; a single one is named `default`.
+    pub templates: Vec<(String, String)>,
+    /// The tokens that templates name: `bos_token` and so on.
+    pub special: SpecialTokens,
+}
+
+impl Source {
+    /// A single template.
+    pub fn new(path: impl AsRef<Path>, text: impl Into<String>, special: SpecialTokens) -> Self {
+        let path = path.as_ref().to_path_buf();
+        Self { path, templates: vec![(DEFAULT.to_owned(), text.into())], special }
+    }
+
+    /// The field `chat_template` of `tokenizer_config.json`, whose text is `json`: a template, or a list of
+    /// `{"name": .., "template": ..}`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    ///
+    /// ```
+    /// let json = r#"{"bos_token": "<s>", "chat_template": "{{ bos_token }}"}"#;
+    /// let source = boostr::chat::Source::from_json("tokenizer_config.json", json)?.unwrap();
+    /// assert_eq!(source.templates, [("default".to_owned(), "{{ bos_token }}".to_owned())]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Option<Self>> {
+        let path = path.as_ref();
+        let expected = "a text, or a list of objects with a text `name` and a text `template`";
+        let file = ConfigFile::parse(path, json)?;
+        let templates = file.get(&["chat_template"], expected, |value| match value {
+            Value::String(text) => Some(vec![(DEFAULT.to_owned(), text.clone())]),
+            Value::Array(named) => named
+                .iter()
+                .map(|one| {
+                    let field = |name| Some(one.get(name)?.as_str()?.to_owned());
+                    Some((field("name")?, field("template")?))
+                })
+                .collect(),
+            _ => None,
+        })?;
+        let Some(templates) = templates else { return Ok(None) };
+        let special = SpecialTokens::from_json(path, json)?;
+        Ok(Some(Self { path: path.to_path_buf(), templates, special }))
+    }
+
+    /// Compiles the templates.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChatTemplate::new`].
+    pub fn compile(&self) -> Result<ChatTemplate> {
+        let SpecialTokens { bos_token, eos_token, pad_token, unk_token, .. } = &self.special;
+        let special = [
+            ("bos_token", bos_token),
+            ("eos_token", eos_token),
+            ("pad_token", pad_token),
+            ("unk_token", unk_token),
+        ];
+        let special = special.into_iter().filter_map(|(name, token)| {
+            Some((name.to_owned(), Value::String(token.clone()?)))
+        });
+        let env = jinja::environment(FUEL)
+            .map_err(|error| Error::format(&self.path, error.to_string()))?;
+        let mut template =
+            ChatTemplate { path: self.path.clone(), env, special: special.collect() };
+        for (name, text) in &self.templates {
+            template.add(name, text)?;
+        }
+        Ok(template)
+    }
+}
+
+/// What a conversation is rendered with.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// End with what starts an answer of the assistant.
+    pub add_generation_prompt: bool,
+    /// Tools on offer, each as JSON schema: `{"type": "function", "function": {"name": .., ..}}`.
+    pub tools: Option<Vec<Value>>,
+    /// Documents to answer from, each with `title` and `text`.
+    pub documents: Option<Vec<Value>>,
+    /// More variables, like `enable_thinking`; they may replace special tokens, not the fields above.
+    pub kwargs: Map<String, Value>,
+    /// The moment that `strftime_now` tells, in UTC; that of the rendering by default.
+    pub now: Option<SystemTime>,
+}
+
+/// A compiled template, or several with names.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    path: PathBuf,
+    env: Environment<'static>,
+    special: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles the text of one template; `path` only serves messages.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] with the line that is wrong, or when it is longer than [`MAX_SOURCE`].
+    pub fn new(path: impl AsRef<Path>, source: &str, special: &SpecialTokens) -> Result<Self> {
+        Source::new(path, source, special.clone()).compile()
+    }
+
+    fn add(&mut self, name: &str, text: &str) -> Result<()> {
+        if text.len() > MAX_SOURCE {
+            let reason =
+                format!("chat template has {} bytes, expected at most {MAX_SOURCE}", text.len());
+            return Err(Error::format(&self.path, reason));
+        }
+        let text = jinja::without_generation(text);
+        let env = &mut self.env;
+        let added = deep(&self.path, || env.add_template_owned(name.to_owned(), text))?;
+        added.map_err(|error| self.error(&error))
+    }
+
+    /// The text of a conversation. A message is an object with `role`, `content` (a text, or a list of parts) and what
+    /// else its template knows: `tool_calls`, `reasoning_content`, ...; a key that is `null` counts as absent, and
+    /// reasoning is given under both names in use, as transformers does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when the template refuses the conversation, in its own words; [`Error::Format`] when it
+    /// fails otherwise, takes too many steps or makes too long a text.
+    pub fn render(&self, messages: &[Value], options: &Options) -> Result<String> {
+        if let Some(other) = messages.iter().find(|message| !message.is_object()) {
+            let reason = format!("expected objects, found {other}");
+            return Err(Error::Argument { name: "messages", reason });
+        }
+        let mut variables = self.special.clone();
+        variables.extend(options.kwargs.clone());
+        for (name, value) in [
+            ("messages", messages.iter().map(prepared).collect()),
+            ("tools", options.tools.clone().map_or(Value::Null, Value::from)),
+            ("documents", options.documents.clone().map_or(Value::Null, Value::from)),
+            ("add_generation_prompt", options.add_generation_prompt.into()),
+        ] {
+            variables.insert(name.to_owned(), value);
+        }
+        let name = self.name(options.tools.is_some())?;
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        deep(&self.path, || jinja::render(&self.env, name, &variables, now))?
+            .map_err(|error| self.error(&error))
+    }
+
+    /// The ids of a conversation's text. Control tokens that the template writes are control tokens; those that stand
+    /// in a message, a tool, a document or a variable are text, so that none of them can end a turn or start another.
+    /// The tokenizer adds nothing: a token that starts a text is the template's to write.
+    ///
+    /// Roles become part of control tokens in some templates (`'<|' + role + '|>'`): whoever lets strangers choose
+    /// them checks them first.
+    ///
+    /// # Errors
+    ///
+    /// As [`render`](Self::render) and [`Tokenizer::encode_parts`]; [`Error::Argument`] when the parts of a message's
+    /// content make up a control token between them.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<Vec<u32>> {
+        let marks = Marks::of(tokenizer);
+        let messages: Result<Vec<Value>> =
+            messages.iter().map(|message| marks.message(message)).collect();
+        let all = |values: &Option<Vec<Value>>| {
+            values.as_ref().map(|values| values.iter().map(|value| marks.value(value)).collect())
+        };
+        let options = Options {
+            tools: all(&options.tools),
+            documents: all(&options.documents),
+            kwargs: options.kwargs.iter().map(|(k, v)| (k.clone(), marks.value(v))).collect(),
+            ..options.clone()
+        };
+        let text = self.render(&messages?, &options)?;
+        tokenizer.encode_parts(&marks::parts(&text), false)
+    }
+
+    /// The template for a conversation, by whether it has tools.
+    fn name(&self, has_tools: bool) -> Result<&'static str> {
+        let has = |name: &str| self.env.get_template(name).is_ok();
+        if has_tools && has(TOOL_USE) {
+            return Ok(TOOL_USE);
+        }
+        if has(DEFAULT) {
+            return Ok(DEFAULT);
+        }
+        let names: Vec<&str> = self.env.templates().map(|(name, _)| name).collect();
+        let reason = format!("chat templates have the names {names:?}, none is `{DEFAULT}`");
+        Err(Error::format(&self.path, reason))
+    }
+
+    fn error(&self, error: &minijinja::Error) -> Error {
+        if let Some(reason) = jinja::raised(error) {
+            return Error::Argument { name: "messages", reason };
+        }
+        let what = match error.kind() {
+            ErrorKind::OutOfFuel => {
+                format!("it takes more than {FUEL} steps, of which 64 bytes of text are one")
+            }
+            ErrorKind::WriteFailure => format!("a text of more than {} bytes", python::MAX_TEXT),
+            kind => error.detail().map_or_else(|| kind.to_string(), |detail| format!("{kind}: {detail}")),
+        };
+        // Some show the values that they are about.
+        let what: String = what.chars().take(MAX_REASON).collect();
+        let line = error.line().map_or_else(String::new, |line| format!(" line {line}:"));
+        Error::format(&self.path, format!("chat template:{line} {what}"))
+    }
+}
+
+/// A message as templates expect it: without what is `null`, its reasoning under the names that they know.
+fn prepared(message: &Value) -> Value {
+    let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let fields: Map<String, Value> = fields.map(|(k, v)| (k.clone(), v.clone())).collect();
+    let reasoning = ["reasoning_content", "thinking", "reasoning"].map(|name| fields.get(name));
+    let Some(reasoning) = reasoning.into_iter().flatten().next().cloned() else {
+        return fields.into();
+    };
+    let mut all = Map::new();
+    all.insert("thinking".to_owned(), reasoning.clone());
+    all.extend(fields);
+    all.insert("reasoning_content".to_owned(), reasoning);
+    all.into()
+}
+
+/// Runs what may recurse as deep as a stranger's template makes it.
+fn deep<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let result = worker.map_err(|error| Error::io(path, error))?.join();
+        Ok(result.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}

@@ -1,0 +1,61 @@
+//! A published model from its file to its answer: SmolLM2-135M-Instruct, in 4 bits, as people have it.
+//!
+//! The file has 98 MB and is not part of this repository: `scripts/fetch_smollm2.sh` fetches it, to where this looks, or
+//! `BOOSTR_SMOLLM2` names it. `.ci/run` does both.
+
+use std::env;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use boostr::backend::{Cpu, cpu};
+use boostr::chat::Options;
+use boostr::engine::{Finish, Observer, Request, generate};
+use boostr::load::{LanguageModel, OpenOptions};
+use boostr::sample::SamplerConfig;
+use serde_json::json;
+
+struct Silent;
+
+impl Observer for Silent {
+    fn token(&mut self, _: u32) -> boostr::Result<ControlFlow<()>> {
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+fn file() -> PathBuf {
+    let default = "../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+    let path = env::var_os("BOOSTR_SMOLLM2")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(default), PathBuf::from);
+    assert!(path.exists(), "`{}` is missing: run scripts/fetch_smollm2.sh", path.display());
+    path
+}
+
+#[test]
+#[ignore = "needs the 98 MB that scripts/fetch_smollm2.sh fetches"]
+fn it_answers_that_the_capital_of_france_is_paris_and_stops() {
+    let lm = LanguageModel::<Cpu>::open(&file(), &OpenOptions::default(), cpu()).unwrap();
+    let template = lm.chat_template.as_ref().unwrap().compile().unwrap();
+    let tokenizer = lm.tokenizer().unwrap();
+
+    let messages = [json!({"role": "user", "content": "What is the capital of France?"})];
+    let options = Options { add_generation_prompt: true, ..Options::default() };
+    let text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\
+                <|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(template.render(&messages, &options).unwrap(), text);
+    let prompt = template.encode(tokenizer, &messages, &options).unwrap();
+    assert_eq!(tokenizer.decode(&prompt, false).unwrap(), text);
+    assert_eq!(prompt[0], 1);
+
+    let request = Request {
+        prompt: &prompt,
+        max_tokens: 64,
+        eos: &lm.eos,
+        vocab_limit: lm.vocab_limit(),
+        sampler: SamplerConfig::greedy(),
+    };
+    let mut state = lm.model.new_state().unwrap();
+    let generated = generate(&lm.model, &mut state, &request, &mut Silent).unwrap();
+    let answer = tokenizer.decode(&generated.ids, true).unwrap();
+    assert!(answer.contains("Paris"), "{answer}");
+    assert_eq!(generated.finish, Finish::Eos, "{answer}");
+}
