@@ -130,9 +130,9 @@ impl Source {
             ("pad_token", pad_token),
             ("unk_token", unk_token),
         ];
-        let special = special.into_iter().filter_map(|(name, token)| {
-            Some((name.to_owned(), Value::String(token.clone()?)))
-        });
+        let special = special
+            .into_iter()
+            .filter_map(|(name, token)| Some((name.to_owned(), Value::String(token.clone()?))));
         let env = jinja::environment(FUEL)
             .map_err(|error| Error::format(&self.path, error.to_string()))?;
         let mut template =
@@ -274,7 +274,9 @@ impl ChatTemplate {
                 format!("it takes more than {FUEL} steps, of which 64 bytes of text are one")
             }
             ErrorKind::WriteFailure => format!("a text of more than {} bytes", python::MAX_TEXT),
-            kind => error.detail().map_or_else(|| kind.to_string(), |detail| format!("{kind}: {detail}")),
+            kind => error
+                .detail()
+                .map_or_else(|| kind.to_string(), |detail| format!("{kind}: {detail}")),
         };
         // Some show the values that they are about.
         let what: String = what.chars().take(MAX_REASON).collect();

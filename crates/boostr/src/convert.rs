@@ -264,12 +264,10 @@ impl Model {
                 known.insert(&part.name, (&stored.name, &stored.shape));
             }
         }
-        let layout: Layout = match to_gguf {
-            true => gguf
-                .as_ref()
-                .map_err(|error| Error::Unsupported { what: reason_of(error) })?
-                .clone(),
-            false => family.hf_layout(self.rows(), !self.tied),
+        let layout: Layout = if to_gguf {
+            gguf.as_ref().map_err(|error| Error::Unsupported { what: reason_of(error) })?.clone()
+        } else {
+            family.hf_layout(self.rows(), !self.tied)
         };
         let mut plan = Vec::new();
         let mut matrices = Vec::new();
@@ -338,17 +336,20 @@ impl Model {
         let mut kept = kept.as_slice();
         let mut tensors: BTreeMap<String, TensorEntry> =
             self.checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
-        for name in by_layer(self.checkpoint.names().filter(|name| name.ends_with(".A"))) {
+        for name in
+            by_layer(self.checkpoint.names().filter(|name| name.rsplit('.').next() == Some("A")))
+        {
             let a_log = format!("{name}_log");
             let shown = layout.stored_as(&a_log).unwrap_or(&name);
             let (entry, _) = self.parameter(&a_log, shown)?;
             let rates = entry.to_f32()?;
             let (own, rest) = kept.split_at(rates.len().min(kept.len()));
             kept = rest;
-            let values = match own.iter().map(|&a_log| decay_rate(a_log)).eq(rates.iter().copied())
-            {
-                true => own.to_vec(),
-                false => rates.iter().map(|&rate| (-f64::from(rate)).ln() as f32).collect(),
+            let is_kept = own.iter().map(|&a_log| decay_rate(a_log)).eq(rates.iter().copied());
+            let values = if is_kept {
+                own.to_vec()
+            } else {
+                rates.iter().map(|&rate| (-f64::from(rate)).ln() as f32).collect()
             };
             let data = Bytes::new(Dtype::F32.encode(&values)?);
             tensors.remove(&name);

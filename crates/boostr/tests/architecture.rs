@@ -19,7 +19,10 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("nn", &["error", "ops", "backend", "checkpoint"]),
     ("models", &["error", "ops", "backend", "checkpoint", "nn"]),
     ("sample", &["error"]),
-    ("load", &["error", "backend", "checkpoint", "tokenizer", "generation_config", "chat", "models"]),
+    (
+        "load",
+        &["error", "backend", "checkpoint", "tokenizer", "generation_config", "chat", "models"],
+    ),
     ("convert", &["error", "ops", "checkpoint", "tokenizer", "nn", "models", "load"]),
     ("engine", &["error", "ops", "backend", "models", "sample"]),
     ("evaluate", &["error", "ops", "backend", "models"]),

@@ -24,7 +24,7 @@ const NAME: &str = "mamba2-tiny";
 
 fn open(folder: &Folder, allow_pickle: bool) -> Result<LanguageModel<Cpu>, Error> {
     let start = Instant::now();
-    let options = OpenOptions { allow_pickle, tokenizer: None };
+    let options = OpenOptions { allow_pickle, ..OpenOptions::default() };
     let result = LanguageModel::open(folder.path(), &options, cpu());
     assert!(start.elapsed() < Duration::from_secs(1), "took {:?}", start.elapsed());
     result

@@ -216,7 +216,9 @@ fn case_14_multipliers_of_an_input_leave_its_bias_and_those_of_an_output_do_not(
             let width = values.len() / old.shape[0];
             for (row, values) in values.chunks_exact_mut(width).enumerate() {
                 let factor = factor(&config, name, row);
-                values.iter_mut().for_each(|x| *x *= factor);
+                for x in values {
+                    *x *= factor;
+                }
             }
             Some(entry(Dtype::F32, &old.shape, &values))
         });

@@ -10,7 +10,7 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Finish, Generated, Observer, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::{Config, Model};
+use boostr::models::{Family, Model};
 use boostr::sample::SamplerConfig;
 use common::{Folder, torch_zip};
 use tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
@@ -219,7 +219,7 @@ fn case_26_the_format_of_mamba_ssm_with_a_tokenizer_from_elsewhere() {
     assert!(text.contains("tokenizer.json") && text.contains("--tokenizer FILE"), "{text}");
 
     let tokenizer = fixture("mamba2-tiny").join("tokenizer.json");
-    let options = OpenOptions { tokenizer: Some(tokenizer), allow_pickle: false };
+    let options = OpenOptions { tokenizer: Some(tokenizer), ..OpenOptions::default() };
     let lm = LanguageModel::<Cpu>::open(folder.path(), &options, cpu()).unwrap();
     let whole =
         LanguageModel::<Cpu>::open(&fixture("mamba2-tiny"), &Default::default(), cpu()).unwrap();
@@ -238,8 +238,7 @@ fn case_26_the_format_of_mamba_ssm_with_a_tokenizer_from_elsewhere() {
 fn the_original_names_of_codestral_are_read() {
     let params = r#"{"dim": 64, "n_layers": 2, "vocab_size": 96, "n_groups": 2,
         "tie_embeddings": false, "model_type": "mamba"}"#;
-    let file = ConfigFile::parse("params.json", params).unwrap();
-    let config = Config::read(&file).unwrap();
+    let config = config(params);
     let sizes = [config.mixer.nheads, config.mixer.headdim, config.mixer.d_state];
     assert_eq!((sizes, config.mixer.ngroups), ([2, 64, 128], 2));
     let tiny = Tiny::new(config.clone(), tiny::checkpoint(&config, 9));
@@ -257,7 +256,7 @@ fn the_original_names_of_codestral_are_read() {
 fn padding_ids_are_never_sampled_though_their_logits_are_the_largest() {
     let ssm = r#""ssm_cfg": {"layer": "Mamba2"}, "pad_vocab_size_multiple": 16"#;
     let large = config(&format!(r#"{{"d_model": 64, "n_layer": 1, "vocab_size": 50277, {ssm}}}"#));
-    assert_eq!(large.padded_vocab(), 50288);
+    assert_eq!(large.frame().padded_vocab(), 50288);
 
     let config = config(&format!(
         r#"{{"d_model": 64, "n_layer": 1, "vocab_size": 50, "tie_embeddings": false, {ssm}}}"#
@@ -367,7 +366,7 @@ fn a_torch_file_is_read_when_it_is_allowed() {
     let file = folder.write("pytorch_model.bin", torch_file(&own));
     let text = refusal(&folder);
     assert!(text.contains("--allow-pickle"), "{text}");
-    let options = OpenOptions { allow_pickle: true, tokenizer: None };
+    let options = OpenOptions { allow_pickle: true, ..OpenOptions::default() };
     for path in [folder.path(), &file] {
         let lm = LanguageModel::<Cpu>::open(path, &options, cpu()).unwrap();
         assert_eq!(logits(&lm.model), original("mamba2-tiny"));

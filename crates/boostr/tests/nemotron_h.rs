@@ -312,8 +312,7 @@ fn what_llama_cpp_makes_of_a_folder_gives_the_logits_of_the_original() {
     let data = |name| golden.get(name).unwrap().data.as_chunks::<8>().0.to_vec();
     let ids = data("input_ids").into_iter().map(|b| i64::from_le_bytes(b) as u32);
     let ids: Vec<u32> = ids.collect();
-    let want: Vec<f64> =
-        data("noclamp.logits_f64").into_iter().map(f64::from_le_bytes).collect();
+    let want: Vec<f64> = data("noclamp.logits_f64").into_iter().map(f64::from_le_bytes).collect();
     let model = open(&file);
     let logits = run(&model, &ids, &[ids.len()], &mut model.new_state().unwrap());
     for (got, want) in logits.iter().zip(&want) {
@@ -334,9 +333,10 @@ fn what_llama_cpp_makes_of_a_folder_gives_the_logits_of_the_original() {
 #[test]
 fn layers_are_told_by_the_sizes_that_gguf_has_for_each() {
     let out = Folder::new();
-    for (name, nheads_kv, widths) in
-        [(MODELS[0], [0, 0, 0, 2, 0], [0, 160, 0, 0, 160]), (MODELS[1], [0, 0, 0, 2, 0], [0, 48, 0, 0, 48])]
-    {
+    for (name, nheads_kv, widths) in [
+        (MODELS[0], [0, 0, 0, 2, 0], [0, 160, 0, 0, 160]),
+        (MODELS[1], [0, 0, 0, 2, 0], [0, 48, 0, 0, 48]),
+    ] {
         let file = converted(&fixture(name), out.path().join(format!("{name}.gguf")));
         let file = Checkpoint::open(&file, false).unwrap();
         let metadata = file.gguf().unwrap();
@@ -428,7 +428,12 @@ fn blocks_of_a_gguf_file_that_predict_further_are_left_out_of_a_new_one_too() {
         metadata.set("nemotron_h_moe.attention.head_count_kv", &[0, 0, 0, 2, 0, 2][..]);
         metadata.set("nemotron_h_moe.feed_forward_length", &[0, 48, 0, 0, 48, 48][..]);
     };
-    rewritten(&plain, &more, edit, &[("blk.5.nextn.enorm.weight", &[64]), ("blk.5.attn_norm.weight", &[64])]);
+    rewritten(
+        &plain,
+        &more,
+        edit,
+        &[("blk.5.nextn.enorm.weight", &[64]), ("blk.5.attn_norm.weight", &[64])],
+    );
     let want = logits(&open(&plain));
     assert_eq!(logits(&open(&more)), want);
     let again = converted(&more, out.path().join("again.gguf"));
@@ -436,7 +441,10 @@ fn blocks_of_a_gguf_file_that_predict_further_are_left_out_of_a_new_one_too() {
     assert!(contents(&again) == contents(&plain));
     let file = Checkpoint::open(&again, false).unwrap();
     let count = file.gguf().unwrap().usize("nemotron_h_moe.block_count", 0..=99).unwrap();
-    assert_eq!((count, file.gguf().unwrap().has("nemotron_h_moe.nextn_predict_layers")), (Some(5), false));
+    assert_eq!(
+        (count, file.gguf().unwrap().has("nemotron_h_moe.nextn_predict_layers")),
+        (Some(5), false)
+    );
     // Without the key such a block is one too many.
     let stray = out.path().join("stray.gguf");
     rewritten(&plain, &stray, |_| {}, &[("blk.5.attn_norm.weight", &[64])]);
@@ -478,7 +486,10 @@ fn what_gguf_has_no_place_for_is_refused() {
     for (changes, part) in [
         (json!({ "hybrid_override_pattern": "M-*EM" }), "experts beside some without"),
         (json!({ "hybrid_override_pattern": "ME*EM", "mlp_bias": true }), "biases of experts"),
-        (json!({ "hybrid_override_pattern": "M-*-M", "use_bias": true }), "mixer.in_proj.bias` in GGUF"),
+        (
+            json!({ "hybrid_override_pattern": "M-*-M", "use_bias": true }),
+            "mixer.in_proj.bias` in GGUF",
+        ),
         (json!({ "hybrid_override_pattern": "M-*-M", "time_step_limit": [0.1, 1.0] }), "limits"),
     ] {
         let json = json(changes);

@@ -20,6 +20,10 @@ use tiny::{close, edited, entry, fixture, floats, linear, message, mixer, norm, 
 
 const NAME: &str = "zamba2-tiny";
 
+/// Between f32 and the definition in f64, as a share of the largest logit. Attention of random weights
+/// makes much of little: transformers' own f32 is up to 3.7e-5 from its f64 on weights like these.
+const TOLERANCE: f64 = 4e-5;
+
 /// Ten layers, of which 2, 5, 6 and 9 are hybrid and share two blocks.
 const TEN: &str = r#"{"model_type": "zamba2", "hidden_size": 32, "vocab_size": 40, "num_hidden_layers": 10,
     "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid", "hybrid", "mamba", "mamba",
@@ -221,7 +225,7 @@ fn equals_its_definition(text: &str, turns: &[(usize, usize)]) {
     let mut definition = Definition::new(&config, turns, &checkpoint);
     let want: Vec<f64> = ids.iter().flat_map(|&id| definition.step(id)).collect();
     for pieces in [&[40][..], &[23, 1, 1, 15], &[1; 40]] {
-        close(&logits(&model, &ids, pieces), &want, tiny::F32);
+        close(&logits(&model, &ids, pieces), &want, TOLERANCE);
     }
 }
 
@@ -250,7 +254,7 @@ fn every_option_is_its_definition() {
         (r#"{"num_mem_blocks": 3}"#, &[(2, 2), (5, 5), (6, 6), (9, 2)]),
         (r#"{"num_mem_blocks": 9}"#, &[(2, 2), (5, 5), (6, 6), (9, 9)]),
         (r#"{"mamba_ngroups": 2, "add_bias_linear": true, "tie_word_embeddings": false}"#, &TURNS),
-        (r#"{"num_key_value_heads": 2}"#, &TURNS),
+        (r#"{"num_key_value_heads": 2, "use_shared_attention_adapter": false}"#, &TURNS),
         (r#"{"rope_theta": 500.0, "time_step_limit": [0.05, 0.1]}"#, &TURNS),
     ] {
         equals_its_definition(&changed(TEN, changes), turns);
@@ -335,19 +339,25 @@ fn a_long_context_has_another_base_of_rotary_positions() {
     assert_eq!(of("{}"), (Some(1e4), 2048));
     // 32 dimensions: 10000 * 8^(32 / 30).
     let (theta, max) = of(r#"{"use_long_context": true}"#);
-    assert!((theta.unwrap() - 91_896.14).abs() < 0.01, "{theta:?}");
+    assert!((theta.unwrap() - 91_895.868).abs() < 0.001, "{theta:?}");
     assert_eq!(max, 16384);
     // transformers 5 writes the base that it uses.
     let new = r#"{"use_long_context": true, "rope_parameters": {"rope_theta": 9e4, "rope_type": "default"}}"#;
     assert_eq!(of(new), (Some(9e4), 16384));
     assert_eq!(of(r#"{"use_long_context": true, "use_mem_rope": false}"#), (None, 16384));
+    // What we write has the base, and no flag that would change it again.
+    let config = read(&changed(&config_of_fixture(), r#"{"use_long_context": true}"#)).unwrap();
+    let json = config.to_json().unwrap();
+    assert_eq!(json["use_long_context"], false);
+    assert_eq!(json["rope_theta"].as_f64(), theta);
+    assert_eq!(json["max_position_embeddings"], 16384);
 }
 
 #[test]
 fn what_is_written_reads_as_the_same_configuration() {
     for changes in [
         "{}",
-        r#"{"use_long_context": true, "rms_norm_eps": 1e-6, "add_bias_linear": true}"#,
+        r#"{"rope_theta": 12345.5, "rms_norm_eps": 1e-6, "add_bias_linear": true}"#,
         r#"{"use_mem_rope": false, "use_shared_attention_adapter": false, "num_mem_blocks": 1}"#,
         r#"{"time_step_limit": [0.001, Infinity], "mamba_ngroups": 2, "num_key_value_heads": 2}"#,
     ] {
@@ -439,7 +449,7 @@ fn copies_of_a_shared_weight_that_differ_are_refused() {
     let name = |layer| format!("model.layers.{layer}.shared_transformer.self_attn.o_proj.weight");
     let other = edited(&often, |at, old| {
         let mut values = old.to_f32().unwrap();
-        values[5] += if at == name(6) { 1e-6 } else { 0.0 };
+        values[0] += if at == name(6) { 1e-6 } else { 0.0 };
         Some(entry(Dtype::F32, &old.shape, &values))
     });
     let text = load(&config, &other).err().unwrap();
@@ -510,7 +520,7 @@ fn gguf_is_refused_and_leaves_nothing() {
     assert_eq!(folder.names(), [""; 0]);
     let text = written(&fixture(NAME), &folder.path().join("m"), Types::named("q8_0").unwrap())
         .unwrap_err();
-    assert!(text.contains("type Q8_0 in a folder"), "{text}");
+    assert!(text.contains("type q8_0 in a folder"), "{text}");
 }
 
 #[test]

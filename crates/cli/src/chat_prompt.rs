@@ -53,7 +53,8 @@ fn template(args: &ChatArgs, lm: &LanguageModel<Cpu>) -> Result<Option<ChatTempl
         }
         (None, own) => own.clone(),
     };
-    let help = || Some("--raw completes the text without it, --chat-template FILE uses another".into());
+    let help =
+        || Some("--raw completes the text without it, --chat-template FILE uses another".into());
     source
         .map(|source| source.compile().map_err(|error| BadModel { error, help: help() }.into()))
         .transpose()

@@ -165,11 +165,11 @@ impl Function for Gelu {
         let negative = simd.max(simd.splat(-20.0), simd.min(simd.sub(zero, x), x));
         let t = simd.div(one, simd.mul_add(negative, simd.splat(-0.25), one));
         let mut g = simd.splat(-0.086_452_244);
-        g = simd.mul_add(g, t, simd.splat(0.315_463_0));
+        g = simd.mul_add(g, t, simd.splat(0.315_463));
         g = simd.mul_add(g, t, simd.splat(-0.211_941_56));
         g = simd.mul_add(g, t, simd.splat(0.219_671_17));
-        g = simd.mul_add(g, t, simd.splat(0.063_220_393));
-        g = simd.mul_add(g, t, simd.splat(0.099_478_906));
+        g = simd.mul_add(g, t, simd.splat(0.063_220_4));
+        g = simd.mul_add(g, t, simd.splat(0.099_478_91));
         g = simd.mul_add(g, t, simd.splat(0.100_560_33));
         let e = exp_lanes(simd, simd.mul(negative, simd.mul(negative, simd.splat(-0.5))));
         let phi = simd.mul(e, simd.mul(g, t));
@@ -182,7 +182,7 @@ impl Function for GeluTanh {
     fn lanes<S: Simd>(simd: S, x: S::F) -> S::F {
         // -2 u = x (-2 sqrt(2 / pi) - 2 sqrt(2 / pi) 0.044715 x²)
         let square = simd.mul(x, x);
-        let slope = simd.mul_add(square, simd.splat(-0.071_354_814), simd.splat(-1.595_769_1));
+        let slope = simd.mul_add(square, simd.splat(-0.071_354_814), simd.splat(-1.595_769));
         let e = exp_lanes(simd, simd.mul(x, slope));
         simd.div(x, simd.add(simd.splat(1.0), e))
     }

@@ -189,7 +189,9 @@ impl Rope {
         match scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => {
-                frequencies.iter_mut().for_each(|frequency| *frequency /= factor);
+                for frequency in &mut frequencies {
+                    *frequency /= factor;
+                }
             }
             RopeScaling::Ntk { factor } => frequencies = of_base(theta * ntk(*factor, rotary_dim)),
             RopeScaling::Dynamic { factor, original_max } => {

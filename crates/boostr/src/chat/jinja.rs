@@ -62,6 +62,7 @@ pub(super) fn environment(fuel: u64) -> Result<Environment<'static>, Error> {
 }
 
 /// `join(separator="", attribute=None)`: the items, or an attribute of each, as texts.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 fn join(list: &Value, separator: Option<String>, options: Kwargs) -> Result<String, Error> {
     let separator = separator.or(options.get("d")?).unwrap_or_default();
     let attribute: Option<String> = options.get("attribute")?;
@@ -79,6 +80,7 @@ fn join(list: &Value, separator: Option<String>, options: Kwargs) -> Result<Stri
 }
 
 /// `tojson`, with the options of `json.dumps` that transformers gives it.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {

@@ -105,9 +105,9 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     while let Some(at) = rest.find([START, END]) {
         parts.push(Part::Control(&rest[..at]));
         let after = &rest[at + START.len_utf8()..];
-        let enclosed = after.find([START, END]).filter(|&end| {
-            rest[at..].starts_with(START) && after[end..].starts_with(END)
-        });
+        let enclosed = after
+            .find([START, END])
+            .filter(|&end| rest[at..].starts_with(START) && after[end..].starts_with(END));
         parts.push(Part::Text(&after[..enclosed.unwrap_or(0)]));
         rest = match enclosed {
             Some(end) => &after[end + END.len_utf8()..],
@@ -153,7 +153,9 @@ mod tests {
     fn a_token_in_pieces_is_found() {
         let message = |texts: [&str; 2]| json!({"content": texts.map(|t| json!({"text": t}))});
         marks().message(&message(["<|end|>", "[x]"])).unwrap();
-        marks().message(&json!({"content": [{"type": "image"}, "no object", {"text": 1}]})).unwrap();
+        marks()
+            .message(&json!({"content": [{"type": "image"}, "no object", {"text": 1}]}))
+            .unwrap();
         for texts in [["<|e", "nd|>"], ["<a>", "<b>[x]"]] {
             let error = marks().message(&message(texts)).unwrap_err();
             assert!(error.to_string().contains("spell a control token"), "{error}");

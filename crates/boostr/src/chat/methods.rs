@@ -334,7 +334,8 @@ mod tests {
     fn eval(expression: &str) -> std::result::Result<String, String> {
         let mut env = Environment::new();
         env.set_unknown_method_callback(call);
-        let value = env.compile_expression(expression).unwrap().eval(()).map_err(|e| e.to_string())?;
+        let value =
+            env.compile_expression(expression).unwrap().eval(()).map_err(|e| e.to_string())?;
         let text = python::str(&Value::from(vec![value])).map_err(|e| e.to_string())?;
         Ok(text[1..text.len() - 1].to_owned())
     }

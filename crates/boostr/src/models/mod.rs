@@ -294,9 +294,10 @@ impl Config {
         let is_gguf = checkpoint.gguf().is_some();
         family.normalise(checkpoint)?;
         let weight = |name: &str| format!("{name}.weight");
-        let [embedding, head] = match is_gguf {
-            true => [gguf::EMBEDDING.to_owned(), gguf::HEAD.to_owned()],
-            false => [weight(frame.names.embeddings), weight(frame.names.head)],
+        let [embedding, head] = if is_gguf {
+            [gguf::EMBEDDING.to_owned(), gguf::HEAD.to_owned()]
+        } else {
+            [weight(frame.names.embeddings), weight(frame.names.head)]
         };
         let rows = match checkpoint.get(&embedding).map(|entry| &entry.shape[..]) {
             Some(&[rows, _]) if rows >= frame.vocab_size => rows,
@@ -310,9 +311,10 @@ impl Config {
             }
         }
         let with_head = checkpoint.get(&head).is_some() || frame.tie_embeddings == Some(false);
-        let layout = match is_gguf {
-            true => family.gguf_layout(rows, with_head)?,
-            false => family.hf_layout(rows, with_head),
+        let layout = if is_gguf {
+            family.gguf_layout(rows, with_head)?
+        } else {
+            family.hf_layout(rows, with_head)
         };
         layout.read(checkpoint)?;
         let tied = frame.tie_embeddings.unwrap_or(!with_head);
@@ -559,9 +561,10 @@ fn read_limit(file: &ConfigFile, key: &str) -> Result<(f32, f32)> {
 
 /// The same for a `config.json`.
 fn limit_json((low, high): (f32, f32)) -> Value {
-    let high = match high.is_finite() {
-        true => serde_json::json!(shortest(high)),
-        false => serde_json::json!({ "__float__": "Infinity" }),
+    let high = if high.is_finite() {
+        serde_json::json!(shortest(high))
+    } else {
+        serde_json::json!({ "__float__": "Infinity" })
     };
     serde_json::json!([shortest(low), high])
 }

@@ -28,9 +28,12 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::gguf::{ARCHITECTURE, Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table};
+use super::gguf::{
+    ARCHITECTURE, Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table,
+};
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit, shortest,
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit,
+    shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::{self, Metadata};
@@ -215,7 +218,8 @@ fn read_kinds(file: &ConfigFile) -> Result<Vec<char>> {
         let letter = |word: &&str| {
             let kind = KINDS.iter().find(|(_, names)| names.contains(word));
             kind.map(|&(letter, _)| letter).ok_or_else(|| {
-                let known: Vec<&str> = KINDS.iter().flat_map(|(_, names)| *names).copied().collect();
+                let known: Vec<&str> =
+                    KINDS.iter().flat_map(|(_, names)| *names).copied().collect();
                 file.error(key, format!("expected {}, found {word:?}", known.join(", ")))
             })
         };
@@ -249,9 +253,8 @@ impl Block {
         let size = |keys: &[&str], default| -> Result<usize> {
             Ok(file.usize(keys, 1..=MAX_SIZE)?.unwrap_or(default))
         };
-        let flag = |keys: &[&str], default| -> Result<bool> {
-            Ok(file.bool(keys)?.unwrap_or(default))
-        };
+        let flag =
+            |keys: &[&str], default| -> Result<bool> { Ok(file.bool(keys)?.unwrap_or(default)) };
         let mlp_bias = flag(&["mlp_bias"], false)?;
         Ok(match letter {
             'M' => {
@@ -330,7 +333,8 @@ impl Block {
             let nheads = keys.size("attention.head_count")?;
             let default = d_model / nheads;
             let headdim = keys.optional("attention.key_length")?.unwrap_or(default);
-            if let Some(width) = keys.optional("attention.value_length")?.filter(|&w| w != headdim) {
+            if let Some(width) = keys.optional("attention.value_length")?.filter(|&w| w != headdim)
+            {
                 let reason = format!("expected {headdim}, as keys have, found {width}");
                 return Err(keys.error("attention.value_length", reason));
             }

@@ -521,7 +521,9 @@ mod tests {
     /// A layout of one row for parameters of these names and shapes.
     fn layout_of(parameters: &[(&str, &[usize])], row: Row) -> Layout {
         let mut tensors = Tensors::default();
-        parameters.iter().for_each(|(name, shape)| tensors.add(*name, shape));
+        for (name, shape) in parameters {
+            tensors.add(*name, shape);
+        }
         Layout::new(&tensors, &[row], 1)
     }
 

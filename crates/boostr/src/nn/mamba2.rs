@@ -389,7 +389,9 @@ mod tests {
                         _ => return (name.to_owned(), entry.clone()),
                     };
                     for (values, factor) in values.chunks_exact_mut(width).zip(&factors) {
-                        values.iter_mut().for_each(|x| *x *= factor * input);
+                        for x in values {
+                            *x *= factor * input;
+                        }
                     }
                     let data = Bytes::new(Dtype::F32.encode(&values).unwrap());
                     (name.to_owned(), TensorEntry { data, ..entry.clone() })

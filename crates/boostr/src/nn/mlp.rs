@@ -286,9 +286,10 @@ impl MoeConfig {
         }
         let open = experts / ngroups * topk_group;
         if used > open {
-            let of = match topk_group < ngroups {
-                true => format!(" of the best {topk_group} groups"),
-                false => String::new(),
+            let of = if topk_group < ngroups {
+                format!(" of the best {topk_group} groups")
+            } else {
+                String::new()
             };
             return Err(("num_experts_per_tok", format!("{used} of {open} experts{of}")));
         }
@@ -328,7 +329,9 @@ impl MoeConfig {
         }
         if self.normalized {
             let sum = chosen.iter().sum::<f32>() + 1e-20;
-            chosen.iter_mut().for_each(|weight| *weight /= sum);
+            for weight in &mut chosen {
+                *weight /= sum;
+            }
         }
         let scaled = chosen.into_iter().map(|weight| weight * self.scale);
         let mut out: Vec<(usize, f32)> = experts.into_iter().zip(scaled).collect();
@@ -502,7 +505,8 @@ mod tests {
             for (i, a) in ranks.iter().enumerate() {
                 near = ranks[..i].iter().fold(near, |near, b| near.min((a - b).abs()));
             }
-            let is_best = |&i: &usize| ranks.iter().filter(|&&rank| rank > ranks[i]).count() < count;
+            let is_best =
+                |&i: &usize| ranks.iter().filter(|&&rank| rank > ranks[i]).count() < count;
             (0..ranks.len()).filter(is_best).collect()
         };
         let per_group = config.experts / config.ngroups;
@@ -514,25 +518,21 @@ mod tests {
         let open: Vec<usize> =
             (0..config.experts).filter(|expert| groups.contains(&(expert / per_group))).collect();
         let ranks: Vec<f64> = open.iter().map(|&expert| ranks[expert]).collect();
-        let chosen: Vec<usize> =
-            best(&ranks, config.used).into_iter().map(|i| open[i]).collect();
+        let chosen: Vec<usize> = best(&ranks, config.used).into_iter().map(|i| open[i]).collect();
 
         let sum: f64 = chosen.iter().map(|&expert| weights[expert]).sum();
         let is_share = config.normalized || config.routing == Routing::TopKSoftmax;
-        let into = match config.has_latent() {
-            true => product("fc1_latent_proj.weight", &x),
-            false => x,
-        };
+        let into = if config.has_latent() { product("fc1_latent_proj.weight", &x) } else { x };
         let mut y = vec![0.0; into.len()];
         for expert in chosen {
-            let part = |part: &str, x: &[f64]| product(&format!("experts.{expert}.{part}.weight"), x);
+            let part =
+                |part: &str, x: &[f64]| product(&format!("experts.{expert}.{part}.weight"), x);
             let up = part("up_proj", &into);
-            let hidden: Vec<f64> = match config.expert.gated {
-                true => {
-                    let gate = part("gate_proj", &into);
-                    gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
-                }
-                false => up.iter().map(|x| x.max(0.0).powi(2)).collect(),
+            let hidden: Vec<f64> = if config.expert.gated {
+                let gate = part("gate_proj", &into);
+                gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
+            } else {
+                up.iter().map(|x| x.max(0.0).powi(2)).collect()
             };
             let weight = weights[expert] / if is_share { sum } else { 1.0 };
             let weight = weight * f64::from(config.scale);
@@ -544,7 +544,7 @@ mod tests {
 
     #[test]
     fn products_by_expert_equal_the_definition_by_token_and_a_token_has_the_same_bits_in_any_company()
-    {
+     {
         let client = cpu();
         let mut random = Random(0x0123_4567_89ab_cdef);
         for trial in 0..120 {
@@ -576,7 +576,11 @@ mod tests {
             // Some of the rows, in another order and some of them twice.
             let picked: Vec<usize> = (0..23).map(|_| random.size(tokens) - 1).collect();
             let gather = |from: &[f32]| -> Vec<f32> {
-                picked.iter().flat_map(|&row| &from[row * width..(row + 1) * width]).copied().collect()
+                picked
+                    .iter()
+                    .flat_map(|&row| &from[row * width..(row + 1) * width])
+                    .copied()
+                    .collect()
             };
             assert_eq!(run(&gather(&x), &gather(&residual)), gather(&batch), "{config:?}");
         }

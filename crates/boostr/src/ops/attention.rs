@@ -131,7 +131,10 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
 
 impl<R: Runtime<DType = DType>> std::fmt::Debug for KvCache<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KvCache").field("sizes", &self.sizes).field("len", &self.len()).finish()
+        f.debug_struct("KvCache")
+            .field("sizes", &self.sizes)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -60,12 +60,10 @@ fn raw_text_is_completed_as_without_a_template() {
 #[test]
 fn a_system_message_and_variables_go_into_the_template() {
     let model = with_template("chat-system", TEMPLATE);
-    let json = run(
-        &model,
-        &["-p", "Hi", "--system", "Be", "--chat-template-kwargs", r#"{"you": "I"}"#],
-    )
-    .ok()
-    .json();
+    let json =
+        run(&model, &["-p", "Hi", "--system", "Be", "--chat-template-kwargs", r#"{"you": "I"}"#])
+            .ok()
+            .json();
     let parts = [Part::Control("<s>system: Be</s>user: Hi</s>I:")];
     assert_eq!(json["ids"], after(&model, &parts));
 }

@@ -112,6 +112,7 @@ pub fn latent_attention(
     });
 }
 
+#[expect(clippy::struct_field_names, reason = "they are the paper's")]
 struct Sizes {
     d_nope: usize,
     d_c: usize,

@@ -144,17 +144,17 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
 
     let heads_per_group = nheads / nheads_kv;
     let block = (BLOCK_ROWS / heads_per_group).max(1);
-    let first_seen = |position: usize| {
-        kernel.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    };
+    let first_seen =
+        |position: usize| kernel.window.map_or(0, |window| (position + 1).saturating_sub(window));
     let threads = rayon::current_num_threads();
     // Few queries read more than they compute: then a task has as many heads, which are neighbours in
     // memory, as leave something for every thread.
     let mut heads = 1;
     if runs.iter().all(|len| len * heads_per_group <= TILE) {
-        let segments = runs.iter().zip(caches).filter(|(len, _)| **len > 0).map(|(len, cache)| {
-            (cache.len() - first_seen(cache.len() - len)).div_ceil(SEGMENT)
-        });
+        let segments =
+            runs.iter().zip(caches).filter(|(len, _)| **len > 0).map(|(len, cache)| {
+                (cache.len() - first_seen(cache.len() - len)).div_ceil(SEGMENT)
+            });
         heads = (segments.sum::<usize>() * nheads_kv / (2 * threads)).clamp(1, nheads_kv);
     }
     let mut tasks = Vec::new();

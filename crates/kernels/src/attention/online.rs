@@ -391,7 +391,7 @@ fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
     let mut p = simd.splat(0.008_312_526);
     p = simd.mul_add(p, r, simd.splat(0.041_890_116));
     p = simd.mul_add(p, r, simd.splat(0.166_671_15));
-    p = simd.mul_add(p, r, simd.splat(0.499_992_32));
+    p = simd.mul_add(p, r, simd.splat(0.499_992_3));
     p = simd.mul_add(p, r, simd.splat(1.0));
     p = simd.mul_add(p, r, simd.splat(1.0));
     simd.mul(p, simd.exp2i(n))

@@ -119,7 +119,9 @@ where
         _ if channel >= 2 * half => None,
         RopeStyle::Half if channel < half => Some((channel + half, channel, -1.0)),
         RopeStyle::Half => Some((channel - half, channel - half, 1.0)),
-        RopeStyle::Interleaved if channel % 2 == 0 => Some((channel + 1, channel / 2, -1.0)),
+        RopeStyle::Interleaved if channel.is_multiple_of(2) => {
+            Some((channel + 1, channel / 2, -1.0))
+        }
         RopeStyle::Interleaved => Some((channel - 1, channel / 2, 1.0)),
     };
     let (mut cos, mut sin) = (Vec::new(), Vec::new());
@@ -185,6 +187,10 @@ where
 /// # Errors
 ///
 /// When arguments disagree.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the trait's signature, for backends that add in place"
+)]
 pub fn add_scaled<R, C>(client: &C, to: Tensor<R>, x: &Tensor<R>, factor: f32) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
