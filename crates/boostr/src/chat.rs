@@ -276,7 +276,7 @@ impl ChatTemplate {
             ErrorKind::WriteFailure => format!("a text of more than {} bytes", python::MAX_TEXT),
             kind => error
                 .detail()
-                .map_or_else(|| kind.to_string(), |detail| format!("{kind}: {detail}")),
+                .map_or_else(|| kind.to_string(), |detail| format!("{kind}, {detail}")),
         };
         // Some show the values that they are about.
         let what: String = what.chars().take(MAX_REASON).collect();

@@ -21,7 +21,16 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("sample", &["error"]),
     (
         "load",
-        &["error", "backend", "checkpoint", "tokenizer", "generation_config", "chat", "models"],
+        &[
+            "error",
+            "ops",
+            "backend",
+            "checkpoint",
+            "tokenizer",
+            "generation_config",
+            "chat",
+            "models",
+        ],
     ),
     ("convert", &["error", "ops", "checkpoint", "tokenizer", "nn", "models", "load"]),
     ("engine", &["error", "ops", "backend", "models", "sample"]),

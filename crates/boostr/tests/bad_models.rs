@@ -130,7 +130,7 @@ fn b9_a_missing_configuration_says_where_to_get_one() {
 #[test]
 fn b9_an_unknown_model_type_lists_what_is_supported() {
     let folder = copy();
-    for value in [r#""llama""#, r#""mamba""#, r#""\u001b[31m""#] {
+    for value in [r#""gpt2""#, r#""mamba""#, r#""\u001b[31m""#] {
         let text = refused_with(&folder, "model_type", value);
         assert!(text.contains("supported: mamba2") && !text.contains('\x1b'), "{text}");
     }

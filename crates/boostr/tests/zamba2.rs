@@ -211,7 +211,7 @@ fn gelu(x: f64) -> f64 {
 #[test]
 fn gelu_of_the_definition_is_that_of_the_error_function() {
     // erf(1 / sqrt 2) and erf(3 / sqrt 2): the shares within one and three deviations.
-    assert!((gelu(1.0) - (1.0 + 0.682_689_492_137_085_9) / 2.0).abs() < 1e-15);
+    assert!((gelu(1.0) - f64::midpoint(1.0, 0.682_689_492_137_085_9)).abs() < 1e-15);
     assert!((gelu(-3.0) + 3.0 * (1.0 - 0.997_300_203_936_739_8) / 2.0).abs() < 1e-14);
     assert!((gelu(8.0) - 8.0).abs() < 1e-13);
 }
@@ -379,7 +379,7 @@ fn each_hybrid_layer_keeps_keys_and_values_and_every_layer_a_mixers_state() {
     for layer in 0..10 {
         assert!(state.ssm(layer).is_some() && state.conv(layer).is_some(), "{layer}");
         assert_eq!(
-            state.kv(layer).map(|kv| kv.len()),
+            state.kv(layer).map(boostr::ops::KvCache::len),
             config.hybrid[layer].then_some(9),
             "{layer}"
         );

@@ -19,7 +19,7 @@ use crate::system;
 use crate::term::{Style, Term};
 
 /// Tokens of a long prompt that are computed at once, for the estimate of memory.
-const PIECE: usize = 960;
+const PIECE: usize = 512;
 
 pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
@@ -173,11 +173,13 @@ impl<'a> Facts<'a> {
         lines.push(("file size", system::bytes(self.file_bytes)));
         if let Some(memory) = self.memory() {
             let constant = system::bytes(memory.constant);
-            let growing = match memory.per_token {
-                0 => String::new(),
-                bytes => format!(", and {} for each token", system::bytes(bytes)),
+            let growing = system::bytes(memory.per_token);
+            let state = match (memory.constant, memory.per_token) {
+                (_, 0) => format!("{constant} per sequence, constant (f32)"),
+                (0, _) => format!("{growing} for each token (f32)"),
+                _ => format!("{constant} per sequence, and {growing} for each token (f32)"),
             };
-            lines.push(("state", format!("{constant} per sequence, constant (f32){growing}")));
+            lines.push(("state", state));
             let [state, work] = [memory.state(), memory.work].map(system::bytes);
             let weights = system::bytes(self.summary.bytes as u64);
             let all = system::bytes(memory.total(self.summary.bytes));

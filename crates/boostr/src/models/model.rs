@@ -13,7 +13,7 @@ use crate::nn::{Linear, Params, RmsNorm, synthetic};
 use crate::ops::{self, ActivationOps, KvType, LinearOps, Weight};
 
 /// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
-pub const PIECE: usize = 1024;
+pub const PIECE: usize = 512;
 /// Rows that a forward computes at once.
 const MAX_ROWS: usize = 2048;
 

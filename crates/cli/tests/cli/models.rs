@@ -267,8 +267,8 @@ fn a_missing_configuration_is_found() {
     let model = copy_of_tiny("no-config");
     fs::remove_file(model.join("config.json")).unwrap();
     is_bad(&model, "no config.json");
-    fs::write(model.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
-    is_bad(&model, "model_type `llama`");
+    fs::write(model.join("config.json"), r#"{"model_type": "gpt2"}"#).unwrap();
+    is_bad(&model, "model_type `gpt2`");
     fs::write(model.join("config.json"), "{").unwrap();
     is_bad(&model, "config.json");
 }
