@@ -26,6 +26,9 @@ pub struct OpenOptions {
     pub tokenizer: Option<PathBuf>,
     /// What attention keeps keys and values as; f32 when `None`.
     pub kv_type: Option<KvType>,
+    /// Decode quantized weights to f32 first, and so round no activations: exact for the weights as they
+    /// are, in four to eight times the memory.
+    pub exact: bool,
 }
 
 /// The files of a model that is part of the program.
@@ -92,7 +95,10 @@ impl<B: Backend> LanguageModel<B> {
             lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
             return Ok(lm);
         }
-        let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
+        let mut checkpoint = Checkpoint::open(path, options.allow_pickle)?;
+        if options.exact {
+            checkpoint.decode()?;
+        }
         let Some(metadata) = checkpoint.gguf() else {
             return Err(Error::format(path, "expected a GGUF file"));
         };

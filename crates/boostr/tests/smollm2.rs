@@ -30,13 +30,10 @@ fn file() -> PathBuf {
     path
 }
 
-#[test]
-#[ignore = "needs the 98 MB that scripts/fetch_smollm2.sh fetches"]
-fn it_answers_that_the_capital_of_france_is_paris_and_stops() {
-    let lm = LanguageModel::<Cpu>::open(&file(), &OpenOptions::default(), cpu()).unwrap();
+/// The prompt's ids, and what the model says after them, at most `max_tokens`.
+fn answer(lm: &LanguageModel<Cpu>, max_tokens: usize) -> (Vec<u32>, Vec<u32>, Finish) {
     let template = lm.chat_template.as_ref().unwrap().compile().unwrap();
     let tokenizer = lm.tokenizer().unwrap();
-
     let messages = [json!({"role": "user", "content": "What is the capital of France?"})];
     let options = Options { add_generation_prompt: true, ..Options::default() };
     let text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\
@@ -44,18 +41,44 @@ fn it_answers_that_the_capital_of_france_is_paris_and_stops() {
     assert_eq!(template.render(&messages, &options).unwrap(), text);
     let prompt = template.encode(tokenizer, &messages, &options).unwrap();
     assert_eq!(tokenizer.decode(&prompt, false).unwrap(), text);
-    assert_eq!(prompt[0], 1);
-
     let request = Request {
         prompt: &prompt,
-        max_tokens: 64,
+        max_tokens,
         eos: &lm.eos,
         vocab_limit: lm.vocab_limit(),
         sampler: SamplerConfig::greedy(),
     };
     let mut state = lm.model.new_state().unwrap();
     let generated = generate(&lm.model, &mut state, &request, &mut Silent).unwrap();
-    let answer = tokenizer.decode(&generated.ids, true).unwrap();
-    assert!(answer.contains("Paris"), "{answer}");
-    assert_eq!(generated.finish, Finish::Eos, "{answer}");
+    (prompt, generated.ids, generated.finish)
+}
+
+#[test]
+#[ignore = "needs the 98 MB that scripts/fetch_smollm2.sh fetches"]
+fn it_answers_that_the_capital_of_france_is_paris_and_stops() {
+    // The two likeliest first tokens are 0.08 apart in exact arithmetic, less than the rounding of
+    // activations to 8 bits moves them: hence `exact`.
+    let options = OpenOptions { exact: true, ..OpenOptions::default() };
+    let lm = LanguageModel::<Cpu>::open(&file(), &options, cpu()).unwrap();
+    let (_, ids, finish) = answer(&lm, 64);
+    assert_eq!(
+        lm.tokenizer().unwrap().decode(&ids, true).unwrap(),
+        "The capital of France is Paris."
+    );
+    assert_eq!(finish, Finish::Eos);
+}
+
+#[test]
+#[ignore = "needs the 98 MB that scripts/fetch_smollm2.sh fetches"]
+fn with_activations_of_8_bits_it_says_what_it_says_in_llama_cpp() {
+    let lm = LanguageModel::<Cpu>::open(&file(), &OpenOptions::default(), cpu()).unwrap();
+    let (prompt, ids, _) = answer(&lm, 12);
+    // llama-cpp-python 0.3.36 on this file, text parsed with control tokens, greedy.
+    let theirs = [
+        1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411,
+        407, 19712, 8182, 2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1,
+        520, 9531, 198,
+    ];
+    assert_eq!(prompt, theirs);
+    assert_eq!(ids, [60, 23, 39614, 1141, 552, 28, 2618, 2828, 313, 7712, 769, 28]);
 }

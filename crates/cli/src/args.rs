@@ -216,6 +216,9 @@ pub struct ModelArgs {
     /// What attention keeps keys and values as
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_type: KvKind,
+    /// Decode quantized weights to f32 first: slower, four to eight times the memory, nothing rounded
+    #[arg(long)]
+    pub exact: bool,
 }
 
 /// A type of kept keys and values.

@@ -192,6 +192,7 @@ impl ModelArgs {
             allow_pickle: self.allow_pickle,
             tokenizer: self.tokenizer.clone(),
             kv_type: Some(self.kv_type.into()),
+            exact: self.exact,
         }
     }
 }

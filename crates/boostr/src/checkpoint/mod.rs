@@ -248,6 +248,22 @@ impl Checkpoint {
         self.tensors = tensors;
     }
 
+    /// Decodes all quantized tensors to f32, in memory of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] when the blocks are not those of the shape.
+    pub fn decode(&mut self) -> Result<()> {
+        for entry in self.tensors.values_mut() {
+            if matches!(entry.dtype, Dtype::Block(_)) {
+                let data = Bytes::new(Dtype::F32.encode(&entry.to_f32()?)?);
+                entry.data.release();
+                *entry = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
+            }
+        }
+        Ok(())
+    }
+
     /// Leaves only the tensors whose names `keep` wants.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         self.tensors.retain(|name, _| keep(name));

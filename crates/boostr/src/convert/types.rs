@@ -21,7 +21,7 @@ const MIXES: [(&str, Format, &[Wider]); 2] = [
 /// A pattern of GGUF names, and the type of what it finds.
 type Wider = (&'static str, Format);
 const TABLES: &str = r"^(token_embd|output)\.weight$";
-const OUTPUTS: &str = r"\.(ssm_out|attn_output|ffn_down)\.weight$";
+const OUTPUTS: &str = r"\.(ssm_out|attn_output|ffn_down(_exps|_shexp)?)\.weight$";
 
 /// Which type each tensor of a new file has.
 #[derive(Debug, Clone, Default)]
