@@ -144,7 +144,8 @@ Examples:
 const BENCH_EXAMPLES: &str = "\
 Examples:
   boostr bench --synthetic mamba2-130m -p 512 -g 64 -t 1,2
-  boostr bench ssd -t 1,2 --json";
+  boostr bench ssd -t 1,2 --json
+  boostr bench attention -t 1,2";
 
 const RUN_NOTES: &str = "\
 A model with a chat template is told the prompt as a message of the user and answers it; --raw completes the text as \
@@ -527,8 +528,8 @@ fn parse_max_tokens(text: &str) -> Result<usize, String> {
 /// Arguments of `boostr bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Model folder, or `ssd` for the SSD operation alone; the built-in model by default
-    #[arg(value_name = "MODEL|ssd", env = "BOOSTR_MODEL", hide_env = true)]
+    /// Model, or `ssd` or `attention` for that operation alone; the built-in model by default
+    #[arg(value_name = "MODEL|ssd|attention", env = "BOOSTR_MODEL", hide_env = true)]
     pub model: Option<PathBuf>,
     /// Weights made in memory, in the geometry of a published model
     #[arg(long, value_name = "NAME", conflicts_with = "model")]

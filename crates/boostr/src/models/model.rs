@@ -66,6 +66,7 @@ pub struct Model<B: Backend> {
     norm: RmsNorm<B>,
     /// `[V, d_model]`; `None` when the embedding serves
     head: Option<Linear<B>>,
+    precise_head: bool,
     kv_type: KvType,
 }
 
@@ -84,9 +85,16 @@ impl<B: Backend> Model<B> {
         let tied = config.adopt(&mut checkpoint)?;
         let params = Params::<B>::new(&checkpoint, &client);
         let frame = config.family().frame();
-        let head = (!tied).then(|| Linear::load(&params.under(frame.names.head), false));
+        let specs = config.family().layers();
+        // Outliers of the stream, which attention makes, would round the rest of a row away.
+        let precise_head = specs.iter().any(|layer| layer.attention.is_some());
+        let head = (!tied).then(|| {
+            let head = Linear::load(&params.under(frame.names.head), false)?;
+            Ok::<_, Error>(if precise_head { head.precise() } else { head })
+        });
         Ok(Self {
-            specs: config.family().layers(),
+            specs,
+            precise_head,
             embeddings: params.under(frame.names.embeddings).weight("weight")?,
             decoder: config.decoder(&params)?,
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
@@ -286,6 +294,7 @@ impl<B: Backend> Model<B> {
         let h = self.norm.forward(client, &h)?;
         let logits = match &self.head {
             Some(head) => head.forward(client, &h)?,
+            None if self.precise_head => client.linear_precise(&h, &self.embeddings, None, None)?,
             None => client.linear(&h, &self.embeddings, None, None)?,
         };
         scaled::<B>(client, logits, self.family().frame().logits_scale)

@@ -122,9 +122,10 @@ impl<B: Backend> Attention<B> {
         let key_scale = (config.key_scale != 1.0)
             .then(|| ops::tensor(params.client(), &vec![config.key_scale; kv], &[kv]));
         Ok(Self {
-            q_proj: linear("q_proj", config.qkv_bias)?,
-            k_proj: linear("k_proj", config.qkv_bias)?,
-            v_proj: linear("v_proj", config.qkv_bias)?,
+            // Scores amplify what rounding changes of their input, most of all in models with outliers.
+            q_proj: linear("q_proj", config.qkv_bias)?.precise(),
+            k_proj: linear("k_proj", config.qkv_bias)?.precise(),
+            v_proj: linear("v_proj", config.qkv_bias)?.precise(),
             qk_norm: config.qk_norm_eps.map(norms).transpose()?,
             o_proj: linear("o_proj", config.out_bias)?,
             rope: config.rope.as_ref().map(RopeConfig::rope),

@@ -9,6 +9,7 @@ use crate::ops::{ActivationOps, LinearOps, NormOps, Weight};
 pub struct Linear<B: Backend> {
     weight: Weight<B>,
     bias: Option<Tensor<B>>,
+    precise: bool,
 }
 
 impl<B: Backend> Linear<B> {
@@ -19,7 +20,27 @@ impl<B: Backend> Linear<B> {
     /// When one is missing or no float.
     pub fn load(params: &Params<'_, B>, bias: bool) -> Result<Self> {
         let bias = if bias { Some(params.tensor("bias")?) } else { None };
-        Ok(Self { weight: params.weight("weight")?, bias })
+        Ok(Self { weight: params.weight("weight")?, bias, precise: false })
+    }
+
+    /// The same layer, with activations that are not rounded to 8 bits where its weight is quantized.
+    #[must_use]
+    pub fn precise(self) -> Self {
+        Self { precise: true, ..self }
+    }
+
+    fn product(
+        &self,
+        client: &B::Client,
+        x: &Tensor<B>,
+        add_to: Option<Tensor<B>>,
+    ) -> Result<Tensor<B>> {
+        let bias = self.bias.as_ref();
+        if self.precise {
+            client.linear_precise(x, &self.weight, bias, add_to)
+        } else {
+            client.linear(x, &self.weight, bias, add_to)
+        }
     }
 
     /// `[T, in]` to `[T, out]`.
@@ -28,7 +49,7 @@ impl<B: Backend> Linear<B> {
     ///
     /// When the width disagrees or memory is short.
     pub fn forward(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
-        client.linear(x, &self.weight, self.bias.as_ref(), None)
+        self.product(client, x, None)
     }
 
     /// The same times `factor`, added to `residual` `[T, out]`.
@@ -44,7 +65,7 @@ impl<B: Backend> Linear<B> {
         factor: f32,
     ) -> Result<Tensor<B>> {
         if factor == 1.0 {
-            return client.linear(x, &self.weight, self.bias.as_ref(), Some(residual));
+            return self.product(client, x, Some(residual));
         }
         client.add_scaled(residual, &self.forward(client, x)?, factor)
     }

@@ -78,7 +78,8 @@ impl<B: Backend> Mlp<B> {
             act: config.act,
             gate_proj: config.gated.then(|| linear("gate_proj")).transpose()?,
             up_proj: linear("up_proj")?,
-            down_proj: linear("down_proj")?,
+            // Products of gate and up have outliers.
+            down_proj: linear("down_proj")?.precise(),
             gate_scale: gate_scale.transpose()?,
         })
     }

@@ -2,6 +2,7 @@
 
 mod attention;
 
+use boostr_kernels::quant::Packed;
 use boostr_kernels::{self as kernels, Rows, Weights, ssd};
 use numr::dtype::DType;
 use numr::runtime::RuntimeClient;
@@ -295,6 +296,35 @@ fn elements(w: &Cpu) -> Result<Weights<'_>> {
     })
 }
 
+/// `x · wᵀ` plus a bias, added to `add_to`; `quantized` multiplies with packed blocks.
+fn product(
+    x: &Cpu,
+    w: &Weight<CpuRuntime>,
+    bias: Option<&Cpu>,
+    add_to: Option<Cpu>,
+    quantized: fn(Rows<'_>, &Packed, &mut [f32]),
+) -> Result<Cpu> {
+    let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
+    let x = with_rows(x)?;
+    let mut out = match add_to {
+        Some(out) => out,
+        None => host::zeros(&[tokens, features])?,
+    };
+    let to = host::slice_mut("add_to", &mut out)?;
+    let bias = bias.map(|x| host::contiguous("bias", x)).transpose()?;
+    if let Some(bias) = optional("bias", bias.as_ref())? {
+        for row in to.chunks_exact_mut(features.max(1)) {
+            row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+        }
+    }
+    let x = host::rows("x", &x)?;
+    match &w.storage {
+        Storage::Dense(w, _) => kernels::linear(x, elements(w)?, to),
+        Storage::Packed(w) => quantized(x, w, to),
+    }
+    Ok(out)
+}
+
 impl LinearOps<CpuRuntime> for CpuClient {
     fn weight(
         &self,
@@ -324,25 +354,17 @@ impl LinearOps<CpuRuntime> for CpuClient {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
-        let x = with_rows(x)?;
-        let mut out = match add_to {
-            Some(out) => out,
-            None => host::zeros(&[tokens, features])?,
-        };
-        let to = host::slice_mut("add_to", &mut out)?;
-        let bias = bias.map(|x| host::contiguous("bias", x)).transpose()?;
-        if let Some(bias) = optional("bias", bias.as_ref())? {
-            for row in to.chunks_exact_mut(features.max(1)) {
-                row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
-            }
-        }
-        let x = host::rows("x", &x)?;
-        match &w.storage {
-            Storage::Dense(w, _) => kernels::linear(x, elements(w)?, to),
-            Storage::Packed(w) => kernels::quant::linear_quantized(x, w, to),
-        }
-        Ok(out)
+        product(x, w, bias, add_to, kernels::quant::linear_quantized)
+    }
+
+    fn linear_precise(
+        &self,
+        x: &Cpu,
+        w: &Weight<CpuRuntime>,
+        bias: Option<&Cpu>,
+        add_to: Option<Cpu>,
+    ) -> Result<Cpu> {
+        product(x, w, bias, add_to, kernels::quant::linear_quantized_precise)
     }
 
     fn embedding(&self, w: &Weight<CpuRuntime>, ids: &[u32]) -> Result<Cpu> {

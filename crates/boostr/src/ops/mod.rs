@@ -382,6 +382,22 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
         generic::linear(self, x, w, bias, add_to)
     }
 
+    /// As [`linear`](Self::linear), where rounding of activations matters most: a backend that rounds them
+    /// for quantized weights keeps 16 bits of them in place of 8.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn linear_precise(
+        &self,
+        x: &Tensor<R>,
+        w: &Weight<R>,
+        bias: Option<&Tensor<R>>,
+        add_to: Option<Tensor<R>>,
+    ) -> Result<Tensor<R>> {
+        self.linear(x, w, bias, add_to)
+    }
+
     /// Rows `ids` of a weight `[vocab, width]`, as f32 `[ids, width]`.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! Machines share their memory and their cores with others, so each speed is taken in turn with the
 //! machine's own rate, several times, and what is reported is the median of the ratios of neighbours.
 
+mod attention;
 mod machine;
 mod model;
 mod peer;
@@ -21,9 +22,13 @@ use crate::args::BenchArgs;
 /// When the model cannot be opened.
 pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<()> {
     let pools = pools(threads)?;
-    let is_ssd = args.model.as_deref() == Some(Path::new("ssd"));
-    if is_ssd && !Path::new("ssd").exists() {
+    // A folder of that name is a model.
+    let named =
+        |name: &str| args.model.as_deref() == Some(Path::new(name)) && !Path::new(name).exists();
+    if named("ssd") {
         ssd::run(args, &pools)
+    } else if named("attention") {
+        attention::run(args, &pools)
     } else {
         model::run(args, &pools)
     }

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use super::Attention;
 use super::cache::KvCache;
-use super::page::{Ahead, Buffers, PAGE, Page};
+use super::page::{Buffers, PAGE, Page};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
@@ -145,16 +145,9 @@ fn attend_segment_body<S: Simd>(
     pack(queries, &mut scratch.q);
     let from = positions.start.max(queries.seen);
     let to = positions.end.min(queries.first + queries.q.len());
-    let mut pages = cache.pages(from, to).peekable();
-    while let Some((start, page)) = pages.next() {
-        let next_page = pages.peek().map_or(page, |(_, next)| next);
+    for (start, page) in cache.pages(from, to) {
         for head in queries.heads.clone() {
-            let next = if head + 1 < queries.heads.end {
-                page.addresses(layout, head + 1)
-            } else {
-                next_page.addresses(layout, queries.heads.start)
-            };
-            meet(simd, queries, head, (start, page), next[0], scratch, online);
+            meet(simd, queries, head, (start, page), scratch, online);
         }
     }
 }
@@ -182,14 +175,13 @@ fn pack(queries: &Queries<'_>, q: &mut Vec<f32>) {
     }
 }
 
-/// Moves the queries of one KV head on by a page; `next` is what will be read after it.
+/// Moves the queries of one KV head on by a page.
 #[inline(always)]
 fn meet<S: Simd>(
     simd: S,
     queries: &Queries<'_>,
     head: usize,
     (start, page): (usize, &Page),
-    next: Ahead,
     scratch: &mut Scratch,
     online: &mut Online,
 ) {
@@ -201,7 +193,6 @@ fn meet<S: Simd>(
     let top = (head - queries.heads.start) * rows;
     let Scratch { q, weights, panels } = scratch;
     weights.resize(rows * PAGE, 0.0);
-    let [_, values_ahead] = page.addresses(layout, head);
 
     let keys = page.keys(simd, layout, head, panels);
     for first in (0..rows).step_by(TILE) {
@@ -212,7 +203,7 @@ fn meet<S: Simd>(
         }
         let q = &q[(top + first) * padded..][..count * padded];
         let weights = &mut weights[first * PAGE..][..count * PAGE];
-        let seen = score_tile(simd, d_k, q, keys, values_ahead, &slots[..count], weights);
+        let seen = score_tile(simd, d_k, q, keys, &slots[..count], weights);
         for row in 0..count {
             if slots[row].is_empty() {
                 continue;
@@ -238,7 +229,7 @@ fn meet<S: Simd>(
         }
         let weights = &weights[first * PAGE..][..count * PAGE];
         let out = &mut online.out[(top + first) * width..][..count * width];
-        value_tile(simd, weights, values, next, &slots[..count], out);
+        value_tile(simd, weights, values, &slots[..count], out);
     }
 }
 
@@ -249,7 +240,6 @@ fn score_tile<S: Simd>(
     d_k: usize,
     q: &[f32],
     keys: &[f32],
-    ahead: Ahead,
     slots: &[Range<usize>],
     scores: &mut [f32],
 ) -> Range<usize> {
@@ -266,12 +256,12 @@ fn score_tile<S: Simd>(
     }
     let panels = first / width..end.div_ceil(width);
     match slots.len() {
-        1 => score_panels::<S, 1, 4>(simd, d_k, q, keys, ahead, panels.clone(), scores),
-        2 => score_panels::<S, 2, 2>(simd, d_k, q, keys, ahead, panels.clone(), scores),
-        3 => score_panels::<S, 3, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
-        4 => score_panels::<S, 4, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
-        5 => score_panels::<S, 5, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
-        _ => score_panels::<S, 6, 1>(simd, d_k, q, keys, ahead, panels.clone(), scores),
+        1 => score_panels::<S, 1, 4>(simd, d_k, q, keys, panels.clone(), scores),
+        2 => score_panels::<S, 2, 2>(simd, d_k, q, keys, panels.clone(), scores),
+        3 => score_panels::<S, 3, 1>(simd, d_k, q, keys, panels.clone(), scores),
+        4 => score_panels::<S, 4, 1>(simd, d_k, q, keys, panels.clone(), scores),
+        5 => score_panels::<S, 5, 1>(simd, d_k, q, keys, panels.clone(), scores),
+        _ => score_panels::<S, 6, 1>(simd, d_k, q, keys, panels.clone(), scores),
     }
     panels.start * width..panels.end * width
 }
@@ -283,17 +273,16 @@ fn score_panels<S: Simd, const R: usize, const P: usize>(
     d_k: usize,
     q: &[f32],
     keys: &[f32],
-    ahead: Ahead,
     panels: Range<usize>,
     scores: &mut [f32],
 ) {
     let mut panel = panels.start;
     while panel + P <= panels.end {
-        score_panel::<S, R, P>(simd, d_k, q, keys, ahead, panel, scores);
+        score_panel::<S, R, P>(simd, d_k, q, keys, panel, scores);
         panel += P;
     }
     while panel < panels.end {
-        score_panel::<S, R, 1>(simd, d_k, q, keys, ahead, panel, scores);
+        score_panel::<S, R, 1>(simd, d_k, q, keys, panel, scores);
         panel += 1;
     }
 }
@@ -304,7 +293,6 @@ fn score_panel<S: Simd, const R: usize, const P: usize>(
     d_k: usize,
     q: &[f32],
     keys: &[f32],
-    ahead: Ahead,
     panel: usize,
     scores: &mut [f32],
 ) {
@@ -313,13 +301,11 @@ fn score_panel<S: Simd, const R: usize, const P: usize>(
     for (block, q) in q.chunks_exact(R * PAGE).enumerate() {
         let first = block * PAGE;
         let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
-        let mut next = [ahead.start; P];
         for p in 0..P {
             let row = (panel + p) * d_k + first;
             right[p] = &keys[row..][..PAGE.min(d_k - first)];
-            next[p] = ahead.row(row);
         }
-        acc = add_product(simd, acc, q, 0, right, next, ahead.stride);
+        acc = add_product(simd, acc, q, 0, right);
     }
     let scores = S::chunks_mut(scores).0.as_chunks_mut::<2>().0;
     let page = PAGE / (2 * S::LANES);
@@ -403,7 +389,6 @@ fn value_tile<S: Simd>(
     simd: S,
     weights: &[f32],
     values: &[f32],
-    ahead: Ahead,
     slots: &[Range<usize>],
     out: &mut [f32],
 ) {
@@ -419,24 +404,24 @@ fn value_tile<S: Simd>(
     for ((weights, out), slots) in rows {
         let slots = slots.start..slots.end.min(first);
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, ahead, slots, out);
+            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
         }
     }
     if first < end {
         match slots.len() {
-            1 => value_panels::<S, 1, 4>(simd, weights, values, ahead, first..end, out),
-            2 => value_panels::<S, 2, 2>(simd, weights, values, ahead, first..end, out),
-            3 => value_panels::<S, 3, 1>(simd, weights, values, ahead, first..end, out),
-            4 => value_panels::<S, 4, 1>(simd, weights, values, ahead, first..end, out),
-            5 => value_panels::<S, 5, 1>(simd, weights, values, ahead, first..end, out),
-            _ => value_panels::<S, 6, 1>(simd, weights, values, ahead, first..end, out),
+            1 => value_panels::<S, 1, 4>(simd, weights, values, first..end, out),
+            2 => value_panels::<S, 2, 2>(simd, weights, values, first..end, out),
+            3 => value_panels::<S, 3, 1>(simd, weights, values, first..end, out),
+            4 => value_panels::<S, 4, 1>(simd, weights, values, first..end, out),
+            5 => value_panels::<S, 5, 1>(simd, weights, values, first..end, out),
+            _ => value_panels::<S, 6, 1>(simd, weights, values, first..end, out),
         }
     }
     let rows = weights.chunks_exact(PAGE).zip(out.chunks_exact_mut(width)).zip(slots);
     for ((weights, out), slots) in rows {
         let slots = slots.start.max(end)..slots.end;
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, ahead, slots, out);
+            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
         }
     }
 }
@@ -447,18 +432,17 @@ fn value_panels<S: Simd, const R: usize, const P: usize>(
     simd: S,
     weights: &[f32],
     values: &[f32],
-    ahead: Ahead,
     slots: Range<usize>,
     out: &mut [f32],
 ) {
     let panels = out.len() / R / (2 * S::LANES);
     let mut panel = 0;
     while panel + P <= panels {
-        value_panel::<S, R, P>(simd, weights, values, ahead, slots.clone(), panel, out);
+        value_panel::<S, R, P>(simd, weights, values, slots.clone(), panel, out);
         panel += P;
     }
     while panel < panels {
-        value_panel::<S, R, 1>(simd, weights, values, ahead, slots.clone(), panel, out);
+        value_panel::<S, R, 1>(simd, weights, values, slots.clone(), panel, out);
         panel += 1;
     }
 }
@@ -468,7 +452,6 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
     simd: S,
     weights: &[f32],
     values: &[f32],
-    ahead: Ahead,
     slots: Range<usize>,
     panel: usize,
     out: &mut [f32],
@@ -477,11 +460,9 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
     let out = S::chunks_mut(out).0.as_chunks_mut::<2>().0;
     let panels = out.len() / R;
     let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
-    let mut next = [ahead.start; P];
     for p in 0..P {
         let row = (panel + p) * PAGE;
         right[p] = &values[row..][slots.clone()];
-        next[p] = ahead.row(row + slots.start);
     }
     let mut acc = [[[simd.splat(0.0); 2]; P]; R];
     for r in 0..R {
@@ -490,7 +471,7 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
             acc[r][p] = [simd.load(&out[0]), simd.load(&out[1])];
         }
     }
-    let acc = add_product(simd, acc, weights, slots.start, right, next, ahead.stride);
+    let acc = add_product(simd, acc, weights, slots.start, right);
     for r in 0..R {
         for p in 0..P {
             let out = &mut out[r * panels + panel + p];
@@ -510,8 +491,6 @@ fn add_product<S: Simd, const R: usize, const P: usize>(
     left: &[f32],
     first: usize,
     right: [&[[S::Chunk; 2]]; P],
-    ahead: [*const u8; P],
-    stride: usize,
 ) -> [[[S::F; 2]; P]; R] {
     // One length, so that bounds are checked once.
     let len = right[0].len();
@@ -527,7 +506,6 @@ fn add_product<S: Simd, const R: usize, const P: usize>(
     for k in 0..len {
         let mut vectors = [[simd.splat(0.0); 2]; P];
         for p in 0..P {
-            simd.prefetch(ahead[p].wrapping_add(k * stride));
             vectors[p] = [simd.load(&panels[p][k][0]), simd.load(&panels[p][k][1])];
         }
         for r in 0..R {

@@ -147,21 +147,6 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// Memory that will be read soon: panels of rows of W elements.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    pub start: *const u8,
-    /// Bytes of a row.
-    pub stride: usize,
-}
-
-impl Ahead {
-    #[inline(always)]
-    pub(super) fn row(&self, row: usize) -> *const u8 {
-        self.start.wrapping_add(row * self.stride)
-    }
-}
-
 /// Keys and values of [`PAGE`] positions; zeros where nothing was written.
 #[derive(Clone)]
 pub(super) enum Page {
@@ -239,20 +224,6 @@ impl Page {
                 }
             }
         }
-    }
-
-    /// Where a head's keys and values lie.
-    #[inline(always)]
-    pub(super) fn addresses(&self, layout: &Layout, head: usize) -> [Ahead; 2] {
-        let (start, size) = match self {
-            Self::F32(data) => (data.as_ptr().cast::<u8>(), 4),
-            Self::Half(data) => (data.as_ptr().cast(), 2),
-            Self::Q8_0(codes, _) => (codes.as_ptr().cast(), 1),
-        };
-        let stride = layout.width * size;
-        let keys = start.wrapping_add(head * layout.head() * size);
-        let values = keys.wrapping_add(layout.keys() * size);
-        [Ahead { start: keys, stride }, Ahead { start: values, stride }]
     }
 
     /// The panels of a head's keys: the page's own if it stores f32.

@@ -73,6 +73,17 @@ fn quantize_body<S: Int8>(_simd: S, x: Rows<'_>, k: usize, blocks: &mut [Block])
     }
 }
 
+/// What rounding leaves of a row of whole blocks: `x - scale * code`.
+pub(super) fn remainder(x: &[f32], out: &mut [f32]) {
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0);
+    for (x, out) in blocks {
+        let Block { codes, scale, .. } = quantize_block(x);
+        for ((out, x), code) in out.iter_mut().zip(x).zip(codes) {
+            *out = x - scale * f32::from(code);
+        }
+    }
+}
+
 /// Rounds |x| < 2^22 to the nearest integer, ties to even, where it is added and taken away.
 const ROUND: f32 = 12_582_912.0;
 

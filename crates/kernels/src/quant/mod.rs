@@ -38,7 +38,7 @@ mod tq2_0;
 mod tests;
 
 pub use packed::Packed;
-pub use product::linear_quantized;
+pub use product::{linear_quantized, linear_quantized_precise};
 
 use crate::simd::{Level, Simd, dispatch};
 use fit::Integers;

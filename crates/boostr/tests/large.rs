@@ -1,0 +1,88 @@
+//! Models that are larger than memory would like: what opening one costs.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use boostr::backend::{Cpu, cpu};
+use boostr::load::LanguageModel;
+use boostr::models::{Config, Model};
+use boostr::{checkpoint::ConfigFile, nn::Tensors};
+use common::Folder;
+
+/// The sizes of a Llama with 7 billion parameters.
+const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": false}"#;
+const SHARDS: usize = 4;
+
+/// Memory of this process that is in RAM, in bytes.
+fn resident() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+/// Shards of zeros in bf16, as files with holes, and their index.
+fn write_shards(folder: &Folder, tensors: &Tensors) -> u64 {
+    let mut headers = vec![(String::from("{"), 0u64); SHARDS];
+    let mut index = String::from(r#"{"metadata": {}, "weight_map": {"#);
+    for (i, (name, shape)) in tensors.iter().enumerate() {
+        let shard = i % SHARDS;
+        let (header, end) = &mut headers[shard];
+        let bytes = 2 * shape.iter().product::<usize>() as u64;
+        let comma = if *end > 0 { "," } else { "" };
+        write!(
+            header,
+            r#"{comma}"{name}":{{"dtype":"BF16","shape":{shape:?},"data_offsets":[{end},{}]}}"#,
+            *end + bytes
+        )
+        .unwrap();
+        *end += bytes;
+        let comma = if i > 0 { "," } else { "" };
+        write!(index, r#"{comma}"{name}": "{}""#, file_of(shard)).unwrap();
+    }
+    index.push_str("}}");
+    folder.write("model.safetensors.index.json", index);
+    let mut total = 0;
+    for (shard, (mut header, end)) in headers.into_iter().enumerate() {
+        header.push('}');
+        while !header.len().is_multiple_of(8) {
+            header.push(' ');
+        }
+        let mut file = File::create(folder.path().join(file_of(shard))).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        file.write_all(header.as_bytes()).unwrap();
+        file.set_len(8 + header.len() as u64 + end).unwrap();
+        total += end;
+    }
+    total
+}
+
+fn file_of(shard: usize) -> String {
+    format!("model-{:05}-of-{SHARDS:05}.safetensors", shard + 1)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_folder_of_seven_billion_parameters_opens_within_a_second_and_is_not_read() {
+    let folder = Folder::new();
+    folder.write("config.json", CONFIG);
+    let config = Config::read(&ConfigFile::parse("config.json", CONFIG).unwrap()).unwrap();
+    let bytes = write_shards(&folder, &config.family().hf_layout(32_000, true).tensors());
+    assert!(bytes > 13_000_000_000, "{bytes}");
+
+    let (start, before) = (Instant::now(), resident());
+    let lm = LanguageModel::<Cpu>::open(folder.path(), &Default::default(), cpu()).unwrap();
+    let (took, grown) = (start.elapsed(), resident().saturating_sub(before));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(grown < 64 << 20, "{grown} bytes");
+    assert_eq!(Model::parameters(&lm.model).0, 6_738_415_616);
+
+    fs::remove_file(folder.path().join(file_of(2))).unwrap();
+    let error = LanguageModel::<Cpu>::open(folder.path(), &Default::default(), cpu()).err();
+    let text = error.unwrap().to_string();
+    assert!(text.contains(&file_of(2)), "{text}");
+}
