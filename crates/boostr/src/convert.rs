@@ -23,7 +23,7 @@ use crate::checkpoint::{
 use crate::error::{Error, Result};
 use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of};
 use crate::models::Config;
-use crate::nn::{Change, Layout, Stored, decay_rate};
+use crate::nn::{Change, Stored, decay_rate};
 use crate::ops::Format;
 use crate::tokenizer::Tokenizer;
 
@@ -257,18 +257,18 @@ impl Model {
     fn plan(&self, types: &Types, to_gguf: bool) -> Result<Vec<Planned>> {
         let family = self.config.family();
         let gguf = family.gguf_layout(self.rows(), !self.tied);
-        // What GGUF calls each parameter, and its shape there: types are chosen by that.
+        let (layout, gguf) = if to_gguf {
+            (gguf?, None)
+        } else {
+            (family.hf_layout(self.rows(), !self.tied), gguf.ok())
+        };
+        // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
         let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
         for stored in gguf.iter().flat_map(|layout| &layout.0) {
             for part in &stored.parts {
                 known.insert(&part.name, (&stored.name, &stored.shape));
             }
         }
-        let layout: Layout = if to_gguf {
-            gguf.as_ref().map_err(|error| Error::Unsupported { what: reason_of(error) })?.clone()
-        } else {
-            family.hf_layout(self.rows(), !self.tied)
-        };
         let mut plan = Vec::new();
         let mut matrices = Vec::new();
         for mut stored in layout.0 {
@@ -281,8 +281,7 @@ impl Model {
                 parts.push(entry);
             }
             let first = stored.parts.first().map_or(stored.name.as_str(), |part| &part.name);
-            let known = known.get(first).copied().filter(|_| !to_gguf);
-            let (name, shape) = known.unwrap_or((&stored.name, &stored.shape));
+            let (name, shape) = known.get(first).copied().unwrap_or((&stored.name, &stored.shape));
             let asked = types.of(name, shape);
             if is_matrix(name, shape) {
                 matrices.push(name.to_owned());
@@ -568,14 +567,6 @@ fn by_layer<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut names: Vec<String> = names.map(str::to_owned).collect();
     names.sort_by_key(|name| layer(name));
     names
-}
-
-/// What an error says, without the word that it begins with.
-fn reason_of(error: &Error) -> String {
-    match error {
-        Error::Unsupported { what } => what.clone(),
-        other => other.to_string(),
-    }
 }
 
 /// A tensor of a new file, its type there, and the parameters that its values come from.

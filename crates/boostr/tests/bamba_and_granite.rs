@@ -15,9 +15,9 @@ use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Ffn, Logits, Model, Run, State};
 use boostr::ops::{tensor, to_vec};
-use common::{Folder, Random};
+use common::Folder;
 use serde_json::{Value, json};
-use tiny::{close, entry, fixture, floats, message, save, softplus, tokens, widened};
+use tiny::{close, entry, fixture, message, save, softplus, tokens, widened};
 
 const MODELS: [&str; 3] = ["bamba-tiny", "granitehybrid-dense-tiny", "granitehybrid-moe-tiny"];
 const MOE: &str = "granitehybrid-moe-tiny";
@@ -57,21 +57,7 @@ fn random_weights(config: &Config) -> Checkpoint {
     let frame = config.family().frame();
     let with_head = frame.tie_embeddings == Some(false);
     let tensors = config.family().hf_layout(frame.padded_vocab(), with_head).tensors();
-    let mut random = Random(0x5eed);
-    let entries = tensors.iter().map(|(name, shape)| {
-        let (center, spread) = match (name.rsplit('.').next().unwrap(), shape) {
-            ("A_log", _) => (1.0, 1.5),
-            ("dt_bias", _) => (-2.0, 2.0),
-            ("bias", _) => (0.0, 0.3),
-            (_, [_, columns] | [_, _, columns]) => (0.0, (3.0 / *columns as f32).sqrt()),
-            _ => (1.0, 0.5),
-        };
-        let count = shape.iter().product();
-        let values: Vec<f32> =
-            floats(&mut random, count).iter().map(|x| center + spread * x).collect();
-        (name.to_string(), entry(Dtype::F32, shape, &values))
-    });
-    Checkpoint::from_entries("random", entries.collect())
+    tiny::random(&tensors, 0x5eed)
 }
 
 fn open(path: &Path) -> LanguageModel<Cpu> {

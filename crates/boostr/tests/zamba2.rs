@@ -15,8 +15,8 @@ use boostr::load::LanguageModel;
 use boostr::models::zamba2::Config;
 use boostr::models::{self, Family, Ffn, Model};
 use boostr::ops::KvType;
-use common::{Folder, Random};
-use tiny::{close, edited, entry, fixture, floats, linear, message, mixer, norm, tokens, widened};
+use common::Folder;
+use tiny::{close, edited, entry, fixture, linear, message, mixer, norm, tokens, widened};
 
 const NAME: &str = "zamba2-tiny";
 
@@ -54,24 +54,9 @@ fn config_of_fixture() -> String {
     fs::read_to_string(fixture(NAME).join("config.json")).unwrap()
 }
 
-/// Random weights in which nothing is what a lazy loader would guess.
 fn random(config: &Config) -> Checkpoint {
-    let mut random = Random(0x5eed);
     let tensors = config.parameters(config.vocab_size, config.tie_embeddings == Some(false));
-    let entries = tensors.iter().map(|(name, shape)| {
-        let (center, spread) = match (name.rsplit('.').next().unwrap(), shape) {
-            ("A_log", _) => (1.0, 1.5),
-            ("dt_bias", _) => (-2.0, 2.0),
-            ("bias", _) => (0.0, 0.3),
-            (_, [_, columns] | [_, _, columns]) => (0.0, (3.0 / *columns as f32).sqrt()),
-            _ => (1.0, 0.5),
-        };
-        let count = shape.iter().product();
-        let values: Vec<f32> =
-            floats(&mut random, count).iter().map(|x| center + spread * x).collect();
-        (name.to_owned(), entry(Dtype::F32, shape, &values))
-    });
-    Checkpoint::from_entries("random", entries.collect())
+    tiny::random(&tensors, 0x5eed)
 }
 
 fn load(config: &Config, checkpoint: &Checkpoint) -> Result<Model<Cpu>, String> {

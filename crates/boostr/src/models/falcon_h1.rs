@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table};
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit,
-    shortest,
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
+    limit_json, read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
@@ -74,9 +74,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn read(file: &ConfigFile) -> Result<Self> {
-        if let Some(act) = file.text("hidden_act")?.filter(|&act| act != "silu" && act != "swish") {
-            return Err(file.error("hidden_act", format!("expected silu, found {act:?}")));
-        }
+        expect_activation(file, "hidden_act", SILU)?;
         let size = |key: &str, default| -> Result<usize> {
             Ok(file.usize(&[key], 1..=MAX_SIZE)?.unwrap_or(default))
         };
@@ -394,18 +392,13 @@ impl Family for Config {
             ("context_length", self.max_position),
             ("embedding_length", attention.d_model),
             ("feed_forward_length", self.mlp.d_ff),
-            ("attention.head_count", attention.nheads),
             ("attention.head_count_kv", attention.nheads_kv),
-            ("attention.key_length", attention.headdim),
-            ("attention.value_length", attention.headdim),
             ("block_count", self.n_layer),
         ] {
             keys.size(name, size);
         }
         keys.set("attention.layer_norm_rms_epsilon", self.norm_eps);
-        if let Some(rope) = &attention.rope {
-            keys.rope(rope)?;
-        }
+        keys.attention(attention)?;
         keys.mixer(&self.mixer)
     }
 

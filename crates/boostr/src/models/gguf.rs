@@ -193,6 +193,19 @@ impl<'a> KeysMut<'a> {
         self.set(name, sizes.as_slice());
     }
 
+    /// Describes attention: heads of queries, their width, and rotary positions where it has them. Heads of
+    /// keys and values are one number in some files and a list in others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no key for.
+    pub fn attention(&mut self, attention: &AttentionConfig) -> Result<()> {
+        self.size("attention.head_count", attention.nheads);
+        self.size("attention.key_length", attention.headdim);
+        self.size("attention.value_length", attention.headdim);
+        attention.rope.as_ref().map_or(Ok(()), |rope| self.rope(rope))
+    }
+
     /// Describes rotary positions.
     ///
     /// # Errors

@@ -7,7 +7,10 @@
 use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
-use super::{Batch, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit, shortest};
+use super::{
+    Batch, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expand_of, expect_activation, limit_json,
+    read_limit, shortest,
+};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
@@ -40,9 +43,7 @@ impl Hybrid {
     /// Reads what the families spell alike: attention is left without positions, scaled by `1 / sqrt(D)`.
     /// `norm_eps` is for files that do not say.
     pub(super) fn read(file: &ConfigFile, norm_eps: f32) -> Result<Self> {
-        if let Some(act) = file.text("hidden_act")?.filter(|&act| act != "silu" && act != "swish") {
-            return Err(file.error("hidden_act", format!("expected silu, found {act:?}")));
-        }
+        expect_activation(file, "hidden_act", SILU)?;
         let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
         let n_layer = file.required(&["num_hidden_layers"], 1..=10_000)?;
         let norm_eps = file.float(&["rms_norm_eps"], f32::MIN_POSITIVE..=1.0)?.unwrap_or(norm_eps);
@@ -158,9 +159,6 @@ impl Hybrid {
         for (name, size) in [
             ("context_length", self.max_position),
             ("embedding_length", attention.d_model),
-            ("attention.head_count", attention.nheads),
-            ("attention.key_length", attention.headdim),
-            ("attention.value_length", attention.headdim),
             ("block_count", self.is_attention.len()),
         ] {
             keys.size(name, size);
@@ -170,9 +168,7 @@ impl Hybrid {
         keys.per_layer("attention.head_count_kv", &heads);
         keys.set("attention.layer_norm_rms_epsilon", self.norm_eps);
         keys.set("rope.scaling.finetuned", attention.rope.is_some());
-        if let Some(rope) = &attention.rope {
-            keys.rope(rope)?;
-        }
+        keys.attention(attention)?;
         if arch == ARCH {
             keys.mixer(&self.mixer)?;
         }
@@ -182,20 +178,14 @@ impl Hybrid {
     /// The fields that both families have, without the list of layers and positions.
     pub(super) fn to_json(&self) -> Result<Value> {
         let Self { mixer, attention, .. } = self;
-        let (inner, width) = (mixer.d_inner(), mixer.d_model);
-        if !inner.is_multiple_of(width) {
-            let what = format!(
-                "{inner} channels in transformers, which expands {width} by a whole number"
-            );
-            return Err(Error::Unsupported { what });
-        }
+        let expand = expand_of(mixer)?;
         if attention.qkv_bias != attention.out_bias {
             let what =
                 "biases of some projections of attention in transformers, which has all or none";
             return Err(Error::Unsupported { what: what.into() });
         }
         let mut json = json!({
-            "hidden_size": width,
+            "hidden_size": mixer.d_model,
             "num_hidden_layers": self.is_attention.len(),
             "num_attention_heads": attention.nheads,
             "num_key_value_heads": attention.nheads_kv,
@@ -205,7 +195,7 @@ impl Hybrid {
             "max_position_embeddings": self.max_position,
             "mamba_n_heads": mixer.nheads,
             "mamba_d_head": mixer.headdim,
-            "mamba_expand": inner / width,
+            "mamba_expand": expand,
             "mamba_n_groups": mixer.ngroups,
             "mamba_d_state": mixer.d_state,
             "mamba_d_conv": mixer.d_conv,
@@ -213,7 +203,7 @@ impl Hybrid {
             "mamba_proj_bias": mixer.in_bias,
             "time_step_limit": limit_json(mixer.dt_limit),
         });
-        if attention.headdim * attention.nheads != width {
+        if attention.headdim * attention.nheads != mixer.d_model {
             json["head_dim"] = json!(attention.headdim);
         }
         Ok(json)

@@ -16,7 +16,10 @@
 use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mlp_table, rope_factors};
-use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, shortest};
+use super::{
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
+    shortest,
+};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
@@ -58,9 +61,7 @@ impl Config {
     pub(super) fn read(file: &ConfigFile) -> Result<Self> {
         let named = file.text("model_type")?.unwrap_or("llama");
         let model_type = MODEL_TYPES.iter().find(|kind| **kind == named).unwrap_or(&"llama");
-        if let Some(act) = file.text("hidden_act")?.filter(|&act| act != "silu" && act != "swish") {
-            return Err(file.error("hidden_act", format!("expected silu, found {act:?}")));
-        }
+        expect_activation(file, "hidden_act", SILU)?;
         let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
         let nheads = file.required(&["num_attention_heads"], 1..=MAX_SIZE)?;
         let nheads_kv = file.usize(&["num_key_value_heads"], 1..=MAX_SIZE)?.unwrap_or(nheads);
@@ -274,18 +275,13 @@ impl Family for Config {
             ("context_length", self.max_position),
             ("embedding_length", attention.d_model),
             ("feed_forward_length", self.mlp.d_ff),
-            ("attention.head_count", attention.nheads),
             ("attention.head_count_kv", attention.nheads_kv),
-            ("attention.key_length", attention.headdim),
-            ("attention.value_length", attention.headdim),
             ("block_count", self.windows.len()),
         ] {
             keys.size(name, size);
         }
         keys.set("attention.layer_norm_rms_epsilon", self.norm_eps);
-        if let Some(rope) = &attention.rope {
-            keys.rope(rope)?;
-        }
+        keys.attention(attention)?;
         match self.windows.as_slice() {
             [first, rest @ ..] if rest.iter().all(|window| window == first) => {
                 if let Some(window) = first {

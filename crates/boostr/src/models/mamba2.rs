@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, mixer_table};
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit,
-    shortest,
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expand_of,
+    expect_activation, limit_json, read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
@@ -66,9 +66,7 @@ impl Config {
     }
 
     fn read_hf(file: &ConfigFile) -> Result<Self> {
-        if let Some(act) = file.text("hidden_act")?.filter(|&act| act != "silu" && act != "swish") {
-            return Err(file.error("hidden_act", format!("expected silu, found {act:?}")));
-        }
+        expect_activation(file, "hidden_act", SILU)?;
         let size = |keys: &[&str], default| -> Result<usize> {
             Ok(file.usize(keys, 1..=MAX_SIZE)?.unwrap_or(default))
         };
@@ -308,26 +306,20 @@ impl Family for Config {
 
     fn to_json(&self) -> Result<Value> {
         let mixer = &self.mixer;
-        let (inner, width) = (mixer.d_inner(), mixer.d_model);
         if mixer.in_bias != mixer.out_bias {
             let what =
                 "a bias of one of the mixer's projections in transformers, which has both or none";
             return Err(Error::Unsupported { what: what.into() });
         }
-        if !inner.is_multiple_of(width) {
-            let what = format!(
-                "{inner} channels in transformers, which expands {width} by a whole number"
-            );
-            return Err(Error::Unsupported { what });
-        }
+        let expand = expand_of(mixer)?;
         Ok(json!({
             "architectures": ["Mamba2ForCausalLM"],
             "model_type": "mamba2",
-            "hidden_size": width,
+            "hidden_size": mixer.d_model,
             "num_hidden_layers": self.n_layer,
             "num_heads": mixer.nheads,
             "head_dim": mixer.headdim,
-            "expand": inner / width,
+            "expand": expand,
             "n_groups": mixer.ngroups,
             "state_size": mixer.d_state,
             "conv_kernel": mixer.d_conv,

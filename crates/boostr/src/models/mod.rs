@@ -262,8 +262,7 @@ impl Config {
             return Err(error("num_experts".into(), reason));
         }
         let bytes = state_bytes(&layers);
-        if let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_STATE) {
-            let _ = bytes;
+        if bytes.is_some_and(|bytes| bytes <= MAX_STATE) {
             return Ok(());
         }
         let mixer = layers.iter().find_map(|layer| layer.mixer.as_ref());
@@ -572,4 +571,26 @@ fn limit_json((low, high): (f32, f32)) -> Value {
 /// The double that people write for this float: 1e-5, not 9.999999747378752e-6.
 fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or_else(|_| f64::from(x))
+}
+
+/// Names of the activation that most families have.
+const SILU: &[&str] = &["silu", "swish"];
+
+/// Refuses an activation under `key` that is none of the `allowed`, which are names of one.
+fn expect_activation(file: &ConfigFile, key: &str, allowed: &[&str]) -> Result<()> {
+    match file.text(key)?.filter(|act| !allowed.contains(act)) {
+        None => Ok(()),
+        Some(act) => Err(file.error(key, format!("expected {}, found {act:?}", allowed[0]))),
+    }
+}
+
+/// By what transformers multiplies the width for the channels of a mixer.
+fn expand_of(mixer: &MixerConfig) -> Result<usize> {
+    let (inner, width) = (mixer.d_inner(), mixer.d_model);
+    if !inner.is_multiple_of(width) {
+        let what =
+            format!("{inner} channels in transformers, which expands {width} by a whole number");
+        return Err(Error::Unsupported { what });
+    }
+    Ok(inner / width)
 }

@@ -5,7 +5,7 @@
 //! ```
 
 use super::state::Batch;
-use super::{Config, Family, LayerSpec, State};
+use super::{Config, Family, Frame, LayerSpec, State};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
@@ -58,6 +58,7 @@ pub enum Logits {
 /// A model's weights. They never change: many sequences may use them at once.
 pub struct Model<B: Backend> {
     config: Config,
+    frame: Frame,
     specs: Vec<LayerSpec>,
     client: B::Client,
     /// `[V, d_model]`
@@ -102,6 +103,7 @@ impl<B: Backend> Model<B> {
             kv_type: KvType::F32,
             client,
             config,
+            frame,
         })
     }
 
@@ -152,7 +154,7 @@ impl<B: Backend> Model<B> {
     /// Ids below this are tokens; rows from here on are padding of the weights.
     #[must_use]
     pub fn vocab_limit(&self) -> usize {
-        self.family().frame().vocab_size.min(self.vocab_rows())
+        self.frame.vocab_size.min(self.vocab_rows())
     }
 
     /// Parameters in all, and without the embedding and the head.
@@ -162,7 +164,7 @@ impl<B: Backend> Model<B> {
         let count = |(_, shape): (&str, &[usize])| shape.iter().product::<usize>();
         let total = layout.tensors().iter().map(count).sum();
         let tables = 1 + usize::from(self.head.is_some());
-        (total, total - tables * self.vocab_rows() * self.family().frame().d_model)
+        (total, total - tables * self.vocab_rows() * self.frame.d_model)
     }
 
     /// Bytes of weights that one token's forward reads.
@@ -277,7 +279,7 @@ impl<B: Backend> Model<B> {
         let mut batch = Batch::new(pass.iter().map(|&(_, len)| len).collect(), states);
 
         let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
-        let h = scaled::<B>(client, h, self.family().frame().embedding_scale)?;
+        let h = scaled::<B>(client, h, self.frame.embedding_scale)?;
         let h = self.decoder.forward(client, h, &mut batch)?;
         batch.finish();
         Ok(h)
@@ -297,7 +299,7 @@ impl<B: Backend> Model<B> {
             None if self.precise_head => client.linear_precise(&h, &self.embeddings, None, None)?,
             None => client.linear(&h, &self.embeddings, None, None)?,
         };
-        scaled::<B>(client, logits, self.family().frame().logits_scale)
+        scaled::<B>(client, logits, self.frame.logits_scale)
     }
 }
 

@@ -32,8 +32,8 @@ use super::gguf::{
     ARCHITECTURE, Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table,
 };
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit,
-    shortest,
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
+    limit_json, read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::{self, Metadata};
@@ -106,13 +106,8 @@ impl Config {
         if file.has("block_configs") {
             return Err(file.error("block_configs", PUZZLE));
         }
-        for (key, allowed) in
-            [("mamba_hidden_act", &["silu", "swish"][..]), ("mlp_hidden_act", &["relu2"])]
-        {
-            if let Some(act) = file.text(key)?.filter(|act| !allowed.contains(act)) {
-                return Err(file.error(key, format!("expected {}, found {act:?}", allowed[0])));
-            }
-        }
+        expect_activation(file, "mamba_hidden_act", SILU)?;
+        expect_activation(file, "mlp_hidden_act", &["relu2"])?;
         let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
         let eps = &["layer_norm_epsilon", "rms_norm_eps"];
         let norm_eps = file.float(eps, f32::MIN_POSITIVE..=1.0)?.unwrap_or(1e-5);
@@ -587,10 +582,9 @@ impl Family for Config {
         // llama.cpp needs the first, and takes it where the second is missing.
         keys.set("attention.layer_norm_epsilon", self.norm_eps);
         keys.set("attention.layer_norm_rms_epsilon", self.norm_eps);
-        keys.size("attention.head_count", kinds.attention.map_or(0, |attention| attention.nheads));
-        if let Some(attention) = kinds.attention {
-            keys.size("attention.key_length", attention.headdim);
-            keys.size("attention.value_length", attention.headdim);
+        match kinds.attention {
+            Some(attention) => keys.attention(attention)?,
+            None => keys.size("attention.head_count", 0),
         }
         if let Some(mixer) = kinds.mamba2 {
             keys.mixer(mixer)?;

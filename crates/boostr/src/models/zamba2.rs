@@ -22,8 +22,8 @@ use std::collections::btree_map::Entry;
 use serde_json::{Value, json};
 
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, limit_json, read_limit,
-    shortest,
+    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, expand_of, expect_activation,
+    limit_json, read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
@@ -83,9 +83,7 @@ impl Config {
         let size = |keys: &[&str], default| -> Result<usize> {
             Ok(file.usize(keys, 1..=MAX_SIZE)?.unwrap_or(default))
         };
-        if let Some(act) = file.text("hidden_act")?.filter(|&act| act != "gelu") {
-            return Err(file.error("hidden_act", format!("expected gelu, found {act:?}")));
-        }
+        expect_activation(file, "hidden_act", &["gelu"])?;
         let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
         let bias = file.bool(&["add_bias_linear"])?.unwrap_or(false);
         let d_inner = d_model.saturating_mul(size(&["mamba_expand"], 2)?);
@@ -494,18 +492,12 @@ impl Family for Config {
 
     fn to_json(&self) -> Result<Value> {
         let Self { mixer, attention, .. } = self;
-        let (inner, width) = (mixer.d_inner(), mixer.d_model);
-        if !inner.is_multiple_of(width) {
-            let what = format!(
-                "{inner} channels in transformers, which expands {width} by a whole number"
-            );
-            return Err(Error::Unsupported { what });
-        }
+        let expand = expand_of(mixer)?;
         let kind = |&is_hybrid: &bool| if is_hybrid { "hybrid" } else { "mamba" };
         let mut json = json!({
             "architectures": ["Zamba2ForCausalLM"],
             "model_type": "zamba2",
-            "hidden_size": width,
+            "hidden_size": mixer.d_model,
             "num_hidden_layers": self.hybrid.len(),
             "layers_block_type": self.hybrid.iter().map(kind).collect::<Vec<_>>(),
             "hybrid_layer_ids": self.hybrid_layers(),
@@ -523,7 +515,7 @@ impl Family for Config {
             "hidden_act": "gelu",
             "add_bias_linear": self.mlp.bias,
             "rms_norm_eps": shortest(self.norm_eps),
-            "mamba_expand": inner / width,
+            "mamba_expand": expand,
             "n_mamba_heads": mixer.nheads,
             "mamba_headdim": mixer.headdim,
             "mamba_ngroups": mixer.ngroups,

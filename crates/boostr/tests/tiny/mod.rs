@@ -10,7 +10,7 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, safetensors};
 use boostr::models::mamba2::Config;
 use boostr::models::{self, Family, Logits, Model, Run, State};
-use boostr::nn::MixerConfig;
+use boostr::nn::{MixerConfig, Tensors};
 use boostr::ops::to_vec;
 use half::{bf16, f16};
 
@@ -64,11 +64,15 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|_| random.below(vocab) as u32).collect()
 }
 
-/// Random weights in which nothing is the value that a lazy loader would guess: D and norms are not 1.
+/// Random weights of a Mamba-2 model.
 pub fn checkpoint(config: &Config, seed: u64) -> Checkpoint {
-    let mut random = Random(seed);
     let with_head = config.tie_embeddings == Some(false);
-    let tensors = config.parameters(config.frame().padded_vocab(), with_head);
+    random(&config.parameters(config.frame().padded_vocab(), with_head), seed)
+}
+
+/// Random weights in which nothing is the value that a lazy loader would guess: D and norms are not 1.
+pub fn random(tensors: &Tensors, seed: u64) -> Checkpoint {
+    let mut random = Random(seed);
     let entries = tensors.iter().map(|(name, shape)| {
         let (center, spread) = match (name.rsplit('.').next().unwrap(), shape) {
             ("A_log", _) => (1.0, 1.5),
