@@ -6,6 +6,7 @@
 
 pub mod activation;
 pub mod attention;
+mod awake;
 mod conv;
 mod linear;
 pub mod math;
@@ -19,6 +20,7 @@ pub mod ssd;
 #[cfg(test)]
 mod testing;
 
+pub use awake::awake;
 pub use conv::conv1d;
 pub use linear::{Weights, linear};
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};

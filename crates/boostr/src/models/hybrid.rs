@@ -304,7 +304,7 @@ fn read_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
 
 /// The weights of what a layer mixes tokens with.
 pub(super) enum TokenMixer<B: Backend> {
-    Mamba(Mamba2Mixer<B>),
+    Mamba(Box<Mamba2Mixer<B>>),
     Attention(Attention<B>),
 }
 
@@ -319,7 +319,7 @@ impl<B: Backend> TokenMixer<B> {
             let params = params.under("self_attn");
             return Ok(Self::Attention(Attention::load(&config.attention, &params)?));
         }
-        Ok(Self::Mamba(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?))
+        Ok(Self::Mamba(Box::new(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?)))
     }
 
     /// What it makes of `u` `[T, d_model]` in `layer`, times a factor, added to a residual.

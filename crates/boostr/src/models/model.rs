@@ -212,6 +212,10 @@ impl<B: Backend> Model<B> {
     /// ```
     pub fn forward(&self, runs: &mut [Run<'_, B>], logits: Logits) -> Result<Tensor<B>> {
         self.check(runs, logits)?;
+        boostr_kernels::awake(|| self.compute(runs, logits))
+    }
+
+    fn compute(&self, runs: &mut [Run<'_, B>], logits: Logits) -> Result<Tensor<B>> {
         let mut done = vec![0; runs.len()];
         let mut hidden = vec![Vec::new(); runs.len()];
         loop {

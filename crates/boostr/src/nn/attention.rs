@@ -8,6 +8,7 @@
 //!
 //! Letters: T tokens, H heads of queries, Hk heads of keys and values, D the width of a head.
 
+use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
 use super::params::{Params, Tensors};
 use super::rope::RopeConfig;
@@ -97,9 +98,8 @@ impl AttentionConfig {
 /// The layer's weights.
 pub struct Attention<B: Backend> {
     config: AttentionConfig,
-    q_proj: Linear<B>,
-    k_proj: Linear<B>,
-    v_proj: Linear<B>,
+    /// q_proj, k_proj, v_proj
+    qkv_proj: Joined<B>,
     /// Weights `[D]` of the norms of queries and keys.
     qk_norm: Option<[RmsNorm<B>; 2]>,
     o_proj: Linear<B>,
@@ -115,7 +115,6 @@ impl<B: Backend> Attention<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &AttentionConfig, params: &Params<'_, B>) -> Result<Self> {
-        let linear = |name, bias| Linear::load(&params.under(name), bias);
         let norm = |name, eps| RmsNorm::load(&params.under(name), eps);
         let norms = |eps| -> Result<_> { Ok([norm("q_norm", eps)?, norm("k_norm", eps)?]) };
         let kv = config.nheads_kv * config.headdim;
@@ -123,11 +122,10 @@ impl<B: Backend> Attention<B> {
             .then(|| ops::tensor(params.client(), &vec![config.key_scale; kv], &[kv]));
         Ok(Self {
             // Scores amplify what rounding changes of their input, most of all in models with outliers.
-            q_proj: linear("q_proj", config.qkv_bias)?.precise(),
-            k_proj: linear("k_proj", config.qkv_bias)?.precise(),
-            v_proj: linear("v_proj", config.qkv_bias)?.precise(),
+            qkv_proj: Joined::load(params, &["q_proj", "k_proj", "v_proj"], config.qkv_bias)?
+                .precise(),
             qk_norm: config.qk_norm_eps.map(norms).transpose()?,
-            o_proj: linear("o_proj", config.out_bias)?,
+            o_proj: Linear::load(&params.under("o_proj"), config.out_bias)?,
             rope: config.rope.as_ref().map(RopeConfig::rope),
             key_scale: key_scale.transpose()?,
             config: config.clone(),
@@ -158,8 +156,7 @@ impl<B: Backend> Attention<B> {
     ///
     /// When shapes disagree or memory is short.
     pub fn project(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
-        let [q, k, v] = [&self.q_proj, &self.k_proj, &self.v_proj].map(|p| p.forward(client, u));
-        Ok([q?, k?, v?])
+        self.qkv_proj.forward(client, u)
     }
 
     /// The output `[T, d_model]` of what [`Attention::attend`] gives, where nothing is added to it.
@@ -196,7 +193,7 @@ impl<B: Backend> Attention<B> {
         if let Some([q_norm, k_norm]) = &self.qk_norm {
             for (x, norm) in [(&mut q, q_norm), (&mut k, k_norm)] {
                 let shape = x.shape().to_vec();
-                let heads = x.reshape(&[shape[0] * shape[1], config.headdim])?; // [T H, D]
+                let heads = x.contiguous()?.reshape(&[shape[0] * shape[1], config.headdim])?; // [T H, D]
                 *x = norm.forward(client, &heads)?.reshape(&shape)?;
             }
         }
@@ -219,9 +216,6 @@ impl<B: Backend> Attention<B> {
     /// Bytes that a pass over the layer's matrices reads.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
-            .map(|linear| linear.weight().size_in_bytes())
-            .iter()
-            .sum()
+        self.qkv_proj.weight_bytes() + self.o_proj.weight().size_in_bytes()
     }
 }

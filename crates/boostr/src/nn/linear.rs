@@ -3,7 +3,7 @@
 use super::params::Params;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
-use crate::ops::{ActivationOps, LinearOps, NormOps, Weight};
+use crate::ops::{self, ActivationOps, LinearOps, NormOps, Weight};
 
 /// `x · wᵀ` plus a bias; hides the type that the weight is stored in.
 pub struct Linear<B: Backend> {
@@ -21,6 +21,26 @@ impl<B: Backend> Linear<B> {
     pub fn load(params: &Params<'_, B>, bias: bool) -> Result<Self> {
         let bias = if bias { Some(params.tensor("bias")?) } else { None };
         Ok(Self { weight: params.weight("weight")?, bias, precise: false })
+    }
+
+    /// Loads the layers `names` as one, the outputs of one after those of the other.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float, or several weights are not blocks of one format.
+    pub fn load_joined(params: &Params<'_, B>, names: &[&str], bias: bool) -> Result<Self> {
+        if let [name] = names {
+            return Self::load(&params.under(name), bias);
+        }
+        let bias = bias.then(|| -> Result<_> {
+            let mut all = Vec::new();
+            for name in names {
+                all.extend(params.under(name).values("bias")?);
+            }
+            ops::tensor(params.client(), &all, &[all.len()])
+        });
+        let weight = params.joined_blocks(names, "weight")?;
+        Ok(Self { weight, bias: bias.transpose()?, precise: false })
     }
 
     /// The same layer, with activations that are not rounded to 8 bits where its weight is quantized.

@@ -1,5 +1,6 @@
 //! Feed-forward layers: two projections with an activation between, gated or not, and mixtures of them.
 
+use super::joined::Joined;
 use super::linear::Linear;
 use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
@@ -56,8 +57,9 @@ impl MlpConfig {
 /// The layer's weights.
 pub struct Mlp<B: Backend> {
     act: Activation,
-    gate_proj: Option<Linear<B>>,
-    up_proj: Linear<B>,
+    gated: bool,
+    /// gate_proj where there is one, and up_proj.
+    wide_proj: Joined<B>,
     down_proj: Linear<B>,
     /// The factor of the gate, `[d_ff]`; `None` where it is 1.
     gate_scale: Option<Tensor<B>>,
@@ -70,16 +72,16 @@ impl<B: Backend> Mlp<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &MlpConfig, params: &Params<'_, B>) -> Result<Self> {
-        let linear = |name| Linear::load(&params.under(name), config.bias);
+        let wide: &[&str] = if config.gated { &["gate_proj", "up_proj"] } else { &["up_proj"] };
         let factors = vec![config.gate_scale; config.d_ff];
         let gate_scale = (config.gate_scale != 1.0)
             .then(|| ops::tensor(params.client(), &factors, &[config.d_ff]));
         Ok(Self {
             act: config.act,
-            gate_proj: config.gated.then(|| linear("gate_proj")).transpose()?,
-            up_proj: linear("up_proj")?,
+            gated: config.gated,
+            wide_proj: Joined::load(params, wide, config.bias)?,
             // Products of gate and up have outliers.
-            down_proj: linear("down_proj")?.precise(),
+            down_proj: Linear::load(&params.under("down_proj"), config.bias)?.precise(),
             gate_scale: gate_scale.transpose()?,
         })
     }
@@ -110,11 +112,11 @@ impl<B: Backend> Mlp<B> {
 
     /// What the last projection gets: `[T, d_ff]`.
     fn hidden(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let up = self.up_proj.forward(client, x)?;
-        let Some(gate) = &self.gate_proj else {
+        if !self.gated {
+            let [up] = self.wide_proj.forward(client, x)?;
             return client.activate(self.act, &up);
-        };
-        let gate = gate.forward(client, x)?;
+        }
+        let [gate, up] = self.wide_proj.forward(client, x)?;
         match &self.gate_scale {
             None => client.glu(self.act, &gate, &up),
             Some(factors) => client.glu(self.act, &client.scale_columns(&gate, factors)?, &up),
@@ -124,8 +126,7 @@ impl<B: Backend> Mlp<B> {
     /// Bytes that a pass over the layer's matrices reads.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        let gate = self.gate_proj.as_ref().map_or(0, |gate| gate.weight().size_in_bytes());
-        gate + self.up_proj.weight().size_in_bytes() + self.down_proj.weight().size_in_bytes()
+        self.wide_proj.weight_bytes() + self.down_proj.weight().size_in_bytes()
     }
 }
 

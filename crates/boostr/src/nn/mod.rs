@@ -1,6 +1,7 @@
 //! Layers that models share: they load their parameters by name and hold no state.
 
 mod attention;
+mod joined;
 mod layout;
 mod linear;
 mod mamba2;
@@ -10,6 +11,7 @@ mod rope;
 pub mod synthetic;
 
 pub use attention::{Attention, AttentionConfig};
+pub use joined::Joined;
 pub use layout::{Change, How, Layout, Part, Row, Stored};
 pub use linear::{Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState, decay_rate};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, DType, Tensor};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
-use crate::ops::{self, HostBytes, LinearOps, QuantTensor, Weight};
+use crate::ops::{self, Format, HostBytes, LinearOps, QuantTensor, Weight};
 
 /// Tensors listed in one error.
 const MAX_LISTED: usize = 5;
@@ -147,6 +147,56 @@ impl<'a, B: Backend> Params<'a, B> {
             }
         };
         self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
+    }
+
+    /// Weights `name` under each of `layers`, row under row, where all are blocks of one format.
+    ///
+    /// # Errors
+    ///
+    /// When one is missing, no matrix, or of another type or width than the first.
+    pub fn joined_blocks(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
+        let (mut bytes, mut rows, mut first) = (Vec::new(), 0, None);
+        for layer in layers {
+            let params = self.under(layer);
+            let entry = params.entry(name)?;
+            let (Dtype::Block(format), &[features, width]) = (entry.dtype, &entry.shape[..]) else {
+                let reason = format!("{:?} {:?} is no matrix of blocks", entry.dtype, entry.shape);
+                return Err(params.error(name, &reason));
+            };
+            if *first.get_or_insert((format, width)) != (format, width) {
+                return Err(params.error(name, "has other blocks than those it is joined with"));
+            }
+            bytes.extend_from_slice(&entry.data);
+            rows += features;
+            entry.data.release();
+        }
+        let Some((format, width)) = first else {
+            return Err(self.error(name, "is missing"));
+        };
+        let all = 0..bytes.len();
+        let bytes = HostBytes::new(Arc::new(bytes), all)?;
+        self.client.quantized(&QuantTensor::new(bytes, format, [rows, width])?)
+    }
+
+    /// The shape of a parameter.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing.
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.entry(name)?.shape)
+    }
+
+    /// The format of a parameter's blocks; `None` for floats.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing.
+    pub fn format(&self, name: &str) -> Result<Option<Format>> {
+        match self.entry(name)?.dtype {
+            Dtype::Block(format) => Ok(Some(format)),
+            _ => Ok(None),
+        }
     }
 
     /// Whether there is a parameter called `name`.
