@@ -2,28 +2,38 @@
 
 use numr::runtime::Runtime;
 
-use crate::ops::{ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps};
+use crate::ops::{
+    self, ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps,
+};
 
 pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
 pub use numr::runtime::cpu::{CpuClient, CpuRuntime as Cpu};
-pub use numr::tensor::Tensor;
 
-/// A runtime whose client has all operations of [`ops`](crate::ops).
-pub trait Backend:
-    Runtime<
-        DType = DType,
-        Client: SsmKernelOps<Self>
-                    + CausalConvOps<Self>
-                    + NormOps<Self>
-                    + LinearOps<Self>
-                    + AttentionOps<Self>
-                    + ActivationOps<Self>,
-    >
-{
+/// A tensor of a backend.
+pub type Tensor<B> = numr::tensor::Tensor<<B as Backend>::Runtime>;
+/// A weight of a backend.
+pub type Weight<B> = ops::Weight<<B as Backend>::Runtime>;
+/// Keys and values that a backend keeps.
+pub type KvCache<B> = ops::KvCache<<B as Backend>::Runtime>;
+
+/// Where a model runs: tensors of a runtime, and a client that has all operations of [`ops`].
+///
+/// Every runtime whose own client has them is one.
+pub trait Backend: Clone + Send + Sync + 'static {
+    /// Whose tensors they are.
+    type Runtime: Runtime<DType = DType>;
+    /// What runs operations on them.
+    type Client: SsmKernelOps<Self::Runtime>
+        + CausalConvOps<Self::Runtime>
+        + NormOps<Self::Runtime>
+        + LinearOps<Self::Runtime>
+        + AttentionOps<Self::Runtime>
+        + ActivationOps<Self::Runtime>;
 }
 
-impl<R> Backend for R where
+impl<R> Backend for R
+where
     R: Runtime<
             DType = DType,
             Client: SsmKernelOps<R>
@@ -32,8 +42,10 @@ impl<R> Backend for R where
                         + LinearOps<R>
                         + AttentionOps<R>
                         + ActivationOps<R>,
-        >
+        >,
 {
+    type Runtime = R;
+    type Client = <R as Runtime>::Client;
 }
 
 /// A client of the CPU.

@@ -178,7 +178,8 @@ fn whole(case: &Case, bodies: Bodies) {
     let runs: Vec<usize> = (0..batch).flat_map(|_| case.runs(seqlen)).collect();
     let per_row = runs.len() / batch;
     let state_shape = [nheads, headdim, bc[3]];
-    let zeros = Tensor::zeros(&state_shape, numr::dtype::DType::F32, &Default::default()).unwrap();
+    let zeros =
+        Tensor::<Cpu>::zeros(&state_shape, numr::dtype::DType::F32, &Default::default()).unwrap();
     let initial = case.maybe("in.initial_states");
     let mut states: Vec<Tensor<Cpu>> = (0..runs.len())
         .map(|run| match &initial {

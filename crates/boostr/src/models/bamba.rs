@@ -108,18 +108,22 @@ impl<B: Backend> Bamba<B> {
 }
 
 impl<B: Backend> Decoder<B> for Bamba<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
-        for (i, layer) in self.0.iter().enumerate() {
-            let u = layer.input_layernorm.forward(client, &h)?;
-            h = layer.mixer.forward_onto(client, &u, (h, 1.0), (i, batch))?;
-            let u = layer.pre_ff_layernorm.forward(client, &h)?;
-            h = layer.feed_forward.forward_onto(client, &u, h, 1.0)?;
-        }
+        let layer = &self.0[i];
+        let u = layer.input_layernorm.forward(client, &h)?;
+        h = layer.mixer.forward_onto(client, &u, (h, 1.0), (i, batch))?;
+        let u = layer.pre_ff_layernorm.forward(client, &h)?;
+        h = layer.feed_forward.forward_onto(client, &u, h, 1.0)?;
         Ok(h)
     }
 

@@ -271,26 +271,30 @@ impl<B: Backend> FalconH1<B> {
 }
 
 impl<B: Backend> Decoder<B> for FalconH1<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let u = layer.input_layernorm.forward(client, &h)?;
-            let onto = (h, config.ssm_out_multiplier);
-            h = layer.mamba.forward_onto(client, &u, onto, batch.mixers(i))?;
-            let u = match &self.attention_in {
-                None => u,
-                Some(factors) => client.scale_columns(&u, factors)?,
-            };
-            let onto = (h, config.attention_out_multiplier);
-            h = layer.self_attn.forward_onto(client, &u, onto, batch.caches(i))?;
-            let u = layer.pre_ff_layernorm.forward(client, &h)?;
-            h = layer.feed_forward.forward_onto(client, &u, h, config.down_multiplier)?;
-        }
+        let layer = &self.layers[i];
+        let u = layer.input_layernorm.forward(client, &h)?;
+        let onto = (h, config.ssm_out_multiplier);
+        h = layer.mamba.forward_onto(client, &u, onto, batch.mixers(i))?;
+        let u = match &self.attention_in {
+            None => u,
+            Some(factors) => client.scale_columns(&u, factors)?,
+        };
+        let onto = (h, config.attention_out_multiplier);
+        h = layer.self_attn.forward_onto(client, &u, onto, batch.caches(i))?;
+        let u = layer.pre_ff_layernorm.forward(client, &h)?;
+        h = layer.feed_forward.forward_onto(client, &u, h, config.down_multiplier)?;
         Ok(h)
     }
 

@@ -191,22 +191,26 @@ impl<B: Backend> GraniteHybrid<B> {
 }
 
 impl<B: Backend> Decoder<B> for GraniteHybrid<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let u = layer.input_layernorm.forward(client, &h)?;
-            h = layer.mixer.forward_onto(client, &u, (h, scale), (i, batch))?;
-            let u = layer.post_attention_layernorm.forward(client, &h)?;
-            if let Some(moe) = &layer.block_sparse_moe {
-                h = moe.forward_onto(client, &u, h, scale)?;
-            }
-            h = layer.shared_mlp.forward_onto(client, &u, h, scale)?;
+        let layer = &self.layers[i];
+        let u = layer.input_layernorm.forward(client, &h)?;
+        h = layer.mixer.forward_onto(client, &u, (h, scale), (i, batch))?;
+        let u = layer.post_attention_layernorm.forward(client, &h)?;
+        if let Some(moe) = &layer.block_sparse_moe {
+            h = moe.forward_onto(client, &u, h, scale)?;
         }
+        h = layer.shared_mlp.forward_onto(client, &u, h, scale)?;
         Ok(h)
     }
 

@@ -179,18 +179,22 @@ impl<B: Backend> Llama<B> {
 }
 
 impl<B: Backend> Decoder<B> for Llama<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
-        for (i, layer) in self.0.iter().enumerate() {
-            let u = layer.input_layernorm.forward(client, &h)?;
-            h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch.caches(i))?;
-            let u = layer.post_attention_layernorm.forward(client, &h)?;
-            h = layer.mlp.forward_onto(client, &u, h, 1.0)?;
-        }
+        let layer = &self.0[i];
+        let u = layer.input_layernorm.forward(client, &h)?;
+        h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch.caches(i))?;
+        let u = layer.post_attention_layernorm.forward(client, &h)?;
+        h = layer.mlp.forward_onto(client, &u, h, 1.0)?;
         Ok(h)
     }
 

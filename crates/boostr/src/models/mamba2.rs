@@ -220,16 +220,20 @@ impl<B: Backend> Mamba2<B> {
 }
 
 impl<B: Backend> Decoder<B> for Mamba2<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
-        for (i, layer) in self.0.iter().enumerate() {
-            let u = layer.norm.forward(client, &h)?;
-            h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
-        }
+        let layer = &self.0[i];
+        let u = layer.norm.forward(client, &h)?;
+        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
         Ok(h)
     }
 

@@ -34,6 +34,8 @@ pub use hybrid::Hybrid;
 pub use model::{Decoder, Logits, Model, PIECE, Run};
 pub use state::{Batch, State};
 
+use std::sync::Arc;
+
 use crate::backend::{Backend, Cpu};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
@@ -83,9 +85,9 @@ macro_rules! families {
             pub(crate) fn decoder<B: Backend>(
                 &self,
                 params: &Params<'_, B>,
-            ) -> Result<Box<dyn Decoder<B>>> {
+            ) -> Result<Arc<dyn Decoder<B>>> {
                 Ok(match self {
-                    $(Self::$variant(config) => Box::new($module::$decoder::load(config, params)?),)*
+                    $(Self::$variant(config) => Arc::new($module::$decoder::load(config, params)?),)*
                 })
             }
 

@@ -4,13 +4,15 @@
 //! ids ─ embeddings ─ h ─ layers of the family ─ norm ─ head ─ logits
 //! ```
 
+use std::sync::Arc;
+
 use super::state::Batch;
 use super::{Config, Family, Frame, LayerSpec, State};
-use crate::backend::{Backend, Tensor};
+use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
 use crate::nn::{Linear, Params, RmsNorm, synthetic};
-use crate::ops::{self, ActivationOps, KvType, LinearOps, Weight};
+use crate::ops::{self, ActivationOps, KvType, LinearOps};
 
 /// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
 pub const PIECE: usize = 512;
@@ -19,14 +21,18 @@ const MAX_ROWS: usize = 2048;
 
 /// The layers of a family: what it does between embedding and head.
 pub trait Decoder<B: Backend>: Send + Sync {
-    /// Rows `h` `[T, d_model]` through all layers.
+    /// Number of layers.
+    fn n_layer(&self) -> usize;
+
+    /// Rows `h` `[T, d_model]` through layer `i`.
     ///
     /// # Errors
     ///
     /// When shapes disagree or memory is short.
-    fn forward(
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>>;
@@ -63,7 +69,7 @@ pub struct Model<B: Backend> {
     client: B::Client,
     /// `[V, d_model]`
     embeddings: Weight<B>,
-    decoder: Box<dyn Decoder<B>>,
+    decoder: Arc<dyn Decoder<B>>,
     norm: RmsNorm<B>,
     /// `[V, d_model]`; `None` when the embedding serves
     head: Option<Linear<B>>,
@@ -280,11 +286,13 @@ impl<B: Backend> Model<B> {
             .filter(|(i, _)| pass.iter().any(|(run, _)| run == i))
             .map(|(_, run)| &mut *run.state)
             .collect();
-        let mut batch = Batch::new(pass.iter().map(|&(_, len)| len).collect(), states);
-
         let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
-        let h = scaled::<B>(client, h, self.frame.embedding_scale)?;
-        let h = self.decoder.forward(client, h, &mut batch)?;
+        let mut h = scaled::<B>(client, h, self.frame.embedding_scale)?;
+        let lengths = pass.iter().map(|&(_, len)| len).collect();
+        let mut batch = Batch::new(lengths, states, h.clone());
+        for i in 0..self.decoder.n_layer() {
+            h = self.decoder.forward_layer(client, i, h, &mut batch)?;
+        }
         batch.finish();
         Ok(h)
     }
@@ -295,7 +303,7 @@ impl<B: Backend> Model<B> {
         let h = match hidden {
             [] => return ops::zeros(client, &[0, self.vocab_rows()]),
             [one] => one.clone(),
-            many => ops::concat_rows(client, many)?,
+            many => client.concat_rows(many)?,
         };
         let h = self.norm.forward(client, &h)?;
         let logits = match &self.head {

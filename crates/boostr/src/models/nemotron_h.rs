@@ -455,28 +455,30 @@ impl<B: Backend> NemotronH<B> {
 }
 
 impl<B: Backend> Decoder<B> for NemotronH<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
-        for (i, layer) in self.0.iter().enumerate() {
-            let u = layer.norm.forward(client, &h)?;
-            h = match &layer.mixer {
-                Mixer::Mamba2(mixer) => {
-                    mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?
-                }
-                Mixer::Attention(attention) => {
-                    attention.forward_onto(client, &u, (h, 1.0), batch.caches(i))?
-                }
-                Mixer::Mlp(mlp) => mlp.forward_onto(client, &u, h, 1.0)?,
-                Mixer::Moe { moe, shared } => {
-                    let h = moe.forward_onto(client, &u, h, 1.0)?;
-                    shared.forward_onto(client, &u, h, 1.0)?
-                }
-            };
-        }
+        let layer = &self.0[i];
+        let u = layer.norm.forward(client, &h)?;
+        h = match &layer.mixer {
+            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?,
+            Mixer::Attention(attention) => {
+                attention.forward_onto(client, &u, (h, 1.0), batch.caches(i))?
+            }
+            Mixer::Mlp(mlp) => mlp.forward_onto(client, &u, h, 1.0)?,
+            Mixer::Moe { moe, shared } => {
+                let h = moe.forward_onto(client, &u, h, 1.0)?;
+                shared.forward_onto(client, &u, h, 1.0)?
+            }
+        };
         Ok(h)
     }
 

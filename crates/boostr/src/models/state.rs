@@ -1,9 +1,9 @@
 //! What a sequence remembers.
 
-use crate::backend::{Backend, Tensor};
+use crate::backend::{Backend, KvCache, Tensor};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MixerState};
-use crate::ops::{self, AttentionOps, KvCache, KvType};
+use crate::ops::{self, AttentionOps, KvType};
 
 use super::LayerSpec;
 
@@ -47,7 +47,7 @@ impl<B: Backend> State<B> {
         let mixers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref());
         let caches = self.layers.iter().filter_map(|layer| layer.cache.as_ref());
         mixers.map(|s| 4 * (s.conv.numel() + s.ssm.numel())).sum::<usize>()
-            + caches.map(KvCache::size_in_bytes).sum::<usize>()
+            + caches.map(|cache| cache.size_in_bytes()).sum::<usize>()
     }
 
     /// Number of layers.
@@ -127,7 +127,7 @@ impl<B: Backend> State<B> {
             }
             match (&state.cache, &spec.attention) {
                 (None, None) => {}
-                (Some(cache), Some(config)) => check_cache(cache, config)?,
+                (Some(cache), Some(config)) => check_cache::<B>(cache, config)?,
                 _ => return Err(is_other(i)),
             }
         }
@@ -159,12 +159,22 @@ pub struct Batch<'a, B: Backend> {
     /// Position of each row in its sequence, `[T]`.
     pub(super) positions: Vec<usize>,
     states: Vec<&'a mut State<B>>,
+    embeddings: Tensor<B>,
 }
 
 impl<'a, B: Backend> Batch<'a, B> {
-    pub(super) fn new(runs: Vec<usize>, states: Vec<&'a mut State<B>>) -> Self {
+    pub(super) fn new(
+        runs: Vec<usize>,
+        states: Vec<&'a mut State<B>>,
+        embeddings: Tensor<B>,
+    ) -> Self {
         let rows = states.iter().zip(&runs).map(|(s, &len)| s.position..s.position + len);
-        Self { positions: rows.flatten().collect(), runs, states }
+        Self { positions: rows.flatten().collect(), runs, states, embeddings }
+    }
+
+    /// What entered the first layer: `[T, d_model]`.
+    pub(super) fn embeddings(&self) -> &Tensor<B> {
+        &self.embeddings
     }
 
     /// Moves the sequences on to behind these rows.

@@ -25,7 +25,7 @@ use super::{
     Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, expand_of, expect_activation,
     limit_json, read_limit, shortest,
 };
-use crate::backend::{Backend, Tensor};
+use crate::backend::{Backend, KvCache, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ use crate::nn::{
     Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params, RmsNorm,
     RopeConfig, Row, Tensors,
 };
-use crate::ops::{Activation, ActivationOps, KvCache};
+use crate::ops::{Activation, ActivationOps};
 
 /// What `config.json` calls this family.
 pub(super) const MODEL_TYPES: &[&str] = &["zamba2"];
@@ -366,24 +366,27 @@ impl<B: Backend> Hybrid<B> {
 }
 
 impl<B: Backend> Decoder<B> for Zamba2<B> {
-    fn forward(
+    fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn forward_layer(
         &self,
         client: &B::Client,
+        i: usize,
         mut h: Tensor<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<Tensor<B>> {
-        let embeddings = h.clone();
-        for (i, layer) in self.layers.iter().enumerate() {
-            let mut u = h.clone();
-            if let Some(hybrid) = &layer.hybrid {
-                let x = client.concat_columns(&h, &embeddings)?; // [T, 2 d_model]
-                let block = &self.blocks[hybrid.block];
-                let t = block.forward(client, &x, hybrid, batch.caches(i))?; // [T, d_model]
-                u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
-            }
-            let u = layer.input_layernorm.forward(client, &u)?;
-            h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
+        let layer = &self.layers[i];
+        let mut u = h.clone();
+        if let Some(hybrid) = &layer.hybrid {
+            let x = client.concat_columns(&h, batch.embeddings())?; // [T, 2 d_model]
+            let block = &self.blocks[hybrid.block];
+            let t = block.forward(client, &x, hybrid, batch.caches(i))?; // [T, d_model]
+            u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
         }
+        let u = layer.input_layernorm.forward(client, &u)?;
+        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
         Ok(h)
     }
 

@@ -12,9 +12,9 @@ use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
 use super::params::{Params, Tensors};
 use super::rope::RopeConfig;
-use crate::backend::{Backend, Tensor};
+use crate::backend::{Backend, KvCache, Tensor};
 use crate::error::Result;
-use crate::ops::{self, ActivationOps, AttentionOps, KvCache, KvSizes, KvType, Rope, split_last};
+use crate::ops::{self, ActivationOps, AttentionOps, KvSizes, KvType, Rope, split_last};
 
 /// Sizes and options of an attention layer.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,9 +1,9 @@
 //! Linear layers and norms: parameters and the operation that uses them.
 
 use super::params::Params;
-use crate::backend::{Backend, Tensor};
+use crate::backend::{Backend, Tensor, Weight};
 use crate::error::Result;
-use crate::ops::{self, ActivationOps, LinearOps, NormOps, Weight};
+use crate::ops::{self, ActivationOps, LinearOps, NormOps};
 
 /// `x · wᵀ` plus a bias; hides the type that the weight is stored in.
 pub struct Linear<B: Backend> {

@@ -14,8 +14,8 @@ use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
-    self, ActivationOps, CausalConv, CausalConvOps, GatedNorm, NormOps, SsdInput, SsmKernelOps,
-    split_last,
+    self, ActivationOps, CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput,
+    SsmKernelOps, split_last,
 };
 
 /// Sizes and options of a mixer.
@@ -184,10 +184,7 @@ impl<B: Backend> Mamba2Mixer<B> {
     pub fn load(config: &MixerConfig, params: &Params<'_, B>) -> Result<Self> {
         let client = params.client();
         let (channels, taps) = (config.conv_dim(), config.d_conv);
-        let stored = params.values("conv1d.weight")?; // [conv_dim, 1, d_conv]
-        let conv: Vec<f32> =
-            (0..taps * channels).map(|i| stored[i % channels * taps + i / channels]).collect();
-        let a = decay_rates(params)?;
+        let conv = params.tensor("conv1d.weight")?.reshape(&[channels, taps])?; // of [conv_dim, 1, d_conv]
         let factors = |all: Vec<f32>| -> Result<Option<Tensor<B>>> {
             let matters = all.iter().any(|&factor| factor != 1.0);
             matters.then(|| ops::tensor(client, &all, &[all.len()])).transpose()
@@ -199,10 +196,10 @@ impl<B: Backend> Mamba2Mixer<B> {
                 factors(sections.flat_map(|(width, factor)| vec![factor; width]).collect())?,
             ],
             in_proj: Linear::load(&params.under("in_proj"), config.in_bias)?,
-            conv1d_weight: ops::tensor(client, &conv, &[taps, channels])?,
+            conv1d_weight: client.transpose(&conv)?,
             conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
             dt_bias: params.tensor("dt_bias")?,
-            a: ops::tensor(client, &a, &[config.nheads])?,
+            a: decay_rates(params)?,
             d: params.tensor("D")?,
             norm: config.rms_norm.then(|| params.tensor("norm.weight")).transpose()?,
             out_proj: Linear::load(&params.under("out_proj"), config.out_bias)?,
@@ -288,28 +285,23 @@ impl<B: Backend> Mamba2Mixer<B> {
 }
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
-fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Vec<f32>> {
+fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Tensor<B>> {
     let name = if params.has("A") { "A" } else { "A_log" };
-    let stored = params.values(name)?;
-    let rates: Vec<f32> = match name {
-        "A" => stored.clone(),
-        _ => stored.iter().map(|&a_log| decay_rate(a_log)).collect(),
+    let parameter = params.tensor(name)?;
+    let a = match name {
+        "A" => parameter.clone(),
+        _ => params.client().decay_rates(&parameter)?,
     };
+    let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
     let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
     match (0..rates.len()).find(|&i| is_bad(i)) {
-        None => Ok(rates),
+        None => Ok(a),
         Some(head) => {
             let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
             let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
             Err(params.error(name, &reason))
         }
     }
-}
-
-/// `-exp(a_log)`, rounded once: the same wherever it is computed.
-#[must_use]
-pub fn decay_rate(a_log: f32) -> f32 {
-    (-f64::from(a_log).exp()) as f32
 }
 
 #[cfg(test)]

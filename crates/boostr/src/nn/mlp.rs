@@ -5,7 +5,9 @@ use super::linear::Linear;
 use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
-use crate::ops::{self, Activation, ActivationOps, LinearOps};
+use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
+
+pub use crate::ops::Routing;
 
 /// Sizes and options of a feed-forward layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,17 +132,6 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-/// How experts are chosen and weighted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Routing {
-    /// The `used` largest scores, softmax over them.
-    TopKSoftmax,
-    /// Softmax over all scores, the `used` largest of it as they are.
-    SoftmaxTopK,
-    /// Sigmoid of the scores; chosen by it plus a bias of each expert, weighted without.
-    Sigmoid,
-}
-
 /// Sizes and options of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
@@ -236,24 +227,25 @@ impl<B: Backend> Moe<B> {
         residual: Tensor<B>,
         factor: f32,
     ) -> Result<Tensor<B>> {
-        let scores = ops::to_vec(&self.gate.forward(client, x)?)?; // [T, experts]
-        // The rows and weights of each expert.
-        let mut chosen = vec![(Vec::new(), Vec::new()); self.config.experts];
-        for (row, scores) in scores.chunks(self.config.experts.max(1)).enumerate() {
-            for (expert, weight) in self.config.route(scores, self.bias.as_deref()) {
-                chosen[expert].0.push(row);
-                chosen[expert].1.push(weight);
-            }
-        }
+        let scores = self.gate.forward(client, x)?; // [T, experts]
+        let chosen = self.config.choose(&ops::to_vec(&scores)?, self.bias.as_deref());
+        let weights = client.expert_weights(&scores, &chosen, self.config.weights())?; // [T, used]
+        let weights = weights.reshape(&[chosen.len(), 1])?;
         let x = match &self.latent {
             Some([into, _]) => into.forward(client, x)?,
             None => x.clone(),
         };
         let mut sum = ops::zeros(client, &[x.shape()[0], self.config.expert.d_model])?;
-        for (expert, (rows, weights)) in self.experts.iter().zip(&chosen) {
+        for (number, expert) in self.experts.iter().enumerate() {
+            let (mut rows, mut places) = (Vec::new(), Vec::new());
+            for (place, _) in chosen.iter().enumerate().filter(|(_, chosen)| **chosen == number) {
+                rows.push(place / self.config.used);
+                places.push(place);
+            }
             if !rows.is_empty() {
-                let y = expert.forward(client, &client.select_rows(&x, rows)?)?;
-                sum = client.add_rows(sum, &y, rows, weights)?;
+                let y = expert.forward(client, &client.select_rows(&x, &rows)?)?;
+                let weights = client.select_rows(&weights, &places)?;
+                sum = client.add_rows(sum, &y, &rows, &weights)?;
             }
         }
         match &self.latent {
@@ -298,15 +290,23 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// The experts of a token and their weights, by the router's `scores` `[experts]`; the lower number
-    /// wins among equals.
-    fn route(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
-        let weights: Vec<f32> = match self.routing {
+    /// What becomes of the scores of chosen experts.
+    fn weights(&self) -> ExpertWeights {
+        ExpertWeights { routing: self.routing, normalized: self.normalized, scale: self.scale }
+    }
+
+    /// The experts of each token, in the order of their numbers, by the router's `scores`
+    /// `[T, experts]`; the lower number wins among equals.
+    fn choose(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<usize> {
+        scores.chunks(self.experts.max(1)).flat_map(|scores| self.choose_of(scores, bias)).collect()
+    }
+
+    fn choose_of(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<usize> {
+        let mut ranks: Vec<f32> = match self.routing {
             Routing::TopKSoftmax => scores.to_vec(),
             Routing::SoftmaxTopK => softmax(scores),
-            Routing::Sigmoid => scores.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+            Routing::Sigmoid => scores.iter().copied().map(sigmoid).collect(),
         };
-        let mut ranks = weights.clone();
         for (rank, bias) in ranks.iter_mut().zip(bias.unwrap_or_default()) {
             *rank += bias;
         }
@@ -324,21 +324,9 @@ impl MoeConfig {
                 }
             }
         }
-        let experts = largest(&ranks, self.used);
-        let mut chosen: Vec<f32> = experts.iter().map(|&expert| weights[expert]).collect();
-        if self.routing == Routing::TopKSoftmax {
-            chosen = softmax(&chosen);
-        }
-        if self.normalized {
-            let sum = chosen.iter().sum::<f32>() + 1e-20;
-            for weight in &mut chosen {
-                *weight /= sum;
-            }
-        }
-        let scaled = chosen.into_iter().map(|weight| weight * self.scale);
-        let mut out: Vec<(usize, f32)> = experts.into_iter().zip(scaled).collect();
-        out.sort_by_key(|&(expert, _)| expert);
-        out
+        let mut experts = largest(&ranks, self.used);
+        experts.sort_unstable();
+        experts
     }
 }
 
@@ -348,13 +336,6 @@ fn largest(values: &[f32], count: usize) -> Vec<usize> {
     order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
     order.truncate(count);
     order
-}
-
-fn softmax(values: &[f32]) -> Vec<f32> {
-    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let exps: Vec<f32> = values.iter().map(|x| (x - max).exp()).collect();
-    let sum: f32 = exps.iter().sum();
-    exps.iter().map(|x| x / sum).collect()
 }
 
 #[cfg(test)]
@@ -379,6 +360,15 @@ mod tests {
             normalized: false,
             scale: 1.0,
             d_model: 4,
+        }
+    }
+
+    impl MoeConfig {
+        /// The experts of one token and their weights.
+        fn route(&self, scores: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+            let experts = self.choose(scores, bias);
+            let weights = self.weights().of(scores, &experts);
+            experts.into_iter().zip(weights).collect()
         }
     }
 

@@ -14,7 +14,9 @@ pub use attention::{Attention, AttentionConfig};
 pub use joined::Joined;
 pub use layout::{Change, How, Layout, Part, Row, Stored};
 pub use linear::{Linear, RmsNorm};
-pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState, decay_rate};
+pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, Routing};
 pub use params::{Params, Tensors};
 pub use rope::RopeConfig;
+
+pub use crate::ops::decay_rate;

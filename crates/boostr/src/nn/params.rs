@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::backend::{Backend, DType, Tensor};
+use crate::backend::{Backend, DType, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
-use crate::ops::{self, Format, HostBytes, LinearOps, QuantTensor, Weight};
+use crate::ops::{self, Client, Format, HostBytes, LinearOps, QuantTensor};
 
 /// Tensors listed in one error.
 const MAX_LISTED: usize = 5;
@@ -124,6 +124,14 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str) -> Result<Weight<B>> {
+        let weight = self.make_weight(name)?;
+        if let Some(floats) = weight.floats() {
+            self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
+        }
+        Ok(weight)
+    }
+
+    fn make_weight(&self, name: &str) -> Result<Weight<B>> {
         let entry = self.entry(name)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
@@ -220,7 +228,9 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// As [`Params::values`].
     pub fn tensor(&self, name: &str) -> Result<Tensor<B>> {
-        ops::tensor(self.client, &self.values(name)?, &self.entry(name)?.shape)
+        let x = ops::tensor(self.client, &self.values(name)?, &self.entry(name)?.shape)?;
+        self.client.made(Some(&format!("{}{name}", self.prefix)), &x);
+        Ok(x)
     }
 }
 

@@ -8,7 +8,7 @@ use numr::tensor::Tensor;
 pub use boostr_kernels::attention::KvType;
 pub use boostr_kernels::{Rope, RopeScaling, RopeStyle, Yarn};
 
-use super::{TensorClient, check_runs, expect, generic, shape_error};
+use super::{Client, check_runs, expect, generic, shape_error};
 use crate::error::{Error, Result};
 
 /// Keys and values that one sequence keeps for one layer; grows by a row for each token.
@@ -217,7 +217,7 @@ impl<R: Runtime<DType = DType>> Attention<'_, R> {
 /// assert_eq!(cache.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait AttentionOps<R: Runtime<DType = DType>>: TensorClient<R> {
+pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
     /// A cache that holds no token.
     ///
     /// # Errors
@@ -241,7 +241,7 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: TensorClient<R> {
         runs: &[usize],
         caches: &mut [&mut KvCache<R>],
     ) -> Result<Tensor<R>> {
-        generic::attention(self, input, runs, caches)
+        generic::attention(self.library(), input, runs, caches)
     }
 
     /// Rotates the heads of `x` `[T, H, D]`, row t by the angles of `positions[t]`.
@@ -250,7 +250,7 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// When arguments disagree.
     fn rope(&self, x: &Tensor<R>, positions: &[usize], rope: &Rope) -> Result<Tensor<R>> {
-        generic::rope(self, x, positions, rope)
+        generic::rope(self.library(), x, positions, rope)
     }
 }
 

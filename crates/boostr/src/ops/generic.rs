@@ -740,6 +740,28 @@ pub(super) fn check_rows<R: Runtime<DType = DType>>(
     Ok(width)
 }
 
+/// Checks the arguments of a loss.
+pub(super) fn check_targets<R: Runtime<DType = DType>>(
+    h: &Tensor<R>,
+    head: &Weight<R>,
+    targets: &[u32],
+    weights: &[f32],
+) -> Result<()> {
+    let (tokens, rows) = check_linear(h, head, None, None)?;
+    if (targets.len(), weights.len()) != (tokens, tokens) {
+        let (targets, weights) = (targets.len(), weights.len());
+        let reason = format!(
+            "expected one for each of {tokens} rows, found {targets} and {weights} weights"
+        );
+        return Err(Error::Argument { name: "targets", reason });
+    }
+    if let Some(id) = targets.iter().find(|&&id| id != super::IGNORE && id as usize >= rows) {
+        let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
+        return Err(Error::Argument { name: "targets", reason });
+    }
+    Ok(())
+}
+
 /// Portable [`select_rows`](super::LinearOps::select_rows).
 ///
 /// # Errors

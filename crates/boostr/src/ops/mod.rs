@@ -23,10 +23,11 @@ mod attention;
 mod cpu;
 pub mod generic;
 mod host;
+mod routing;
 mod weight;
 
 use numr::dtype::DType;
-use numr::ops::{ScalarOps, TensorOps};
+use numr::ops::{ScalarOps, ShapeOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
@@ -35,6 +36,7 @@ pub use attention::{
     Attention, AttentionOps, KvCache, KvSizes, KvType, Rope, RopeScaling, RopeStyle, Yarn,
 };
 pub use boostr_kernels::quant::Format;
+pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
 pub use weight::{HostBytes, QuantTensor, Weight};
 
 use crate::error::{Error, Result};
@@ -50,6 +52,32 @@ where
     R: Runtime<DType = DType>,
     C: RuntimeClient<R> + TensorOps<R> + ScalarOps<R>,
 {
+}
+
+/// A client that runs operations: the tensor library's own, or one that stands before it.
+pub trait Client<R: Runtime<DType = DType>>: Clone + Send + Sync {
+    /// The tensor library's client.
+    type Library: TensorClient<R>;
+
+    /// The tensor library's client, of whose operations the portable bodies are composed.
+    fn library(&self) -> &Self::Library;
+
+    /// Hears of a tensor that is made of values: of a parameter with its name, of a constant without.
+    fn made(&self, name: Option<&str>, x: &Tensor<R>) {
+        let _ = (name, x);
+    }
+}
+
+impl<R, C> Client<R> for C
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    type Library = C;
+
+    fn library(&self) -> &C {
+        self
+    }
 }
 
 /// Inputs of [`SsmKernelOps::ssd`]: the tokens of all runs, one after another.
@@ -164,7 +192,7 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
 /// assert!((y[2] - 4.0 * (1.0 + (-0.5f32).exp())).abs() < 1e-6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
+pub trait SsmKernelOps<R: Runtime<DType = DType>>: Client<R> {
     /// Time steps and their cumulative decay: `(dt_out, da_cumsum)`, both `[B, H, K, Q]`.
     ///
     /// `dt` `[B, L, H]`, `a` `[H]`, `dt_bias` `[H]`. Bias first, then softplus, then the inclusive sum of
@@ -181,7 +209,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
         chunk_size: usize,
         dt_softplus: bool,
     ) -> Result<(Tensor<R>, Tensor<R>)> {
-        generic::ssd_chunk_cumsum(self, dt, a, dt_bias, chunk_size, dt_softplus)
+        generic::ssd_chunk_cumsum(self.library(), dt, a, dt_bias, chunk_size, dt_softplus)
     }
 
     /// Each chunk's own final state, from zero: `[B, K, H, P, N]`.
@@ -199,7 +227,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
         dt: &Tensor<R>,
         da_cumsum: &Tensor<R>,
     ) -> Result<Tensor<R>> {
-        generic::ssd_chunk_state(self, x, b, dt, da_cumsum)
+        generic::ssd_chunk_state(self.library(), x, b, dt, da_cumsum)
     }
 
     /// The state after each chunk, `[B, K, H, P, N]`, from the chunks' own ones.
@@ -210,7 +238,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// When arguments disagree.
     fn ssd_state_passing(&self, states: &Tensor<R>, da_cumsum: &Tensor<R>) -> Result<Tensor<R>> {
-        generic::ssd_state_passing(self, states, da_cumsum)
+        generic::ssd_state_passing(self.library(), states, da_cumsum)
     }
 
     /// What reaches each token through the state that enters its chunk, plus `d * x`: `[B, L, H, P]`.
@@ -229,7 +257,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
         da_cumsum: &Tensor<R>,
         d: Option<&Tensor<R>>,
     ) -> Result<Tensor<R>> {
-        generic::ssd_chunk_scan(self, x, states, c, da_cumsum, d)
+        generic::ssd_chunk_scan(self.library(), x, states, c, da_cumsum, d)
     }
 
     /// What reaches each token from the tokens of its own chunk: `[B, L, H, P]`.
@@ -245,7 +273,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
         dt: &Tensor<R>,
         da_cumsum: &Tensor<R>,
     ) -> Result<Tensor<R>> {
-        generic::ssd_chunk_intra(self, x, b, c, dt, da_cumsum)
+        generic::ssd_chunk_intra(self.library(), x, b, c, dt, da_cumsum)
     }
 
     /// The whole operation over ragged runs: y `[T, H, P]`.
@@ -264,7 +292,7 @@ pub trait SsmKernelOps<R: Runtime<DType = DType>>: TensorClient<R> {
         runs: &[usize],
         states: &mut [&mut Tensor<R>],
     ) -> Result<Tensor<R>> {
-        generic::ssd(self, input, runs, states)
+        generic::ssd(self.library(), input, runs, states)
     }
 }
 
@@ -280,7 +308,7 @@ pub struct CausalConv<'a, R: Runtime> {
 }
 
 /// Causal depthwise convolution.
-pub trait CausalConvOps<R: Runtime<DType = DType>>: TensorClient<R> {
+pub trait CausalConvOps<R: Runtime<DType = DType>>: Client<R> {
     /// Convolves the rows `[T, C]` of each run along time.
     ///
     /// `windows` holds a `[K - 1, C]` tensor for each run: the last inputs before its first token,
@@ -296,7 +324,7 @@ pub trait CausalConvOps<R: Runtime<DType = DType>>: TensorClient<R> {
         runs: &[usize],
         windows: &mut [&mut Tensor<R>],
     ) -> Result<Tensor<R>> {
-        generic::causal_conv1d(self, x, conv, runs, windows)
+        generic::causal_conv1d(self.library(), x, conv, runs, windows)
     }
 }
 
@@ -314,14 +342,14 @@ pub struct GatedNorm<'a, R: Runtime> {
 }
 
 /// Root-mean-square norms of rows.
-pub trait NormOps<R: Runtime<DType = DType>>: TensorClient<R> {
+pub trait NormOps<R: Runtime<DType = DType>>: Client<R> {
     /// `x / sqrt(mean(x²) + eps) * weight` for each row of `[T, width]`.
     ///
     /// # Errors
     ///
     /// When arguments disagree.
     fn rmsnorm(&self, x: &Tensor<R>, weight: &Tensor<R>, eps: f32) -> Result<Tensor<R>> {
-        generic::rmsnorm(self, x, weight, eps)
+        generic::rmsnorm(self.library(), x, weight, eps)
     }
 
     /// Gates rows of `y` `[T, width]` by `silu(z)` and normalises them by groups.
@@ -335,12 +363,12 @@ pub trait NormOps<R: Runtime<DType = DType>>: TensorClient<R> {
         z: &Tensor<R>,
         norm: &GatedNorm<'_, R>,
     ) -> Result<Tensor<R>> {
-        generic::gated_rmsnorm(self, y, z, norm)
+        generic::gated_rmsnorm(self.library(), y, z, norm)
     }
 }
 
 /// Products with weight matrices `[out, in]`, kept in the type they are stored in.
-pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
+pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     /// A weight over bytes that somebody else keeps: `shape`'s elements of `dtype`, little-endian.
     ///
     /// A backend that can use them where they lie keeps `bytes` and copies nothing.
@@ -350,7 +378,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     /// [`Error::Argument`] when the bytes are not that many; [`Error::Unsupported`] for other types
     /// than F32, BF16 and F16.
     fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
-        Weight::copied(&bytes, dtype, shape, self.device())
+        Weight::copied(&bytes, dtype, shape, self.library().device())
     }
 
     /// A weight of quantized blocks.
@@ -362,7 +390,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// When memory is short.
     fn quantized(&self, w: &QuantTensor) -> Result<Weight<R>> {
-        Weight::decoded(w, self.device())
+        Weight::decoded(w, self.library().device())
     }
 
     /// `x · wᵀ` plus a bias, added to `add_to` where given: `[T, in]` to `[T, out]`.
@@ -379,7 +407,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
         bias: Option<&Tensor<R>>,
         add_to: Option<Tensor<R>>,
     ) -> Result<Tensor<R>> {
-        generic::linear(self, x, w, bias, add_to)
+        generic::linear(self.library(), x, w, bias, add_to)
     }
 
     /// As [`linear`](Self::linear), where rounding of activations matters most: a backend that rounds them
@@ -404,7 +432,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// [`Error::Argument`] when an id is not a row.
     fn embedding(&self, w: &Weight<R>, ids: &[u32]) -> Result<Tensor<R>> {
-        generic::embedding(self, w, ids)
+        generic::embedding(self.library(), w, ids)
     }
 
     /// Rows of `x` `[T, width]`, in the order of `rows`.
@@ -413,8 +441,91 @@ pub trait LinearOps<R: Runtime<DType = DType>>: TensorClient<R> {
     ///
     /// [`Error::Argument`] when there is no such row.
     fn select_rows(&self, x: &Tensor<R>, rows: &[usize]) -> Result<Tensor<R>> {
-        generic::select_rows(self, x, rows)
+        generic::select_rows(self.library(), x, rows)
     }
+
+    /// Rows of several tensors `[T, width]`, one after another.
+    ///
+    /// # Errors
+    ///
+    /// When widths disagree or there is none.
+    fn concat_rows(&self, parts: &[Tensor<R>]) -> Result<Tensor<R>> {
+        Ok(self.library().cat(&parts.iter().collect::<Vec<_>>(), 0)?)
+    }
+
+    /// What each row of `h` `[T, width]` loses on its target: `-ln softmax(scale * h · headᵀ)[target]`,
+    /// `[T]`, and 0 where the target is [`IGNORE`].
+    ///
+    /// A backend that records takes the gradient of `sum of weights[t] * loss[t]`. The `[T, V]` logits
+    /// are never there at once.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree or a target is no row of `head`.
+    fn cross_entropy(
+        &self,
+        h: &Tensor<R>,
+        head: &Weight<R>,
+        scale: f32,
+        targets: &[u32],
+        weights: &[f32],
+    ) -> Result<Tensor<R>> {
+        generic::check_targets(h, head, targets, weights)?;
+        let mut losses = Vec::with_capacity(targets.len());
+        for first in (0..targets.len()).step_by(LOSS_ROWS) {
+            let count = LOSS_ROWS.min(targets.len() - first);
+            let rows = h.narrow(0, first, count)?;
+            let logits = to_vec(&self.linear(&rows, head, None, None)?)?;
+            let logits = logits.chunks_exact(head.shape()[0]);
+            losses.extend(logits.zip(&targets[first..]).map(|(row, &id)| loss(row, scale, id)));
+        }
+        tensor(self, &losses, &[losses.len()])
+    }
+
+    /// `a = -exp(a_log)` `[H]`, rounded once: the same wherever it is computed.
+    ///
+    /// # Errors
+    ///
+    /// When the argument is not f32.
+    fn decay_rates(&self, a_log: &Tensor<R>) -> Result<Tensor<R>> {
+        let rates: Vec<f32> = to_vec(a_log)?.into_iter().map(decay_rate).collect();
+        tensor(self, &rates, a_log.shape())
+    }
+
+    /// `[width, T]` from `[T, width]`.
+    ///
+    /// # Errors
+    ///
+    /// When the argument is no f32 matrix.
+    fn transpose(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
+        let &[rows, width] = x.shape() else {
+            return Err(shape_error("x", &[0, 0], x.shape()));
+        };
+        let values = to_vec(x)?;
+        let turned: Vec<f32> =
+            (0..values.len()).map(|i| values[i % rows * width + i / rows]).collect();
+        tensor(self, &turned, &[width, rows])
+    }
+}
+
+/// A target that counts for nothing.
+pub const IGNORE: u32 = u32::MAX;
+/// Rows whose logits are there at once.
+const LOSS_ROWS: usize = 64;
+
+/// `-exp(a_log)`, rounded once.
+#[must_use]
+pub fn decay_rate(a_log: f32) -> f32 {
+    (-f64::from(a_log).exp()) as f32
+}
+
+/// `-ln softmax(scale * logits)[target]`
+fn loss(logits: &[f32], scale: f32, target: u32) -> f32 {
+    let Some(&logit) = logits.get(target as usize) else { return 0.0 };
+    let scale = f64::from(scale);
+    let max = logits.iter().map(|&x| scale * f64::from(x)).fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = logits.iter().map(|&x| (scale * f64::from(x) - max).exp()).sum();
+    (max + sum.ln() - scale * f64::from(logit)) as f32
 }
 
 /// A view with the last dimension of `x` split into `sizes`, whatever the strides of the others.
@@ -446,11 +557,13 @@ pub fn split_last<R: Runtime<DType = DType>>(x: &Tensor<R>, sizes: &[usize]) -> 
 ///
 /// When the sizes disagree or memory is short.
 pub fn tensor<R: Runtime<DType = DType>>(
-    client: &impl RuntimeClient<R>,
+    client: &impl Client<R>,
     data: &[f32],
     shape: &[usize],
 ) -> Result<Tensor<R>> {
-    Ok(Tensor::from_slice(data, shape, client.device())?)
+    let x = Tensor::from_slice(data, shape, client.library().device())?;
+    client.made(None, &x);
+    Ok(x)
 }
 
 /// A new f32 tensor of zeros.
@@ -459,7 +572,7 @@ pub fn tensor<R: Runtime<DType = DType>>(
 ///
 /// When memory is short.
 pub fn zeros<R: Runtime<DType = DType>>(
-    client: &impl RuntimeClient<R>,
+    client: &impl Client<R>,
     shape: &[usize],
 ) -> Result<Tensor<R>> {
     let len = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
@@ -480,15 +593,6 @@ pub fn zeros<R: Runtime<DType = DType>>(
 pub fn to_vec<R: Runtime<DType = DType>>(x: &Tensor<R>) -> Result<Vec<f32>> {
     expect("x", x, x.shape())?;
     Ok(x.contiguous()?.try_to_vec()?)
-}
-
-/// Rows of several `[T, width]` tensors, one after another.
-pub(crate) fn concat_rows<R, C>(client: &C, parts: &[Tensor<R>]) -> Result<Tensor<R>>
-where
-    R: Runtime<DType = DType>,
-    C: TensorClient<R>,
-{
-    Ok(client.cat(&parts.iter().collect::<Vec<_>>(), 0)?)
 }
 
 /// Checks that `x` has the type and shape of `like`.

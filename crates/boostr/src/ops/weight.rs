@@ -216,6 +216,15 @@ impl<R: Runtime<DType = DType>> Weight<R> {
         }
     }
 
+    /// The matrix where it is kept as floats; not to be kept longer than the weight, which may borrow its
+    /// memory.
+    pub(crate) fn floats(&self) -> Option<&Tensor<R>> {
+        match &self.storage {
+            Storage::Dense(tensor, _) => Some(tensor),
+            Storage::Packed(_) => None,
+        }
+    }
+
     /// The whole matrix as floats; blocks are decoded to f32.
     pub(super) fn to_tensor(&self, device: &R::Device) -> Result<Tensor<R>> {
         match &self.storage {

@@ -141,6 +141,7 @@ impl Body {
         rows: &[usize],
         factors: &[f32],
     ) -> Result<Floats> {
+        let factors = &tensor(&cpu(), factors, &[factors.len(), 1])?;
         match self {
             Self::Portable => generic::add_rows(&cpu(), to, x, rows, factors),
             Self::Kernels => cpu().add_rows(to, x, rows, factors),

@@ -101,10 +101,12 @@ impl ActivationOps<CpuRuntime> for CpuClient {
         Ok(out)
     }
 
-    fn add_rows(&self, mut to: Cpu, x: &Cpu, rows: &[usize], factors: &[f32]) -> Result<Cpu> {
+    fn add_rows(&self, mut to: Cpu, x: &Cpu, rows: &[usize], factors: &Cpu) -> Result<Cpu> {
         let width = check_add_rows(&to, x, rows, factors)?;
         let x = with_rows(x)?;
         let x = host::rows("x", &x)?;
+        let [factors] = contiguous([factors])?;
+        let factors = host::slice("factors", &factors)?;
         let sums = host::slice_mut("to", &mut to)?;
         for (i, (&row, &factor)) in rows.iter().zip(factors).enumerate() {
             let to = &mut sums[row * width..(row + 1) * width];

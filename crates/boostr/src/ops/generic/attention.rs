@@ -10,7 +10,7 @@ use crate::ops::activation::{check_add_rows, check_columns, check_pair};
 use crate::ops::attention::{KvStorage, check_rope};
 use crate::ops::{
     Activation, Attention, KvCache, KvSizes, Rope, RopeStyle, TensorClient, expect, shape_error,
-    tensor,
+    tensor, to_vec,
 };
 
 /// What a score that may not be seen gets: its exponential is 0, and unlike infinity it makes no NaN.
@@ -229,7 +229,7 @@ pub fn add_rows<R, C>(
     to: Tensor<R>,
     x: &Tensor<R>,
     rows: &[usize],
-    factors: &[f32],
+    factors: &Tensor<R>,
 ) -> Result<Tensor<R>>
 where
     R: Runtime<DType = DType>,
@@ -241,7 +241,7 @@ where
         return Ok(to);
     }
     let mut shares = vec![0.0; tokens * rows.len()];
-    for (i, (&row, &factor)) in rows.iter().zip(factors).enumerate() {
+    for (i, (&row, factor)) in rows.iter().zip(to_vec(factors)?).enumerate() {
         shares[row * rows.len() + i] = factor;
     }
     let shares = tensor(client, &shares, &[tokens, rows.len()])?;
