@@ -12,12 +12,15 @@
 
 use rayon::prelude::*;
 
+pub use crate::activation_backward::{
+    ACTIVATION_DERIVATIVE_MAX_ERROR, activate_backward, glu_backward,
+};
 use crate::math::{exp_lanes, silu_lanes};
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
 /// Elements per parallel task, about.
-const TASK: usize = 1 << 14;
+pub(crate) const TASK: usize = 1 << 14;
 
 /// A function of one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,10 +148,10 @@ trait Function {
     fn lanes<S: Simd>(simd: S, x: S::F) -> S::F;
 }
 
-struct Silu;
-struct Gelu;
-struct GeluTanh;
-struct Relu2;
+pub(crate) struct Silu;
+pub(crate) struct Gelu;
+pub(crate) struct GeluTanh;
+pub(crate) struct Relu2;
 
 impl Function for Silu {
     #[inline(always)]
@@ -160,21 +163,26 @@ impl Function for Silu {
 impl Function for Gelu {
     #[inline(always)]
     fn lanes<S: Simd>(simd: S, x: S::F) -> S::F {
-        let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
-        // -a; beyond 20 Phi(-a) is 0.
-        let negative = simd.max(simd.splat(-20.0), simd.min(simd.sub(zero, x), x));
-        let t = simd.div(one, simd.mul_add(negative, simd.splat(-0.25), one));
-        let mut g = simd.splat(-0.086_452_244);
-        g = simd.mul_add(g, t, simd.splat(0.315_463));
-        g = simd.mul_add(g, t, simd.splat(-0.211_941_56));
-        g = simd.mul_add(g, t, simd.splat(0.219_671_17));
-        g = simd.mul_add(g, t, simd.splat(0.063_220_4));
-        g = simd.mul_add(g, t, simd.splat(0.099_478_91));
-        g = simd.mul_add(g, t, simd.splat(0.100_560_33));
-        let e = exp_lanes(simd, simd.mul(negative, simd.mul(negative, simd.splat(-0.5))));
-        let phi = simd.mul(e, simd.mul(g, t));
-        simd.mul_add(negative, phi, simd.max(zero, x))
+        let (negative, phi, _) = normal_tail(simd, x);
+        simd.mul_add(negative, phi, simd.max(simd.splat(0.0), x))
     }
+}
+
+/// `-a`, `Phi(-a)` and `exp(-a² / 2)` for `a = |x|`, at most 20: beyond, both are 0.
+#[inline(always)]
+pub(crate) fn normal_tail<S: Simd>(simd: S, x: S::F) -> (S::F, S::F, S::F) {
+    let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
+    let negative = simd.max(simd.splat(-20.0), simd.min(simd.sub(zero, x), x));
+    let t = simd.div(one, simd.mul_add(negative, simd.splat(-0.25), one));
+    let mut g = simd.splat(-0.086_452_244);
+    g = simd.mul_add(g, t, simd.splat(0.315_463));
+    g = simd.mul_add(g, t, simd.splat(-0.211_941_56));
+    g = simd.mul_add(g, t, simd.splat(0.219_671_17));
+    g = simd.mul_add(g, t, simd.splat(0.063_220_4));
+    g = simd.mul_add(g, t, simd.splat(0.099_478_91));
+    g = simd.mul_add(g, t, simd.splat(0.100_560_33));
+    let e = exp_lanes(simd, simd.mul(negative, simd.mul(negative, simd.splat(-0.5))));
+    (negative, simd.mul(e, simd.mul(g, t)), e)
 }
 
 impl Function for GeluTanh {

@@ -5,9 +5,12 @@
 //! set that the processor has ([`Level`]); results do not depend on the number of threads.
 
 pub mod activation;
+mod activation_backward;
 pub mod attention;
 mod awake;
 mod conv;
+#[cfg(test)]
+mod gradcheck;
 mod linear;
 pub mod math;
 mod norm;
