@@ -12,6 +12,7 @@ mod conv;
 #[cfg(test)]
 mod gradcheck;
 mod linear;
+mod linear_backward;
 pub mod math;
 mod norm;
 pub mod probe;
@@ -26,6 +27,9 @@ mod testing;
 pub use awake::awake;
 pub use conv::conv1d;
 pub use linear::{Weights, linear};
+pub use linear_backward::{
+    column_dots, column_sums, linear_backward_input, linear_backward_weight, transpose,
+};
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope};
 pub use rows::Rows;

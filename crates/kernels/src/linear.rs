@@ -89,7 +89,7 @@ const OUT_BLOCK: usize = 64;
 /// Most elements of a row that a tile runs through at once.
 const K_BLOCK: usize = 1024;
 /// The length at which rows of `width` are cut: equal pieces of whole cache lines.
-fn k_block(width: usize) -> usize {
+pub(crate) fn k_block(width: usize) -> usize {
     width.div_ceil(width.div_ceil(K_BLOCK)).next_multiple_of(16)
 }
 
@@ -122,7 +122,7 @@ pub fn linear(x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
 }
 
 #[track_caller]
-fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
+pub(crate) fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     let (rows, width) = (x.len(), x.width());
     if rows == 0 || width == 0 {
         return;
