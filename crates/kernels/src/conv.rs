@@ -74,22 +74,10 @@ fn conv1d_at(
         rest = others;
         let x = x.slice(first, len);
         first += len;
-        let before: &[f32] = window;
+        let inputs = Inputs { before: window, x };
         out.par_chunks_mut(ROW_BLOCK * channels).enumerate().for_each(|(block, out)| {
             for (i, out) in out.chunks_exact_mut(channels).enumerate() {
-                let t = block * ROW_BLOCK + i;
-                match bias {
-                    Some(bias) => out.copy_from_slice(bias),
-                    None => out.fill(0.0),
-                }
-                for (k, tap) in weight.chunks_exact(channels).enumerate() {
-                    // Before the run's first token stands its window.
-                    let row = match (t + k).checked_sub(taps - 1) {
-                        Some(i) => x.row(i),
-                        None => &before[(t + k) * channels..][..channels],
-                    };
-                    add_products(level, tap, row, out);
-                }
+                convolve(level, inputs, block * ROW_BLOCK + i, weight, bias, out);
                 if silu {
                     silu_at(level, out);
                 }
@@ -105,8 +93,48 @@ fn conv1d_at(
     }
 }
 
-dispatch! { fn add_products = add_products_body(a: &[f32], b: &[f32], out: &mut [f32]) }
+/// What a run's taps meet: its window, then its tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    /// `[K - 1, C]`
+    pub(crate) before: &'a [f32],
+    /// `[L, C]`
+    pub(crate) x: Rows<'a>,
+}
 
+impl<'a> Inputs<'a> {
+    /// Row `i`, counted from the window's first.
+    #[inline]
+    pub(crate) fn row(&self, i: usize) -> &'a [f32] {
+        let channels = self.x.width();
+        match (i * channels).checked_sub(self.before.len()) {
+            Some(past) => self.x.row(past / channels),
+            None => &self.before[i * channels..][..channels],
+        }
+    }
+}
+
+/// Token `t` of a run before silu.
+pub(crate) fn convolve(
+    level: Level,
+    inputs: Inputs<'_>,
+    t: usize,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    match bias {
+        Some(bias) => out.copy_from_slice(bias),
+        None => out.fill(0.0),
+    }
+    for (k, tap) in weight.chunks_exact(out.len()).enumerate() {
+        add_products(level, tap, inputs.row(t + k), out);
+    }
+}
+
+dispatch! { pub(crate) fn add_products = add_products_body(a: &[f32], b: &[f32], out: &mut [f32]) }
+
+/// `out += a * b`
 #[inline(always)]
 fn add_products_body<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
     let (a, a_rest) = S::chunks(a);

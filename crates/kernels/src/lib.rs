@@ -9,6 +9,7 @@ mod activation_backward;
 pub mod attention;
 mod awake;
 mod conv;
+mod conv_backward;
 #[cfg(test)]
 mod gradcheck;
 mod linear;
@@ -26,6 +27,7 @@ mod testing;
 
 pub use awake::awake;
 pub use conv::conv1d;
+pub use conv_backward::conv1d_backward;
 pub use linear::{Weights, linear};
 pub use linear_backward::{
     column_dots, column_sums, linear_backward_input, linear_backward_weight, transpose,
