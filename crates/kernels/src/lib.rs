@@ -16,6 +16,7 @@ mod linear;
 mod linear_backward;
 pub mod math;
 mod norm;
+mod norm_backward;
 pub mod probe;
 pub mod quant;
 mod rope;
@@ -33,6 +34,7 @@ pub use linear_backward::{
     column_dots, column_sums, linear_backward_input, linear_backward_weight, transpose,
 };
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
+pub use norm_backward::{gated_rms_norm_backward, rms_norm_backward};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope};
 pub use rows::Rows;
 pub use simd::Level;

@@ -87,7 +87,7 @@ fn gated_rms_norm_at(level: Level, y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>
     });
 }
 
-dispatch! { fn normalize = normalize_body(x: &mut [f32], weight: &[f32], eps: f32) }
+dispatch! { pub(crate) fn normalize = normalize_body(x: &mut [f32], weight: &[f32], eps: f32) }
 
 #[inline(always)]
 fn normalize_body<S: Simd>(simd: S, x: &mut [f32], weight: &[f32], eps: f32) {
