@@ -6,6 +6,7 @@
 
 pub mod activation;
 mod activation_backward;
+mod adamw;
 pub mod attention;
 mod awake;
 mod conv;
@@ -26,6 +27,7 @@ pub mod ssd;
 #[cfg(test)]
 mod testing;
 
+pub use adamw::{AdamW, adamw, sum_of_squares};
 pub use awake::awake;
 pub use conv::conv1d;
 pub use conv_backward::conv1d_backward;
