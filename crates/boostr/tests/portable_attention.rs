@@ -140,7 +140,8 @@ proptest! {
         // Each sequence in two calls, cut anywhere.
         let cuts: Vec<usize> = lens.iter().map(|len| random.below(len + 1)).collect();
         for body in BODIES {
-            let kv = KvSizes { nheads: nheads_kv, d_key, d_value, kind: KvType::F32 };
+            let kind = KvType::F32;
+            let kv = KvSizes { nheads: nheads_kv, d_key, d_value, kind, latent: false };
             let mut caches: Vec<_> = lens.iter().map(|_| body.new_cache(kv).unwrap()).collect();
             let mut got = vec![Vec::new(); lens.len()];
             for half in 0..2 {
@@ -309,24 +310,37 @@ proptest! {
 #[test]
 fn bad_arguments_are_refused_and_leave_caches_as_they_are() {
     for body in BODIES {
-        let kv = KvSizes { nheads: 2, d_key: 4, d_value: 4, kind: KvType::F32 };
+        let kv = KvSizes { nheads: 2, d_key: 4, d_value: 4, kind: KvType::F32, latent: false };
         let mut cache = body.new_cache(kv).unwrap();
         let x = |shape: &[usize]| laid_out(0, &vec![0.5; shape.iter().product()], shape);
         let (q, k) = (x(&[3, 4, 4]), x(&[3, 2, 4]));
         let good = Attention { q: &q, k: &k, v: &k, scale: 0.5, window: None, softcap: None };
         body.attention(&good, &[3], &mut [&mut cache]).unwrap();
         let (three, narrow, short) = (x(&[3, 3, 4]), x(&[3, 2, 3]), x(&[2, 2, 4]));
+        let none = x(&[3, 0, 4]);
         for (bad, runs) in [
             (Attention { k: &three, v: &three, ..good.clone() }, &[3usize][..]),
             (Attention { k: &narrow, ..good.clone() }, &[3]),
             (Attention { v: &narrow, ..good.clone() }, &[3]),
             (Attention { v: &short, ..good.clone() }, &[3]),
+            (Attention { q: &none, ..good.clone() }, &[3]),
             (Attention { window: Some(0), ..good.clone() }, &[3]),
+            (Attention { softcap: Some(0.0), ..good.clone() }, &[3]),
+            (Attention { softcap: Some(f32::NAN), ..good.clone() }, &[3]),
             (good.clone(), &[2]),
             (good.clone(), &[1, 2]),
         ] {
             assert!(body.attention(&bad, runs, &mut [&mut cache]).is_err(), "{body:?} {bad:?}");
             assert_eq!(cache.len(), 3);
+        }
+        for bad in [
+            KvSizes { nheads: 0, ..kv },
+            KvSizes { d_key: 0, ..kv },
+            KvSizes { d_value: 0, ..kv },
+            KvSizes { latent: true, ..kv },
+            KvSizes { nheads: 1, d_value: 5, latent: true, ..kv },
+        ] {
+            assert!(body.new_cache(bad).is_err(), "{body:?} {bad:?}");
         }
         let rope = Rope::new(4, 1e4, &RopeScaling::None, RopeStyle::Half);
         assert!(body.rope(&x(&[2, 1, 4]), &[0], &rope).is_err());

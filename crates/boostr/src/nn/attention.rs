@@ -71,7 +71,8 @@ impl AttentionConfig {
     /// Sizes of what a sequence keeps, its elements of type `kind`.
     #[must_use]
     pub fn cache(&self, kind: KvType) -> KvSizes {
-        KvSizes { nheads: self.nheads_kv, d_key: self.headdim, d_value: self.headdim, kind }
+        let (nheads, headdim) = (self.nheads_kv, self.headdim);
+        KvSizes { nheads, d_key: headdim, d_value: headdim, kind, latent: false }
     }
 
     /// Adds the layer's parameters to `tensors`, under `name`.

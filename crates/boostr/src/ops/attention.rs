@@ -1,6 +1,7 @@
-//! Attention: causal products of queries with the keys and values that a sequence has kept, and rotary
-//! positions.
+//! Attention: causal products of queries with the keys and values that a sequence has kept, latent ones
+//! too, and rotary positions.
 
+use boostr_kernels::attention::{self as kernels, PAGE};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
@@ -8,12 +9,12 @@ use numr::tensor::Tensor;
 pub use boostr_kernels::attention::KvType;
 pub use boostr_kernels::{Rope, RopeScaling, RopeStyle, Yarn};
 
-use super::{Client, check_runs, expect, generic, shape_error};
+use super::{Client, Weight, check_runs, expect, generic, shape_error};
 use crate::error::{Error, Result};
 
 /// Keys and values that one sequence keeps for one layer; grows by a row for each token.
 ///
-/// A clone is a fork: it shares what is there.
+/// A clone is a fork: it shares what is there, and neither notices what the other appends or forgets.
 #[derive(Clone)]
 pub struct KvCache<R: Runtime> {
     pub(super) storage: KvStorage<R>,
@@ -23,7 +24,7 @@ pub struct KvCache<R: Runtime> {
 /// Sizes of a [`KvCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSizes {
-    /// Hk, heads of keys and values.
+    /// Hk, heads of keys and values; 1 in a latent cache.
     pub nheads: usize,
     /// Width of a head's keys.
     pub d_key: usize,
@@ -31,33 +32,69 @@ pub struct KvSizes {
     pub d_value: usize,
     /// What the elements are kept as.
     pub kind: KvType,
+    /// Whether values are the first `d_value` channels of the keys and kept once, for
+    /// [`latent_attention`](AttentionOps::latent_attention).
+    pub latent: bool,
 }
 
 impl KvSizes {
+    /// Of a cache for [`latent_attention`](AttentionOps::latent_attention): `d_c` compressed channels, and
+    /// `d_r` rotated ones.
+    #[must_use]
+    pub fn latent(d_c: usize, d_r: usize, kind: KvType) -> Self {
+        Self { nheads: 1, d_key: d_c.saturating_add(d_r), d_value: d_c, kind, latent: true }
+    }
+
     /// Bytes that each token adds.
     #[must_use]
     pub fn bytes_per_token(self) -> usize {
-        boostr_kernels::attention::KvCache::bytes_per_token(
-            self.nheads,
-            self.d_key,
-            self.d_value,
-            self.kind,
-        )
+        let Self { nheads, d_key, d_value, kind, latent } = self;
+        if latent {
+            kernels::KvCache::latent_bytes_per_token(d_value, d_key - d_value, kind)
+        } else {
+            kernels::KvCache::bytes_per_token(nheads, d_key, d_value, kind)
+        }
+    }
+
+    /// Bytes that `tokens` take at most between two calls, in pages of 64, where a token sees `window` of
+    /// them and what none will see is forgotten.
+    #[must_use]
+    pub fn bytes(self, tokens: usize, window: Option<usize>) -> usize {
+        let pages = tokens.div_ceil(PAGE);
+        // The window may begin with the last position of a page and end with the first of another.
+        let kept = window.map_or(pages, |window| pages.min(window.div_ceil(PAGE) + 1));
+        kept.saturating_mul(PAGE).saturating_mul(self.bytes_per_token())
+    }
+
+    /// Refuses sizes that no cache has.
+    fn check(self) -> Result<()> {
+        let Self { nheads, d_key, d_value, latent, .. } = self;
+        let reason = if [nheads, d_key, d_value].contains(&0) {
+            "expected at least 1 of each"
+        } else if latent && (nheads > 1 || d_value > d_key) {
+            "expected one head whose values are channels of its keys"
+        } else {
+            return Ok(());
+        };
+        let reason = format!("{reason}, found {nheads} heads of {d_key} and {d_value}");
+        Err(Error::Argument { name: "sizes", reason })
     }
 }
 
 /// Where the rows are.
 #[derive(Clone)]
 pub(super) enum KvStorage<R: Runtime> {
-    /// Keys `[L, Hk, d_key]` and values `[L, Hk, d_value]`, f32; `None` before the first token.
+    /// Keys `[L, Hk, d_key]` and values `[L, Hk, d_value]`, f32; `None` before the first token. In a latent
+    /// cache values are a view of the keys.
     Tensors(Option<[Tensor<R>; 2]>),
     /// In pages, in the order in which the CPU's kernel reads them.
-    Pages(boostr_kernels::attention::KvCache),
+    Pages(kernels::KvCache),
 }
 
 impl<R: Runtime<DType = DType>> KvCache<R> {
     /// A cache in the device's own memory.
     pub(super) fn tensors(sizes: KvSizes) -> Result<Self> {
+        sizes.check()?;
         if sizes.kind != KvType::F32 {
             let what = format!("keys and values of type {} on this device", sizes.kind.name());
             return Err(Error::Unsupported { what });
@@ -66,10 +103,15 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
     }
 
     /// A cache in pages of the CPU's kernel.
-    pub(super) fn pages(sizes: KvSizes) -> Self {
-        let KvSizes { nheads, d_key, d_value, kind } = sizes;
-        let pages = boostr_kernels::attention::KvCache::new(nheads, d_key, d_value, kind);
-        Self { storage: KvStorage::Pages(pages), sizes }
+    pub(super) fn pages(sizes: KvSizes) -> Result<Self> {
+        sizes.check()?;
+        let KvSizes { nheads, d_key, d_value, kind, latent } = sizes;
+        let pages = if latent {
+            kernels::KvCache::latent(d_value, d_key - d_value, kind)
+        } else {
+            kernels::KvCache::new(nheads, d_key, d_value, kind)
+        };
+        Ok(Self { storage: KvStorage::Pages(pages), sizes })
     }
 
     /// Heads, widths and type.
@@ -78,7 +120,7 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         self.sizes
     }
 
-    /// Tokens seen.
+    /// Tokens seen, forgotten ones too: the position of the next.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.storage {
@@ -93,16 +135,70 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         self.len() == 0
     }
 
-    /// Bytes that it takes.
+    /// The first position whose key and value are there: 0 until some were [forgotten](Self::forget).
+    #[must_use]
+    pub fn first(&self) -> usize {
+        match &self.storage {
+            KvStorage::Tensors(_) => 0,
+            KvStorage::Pages(pages) => pages.first(),
+        }
+    }
+
+    /// The first position that the next token sees, where it sees `window` of them, itself included.
+    #[must_use]
+    pub fn first_seen(&self, window: Option<usize>) -> usize {
+        window.map_or(0, |window| (self.len() + 1).saturating_sub(window))
+    }
+
+    /// Gives up keys and values of positions before `before`, which no later token may see.
+    ///
+    /// On the CPU these are whole pages of 64 positions, so some before `before` may stay. A cache of tensors
+    /// keeps all: other ways to sum round otherwise, and what none sees must change no bit.
+    ///
+    /// ```
+    /// use boostr::ops::{Attention, AttentionOps, KvSizes, KvType};
+    /// use numr::prelude::*;
+    ///
+    /// let device = CpuDevice::new();
+    /// let client = CpuRuntime::default_client(&device);
+    /// let x = Tensor::<CpuRuntime>::ones(&[200, 1, 1], DType::F32, &device)?;
+    /// let input = Attention { q: &x, k: &x, v: &x, scale: 1.0, window: Some(70), softcap: None };
+    /// let sizes = KvSizes { nheads: 1, d_key: 1, d_value: 1, kind: KvType::F32, latent: false };
+    /// let mut cache = client.new_cache(sizes)?;
+    /// client.attention(&input, &[200], &mut [&mut cache])?;
+    /// // Position 200 sees 131 and on; 128 is the first of the page that 131 is in.
+    /// cache.forget(cache.first_seen(input.window));
+    /// assert_eq!((cache.first(), cache.len(), cache.keys()?.len()), (128, 200, 72));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn forget(&mut self, before: usize) {
+        if let KvStorage::Pages(pages) = &mut self.storage {
+            pages.forget(before);
+        }
+    }
+
+    /// Refuses a next token that sees what is forgotten.
+    pub(crate) fn check_window(&self, window: Option<usize>) -> Result<()> {
+        let (first, seen) = (self.first(), self.first_seen(window));
+        if seen >= first {
+            return Ok(());
+        }
+        let reason = format!("positions before {first} are forgotten, {seen} is seen");
+        Err(Error::Argument { name: "caches", reason })
+    }
+
+    /// Bytes of what is there: on the CPU whole pages, those that forks share in each of them.
     #[must_use]
     pub fn size_in_bytes(&self) -> usize {
         match &self.storage {
-            KvStorage::Tensors(rows) => rows.iter().flatten().map(|x| 4 * x.numel()).sum(),
+            KvStorage::Tensors(None) => 0,
+            KvStorage::Tensors(Some([keys, _])) if self.sizes.latent => 4 * keys.numel(),
+            KvStorage::Tensors(Some(rows)) => rows.iter().map(|x| 4 * x.numel()).sum(),
             KvStorage::Pages(pages) => pages.size_in_bytes(),
         }
     }
 
-    /// Keys `[L, Hk, d_key]`, row-major.
+    /// Keys of positions [`first`](Self::first) on, `[len - first, Hk, d_key]`, row-major.
     ///
     /// # Errors
     ///
@@ -115,7 +211,7 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         }
     }
 
-    /// Values `[L, Hk, d_value]`, row-major.
+    /// Values of positions [`first`](Self::first) on, `[len - first, Hk, d_value]`, row-major.
     ///
     /// # Errors
     ///
@@ -133,6 +229,7 @@ impl<R: Runtime<DType = DType>> std::fmt::Debug for KvCache<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvCache")
             .field("sizes", &self.sizes)
+            .field("first", &self.first())
             .field("len", &self.len())
             .finish_non_exhaustive()
     }
@@ -171,7 +268,7 @@ impl<R: Runtime<DType = DType>> Attention<'_, R> {
         let &[_, nheads_kv, d_value] = self.v.shape() else {
             return Err(shape_error("v", &[tokens, 0, 0], self.v.shape()));
         };
-        if nheads_kv == 0 || !nheads.is_multiple_of(nheads_kv) {
+        if nheads == 0 || nheads_kv == 0 || !nheads.is_multiple_of(nheads_kv) {
             let reason = format!("{nheads_kv} heads of keys do not divide {nheads} of queries");
             return Err(Error::Argument { name: "k", reason });
         }
@@ -182,23 +279,110 @@ impl<R: Runtime<DType = DType>> Attention<'_, R> {
             let reason = "expected at least 1, found 0".into();
             return Err(Error::Argument { name: "window", reason });
         }
-        check_runs(runs, tokens, caches.len())?;
-        let found =
-            |cache: &KvCache<R>| (cache.sizes.nheads, cache.sizes.d_key, cache.sizes.d_value);
-        let expected = (nheads_kv, d_key, d_value);
-        for cache in caches {
-            if found(cache) != expected {
-                let (h, k, v) = found(cache);
-                return Err(shape_error("caches", &[nheads_kv, d_key, d_value], &[h, k, v]));
-            }
+        if let Some(cap) = self.softcap.filter(|cap| cap.is_nan() || *cap <= 0.0) {
+            let reason = format!("expected above 0, found {cap}");
+            return Err(Error::Argument { name: "softcap", reason });
         }
+        check_runs(runs, tokens, caches.len())?;
         let kind = caches.first().map_or(KvType::F32, |cache| cache.sizes.kind);
-        let sizes = KvSizes { nheads: nheads_kv, d_key, d_value, kind };
+        let sizes = KvSizes { nheads: nheads_kv, d_key, d_value, kind, latent: false };
+        check_caches(caches, sizes, self.window)?;
         Ok(AttentionDims { tokens, nheads, sizes })
     }
 }
 
-/// Causal attention with carried keys and values, and rotary positions.
+/// Checks that caches are of `sizes`, of any type, and hold what the next token sees.
+fn check_caches<R: Runtime<DType = DType>>(
+    caches: &[&mut KvCache<R>],
+    sizes: KvSizes,
+    window: Option<usize>,
+) -> Result<()> {
+    for cache in caches {
+        let found = cache.sizes;
+        if found.latent != sizes.latent {
+            let word = |latent| if latent { "latent ones" } else { "keys and values" };
+            let reason = format!("expected {}, found {}", word(sizes.latent), word(found.latent));
+            return Err(Error::Argument { name: "caches", reason });
+        }
+        let shape = |sizes: KvSizes| [sizes.nheads, sizes.d_key, sizes.d_value];
+        if shape(found) != shape(sizes) {
+            return Err(shape_error("caches", &shape(sizes), &shape(found)));
+        }
+        cache.check_window(window)?;
+    }
+    Ok(())
+}
+
+/// Inputs of [`AttentionOps::latent_attention`]: the tokens of all runs, one after another.
+///
+/// Letters: T tokens, H heads; widths as the paper has them: `d_c` compressed channels, `d_nope` and `d_r`
+/// channels of a head's query without and with position, `d_v` of its output.
+#[derive(Clone)]
+pub struct LatentAttention<'a, R: Runtime> {
+    /// Queries without position `[T, H, d_nope]`.
+    pub q_nope: &'a Tensor<R>,
+    /// Queries with position, rotated, `[T, H, d_r]`; `d_r` may be 0.
+    pub q_pe: &'a Tensor<R>,
+    /// Compressed keys and values, normalised, `[T, d_c]`.
+    pub c: &'a Tensor<R>,
+    /// Keys with position, rotated, `[T, d_r]`: the same for all heads.
+    pub k_pe: &'a Tensor<R>,
+    /// What makes keys of compressed ones, transposed for each head: `[H, d_c, d_nope]`.
+    pub w_uk: &'a Weight<R>,
+    /// What makes values of compressed ones, for each head: `[H, d_v, d_c]`.
+    pub w_uv: &'a Weight<R>,
+    /// Factor of the products of queries and keys, usually `(d_nope + d_r)^-0.5`.
+    pub scale: f32,
+}
+
+/// Sizes of a call, read off its tensors and found to agree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LatentDims {
+    pub(super) tokens: usize,
+    pub(super) nheads: usize,
+    pub(super) d_value: usize,
+    pub(super) sizes: KvSizes,
+}
+
+impl<R: Runtime<DType = DType>> LatentAttention<'_, R> {
+    pub(super) fn dims(&self, runs: &[usize], caches: &[&mut KvCache<R>]) -> Result<LatentDims> {
+        let &[tokens, nheads, d_nope] = self.q_nope.shape() else {
+            return Err(shape_error("q_nope", &[0, 0, 0], self.q_nope.shape()));
+        };
+        let &[_, d_c] = self.c.shape() else {
+            return Err(shape_error("c", &[tokens, 0], self.c.shape()));
+        };
+        let &[_, d_r] = self.k_pe.shape() else {
+            return Err(shape_error("k_pe", &[tokens, 0], self.k_pe.shape()));
+        };
+        let &[_, d_value, _] = self.w_uv.shape() else {
+            return Err(shape_error("w_uv", &[nheads, 0, d_c], self.w_uv.shape()));
+        };
+        expect("q_nope", self.q_nope, &[tokens, nheads, d_nope])?;
+        expect("q_pe", self.q_pe, &[tokens, nheads, d_r])?;
+        expect("c", self.c, &[tokens, d_c])?;
+        expect("k_pe", self.k_pe, &[tokens, d_r])?;
+        for (name, w, shape) in [
+            ("w_uk", self.w_uk, [nheads, d_c, d_nope]),
+            ("w_uv", self.w_uv, [nheads, d_value, d_c]),
+        ] {
+            if w.shape() != shape {
+                return Err(shape_error(name, &shape, w.shape()));
+            }
+            if shape.contains(&0) {
+                let reason = format!("expected at least 1 of each size, found {shape:?}");
+                return Err(Error::Argument { name, reason });
+            }
+        }
+        check_runs(runs, tokens, caches.len())?;
+        let kind = caches.first().map_or(KvType::F32, |cache| cache.sizes.kind);
+        let sizes = KvSizes::latent(d_c, d_r, kind);
+        check_caches(caches, sizes, None)?;
+        Ok(LatentDims { tokens, nheads, d_value, sizes })
+    }
+}
+
+/// Causal attention with carried keys and values, full or latent, and rotary positions.
 ///
 /// ```
 /// use boostr::ops::{Attention, AttentionOps, KvSizes, KvType};
@@ -209,7 +393,7 @@ impl<R: Runtime<DType = DType>> Attention<'_, R> {
 /// let x = |data: &[f32]| Tensor::<CpuRuntime>::from_slice(data, &[2, 1, 1], &device);
 /// let (q, k, v) = (x(&[1.0, 1.0])?, x(&[0.0, 0.0])?, x(&[2.0, 4.0])?);
 /// let input = Attention { q: &q, k: &k, v: &v, scale: 1.0, window: None, softcap: None };
-/// let sizes = KvSizes { nheads: 1, d_key: 1, d_value: 1, kind: KvType::F32 };
+/// let sizes = KvSizes { nheads: 1, d_key: 1, d_value: 1, kind: KvType::F32, latent: false };
 /// let mut cache = client.new_cache(sizes)?;
 /// let y = client.attention(&input, &[2], &mut [&mut cache])?;
 /// // The second token sees both, with equal weights.
@@ -222,7 +406,8 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for a type of elements that the device does not keep.
+    /// [`Error::Unsupported`] for a type of elements that the device does not keep, [`Error::Argument`] for
+    /// sizes that no cache has.
     fn new_cache(&self, sizes: KvSizes) -> Result<KvCache<R>> {
         generic::new_cache(sizes)
     }
@@ -234,7 +419,7 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
     ///
     /// # Errors
     ///
-    /// When arguments disagree; caches are then as they were.
+    /// When arguments disagree or a query sees what its cache has forgotten; caches are then as they were.
     fn attention(
         &self,
         input: &Attention<'_, R>,
@@ -242,6 +427,55 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
         caches: &mut [&mut KvCache<R>],
     ) -> Result<Tensor<R>> {
         generic::attention(self.library(), input, runs, caches)
+    }
+
+    /// Multi-head latent attention: appends compressed tokens of each run to its cache; each query then sees
+    /// those up to its own. Returns `[T, H, d_v]`.
+    ///
+    /// ```text
+    /// k[h, j] = [W_UK[h] c[j] | k_pe[j]]      v[h, j] = W_UV[h] c[j]
+    /// out[h, i] = sum over j <= i of softmax(scale [q_nope | q_pe][h, i] · k[h, ..])[j] v[h, j]
+    /// ```
+    ///
+    /// (*DeepSeek-V2*, arXiv 2405.04434, section 2.1), in the absorbed form: W_UK moves to the query and W_UV
+    /// to the output, so that a token is kept as the `d_c + d_r` numbers of c and k_pe, whatever the number
+    /// of heads. Checkpoints have both matrices in `kv_b_proj.weight`: for each head `d_nope` rows of W_UK,
+    /// which are columns of `w_uk`, then `d_v` rows of W_UV.
+    ///
+    /// A token gives the same bits alone and in any company.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use boostr::ops::{AttentionOps, HostBytes, KvSizes, KvType, LatentAttention, LinearOps};
+    /// use numr::prelude::*;
+    ///
+    /// let device = CpuDevice::new();
+    /// let client = CpuRuntime::default_client(&device);
+    /// let bytes = HostBytes::new(Arc::new(3f32.to_le_bytes()), 0..4)?;
+    /// let w = client.weight(bytes, DType::F32, &[1, 1, 1])?; // one head, all widths 1
+    /// let x = |data: &[f32], shape: &[usize]| Tensor::<CpuRuntime>::from_slice(data, shape, &device);
+    /// let (q, c) = (x(&[0.0, 0.0], &[2, 1, 1])?, x(&[2.0, 4.0], &[2, 1])?);
+    /// let input = LatentAttention {
+    ///     q_nope: &q, q_pe: &q, c: &c, k_pe: &c, w_uk: &w, w_uv: &w, scale: 1.0,
+    /// };
+    /// let mut cache = client.new_cache(KvSizes::latent(1, 1, KvType::F32))?;
+    /// let y = client.latent_attention(&input, &[2], &mut [&mut cache])?;
+    /// // Equal scores: means of the values, which are 3 c.
+    /// assert_eq!(y.to_vec::<f32>(), [6.0, 9.0]);
+    /// assert_eq!(cache.keys()?, [2.0, 2.0, 4.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree; caches are then as they were.
+    fn latent_attention(
+        &self,
+        input: &LatentAttention<'_, R>,
+        runs: &[usize],
+        caches: &mut [&mut KvCache<R>],
+    ) -> Result<Tensor<R>> {
+        generic::latent_attention(self.library(), input, runs, caches)
     }
 
     /// Rotates the heads of `x` `[T, H, D]`, row t by the angles of `positions[t]`.

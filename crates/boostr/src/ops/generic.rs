@@ -7,7 +7,8 @@
 mod attention;
 
 pub use attention::{
-    activate, add_rows, add_scaled, attention, concat_columns, glu, new_cache, rope, scale_columns,
+    activate, add_rows, add_scaled, attention, concat_columns, glu, latent_attention, new_cache,
+    rope, scale_columns,
 };
 
 use numr::dtype::DType;

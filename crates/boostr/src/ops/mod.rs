@@ -6,7 +6,7 @@
 //! | [`CausalConvOps`] | depthwise convolution with a carried window |
 //! | [`NormOps`] | RMS norm, gated and grouped |
 //! | [`LinearOps`] | weights, products with them, rows of them |
-//! | [`AttentionOps`] | causal attention with carried keys and values, rotary positions |
+//! | [`AttentionOps`] | causal attention with carried keys and values, latent attention, rotary positions |
 //! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows, columns side by side |
 //!
 //! Every method has a portable body composed of the tensor library's own operations (`generic`), so a
@@ -33,7 +33,8 @@ use numr::tensor::Tensor;
 
 pub use activation::{Activation, ActivationOps};
 pub use attention::{
-    Attention, AttentionOps, KvCache, KvSizes, KvType, Rope, RopeScaling, RopeStyle, Yarn,
+    Attention, AttentionOps, KvCache, KvSizes, KvType, LatentAttention, Rope, RopeScaling,
+    RopeStyle, Yarn,
 };
 pub use boostr_kernels::quant::Format;
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};

@@ -6,8 +6,8 @@ use boostr::backend::{Cpu, DType, Tensor, cpu};
 use boostr::checkpoint::TensorEntry;
 use boostr::ops::{
     Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, GatedNorm,
-    HostBytes, KvCache, KvSizes, LinearOps, NormOps, Rope, SsdInput, SsmKernelOps, Weight, generic,
-    tensor,
+    HostBytes, KvCache, KvSizes, LatentAttention, LinearOps, NormOps, Rope, SsdInput, SsmKernelOps,
+    Weight, generic, tensor,
 };
 
 pub type Floats = Tensor<Cpu>;
@@ -96,6 +96,18 @@ impl Body {
         match self {
             Self::Portable => generic::attention(&cpu(), input, runs, caches),
             Self::Kernels => cpu().attention(input, runs, caches),
+        }
+    }
+
+    pub fn latent_attention(
+        self,
+        input: &LatentAttention<'_, Cpu>,
+        runs: &[usize],
+        caches: &mut [&mut KvCache<Cpu>],
+    ) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::latent_attention(&cpu(), input, runs, caches),
+            Self::Kernels => cpu().latent_attention(input, runs, caches),
         }
     }
 

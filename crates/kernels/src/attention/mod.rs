@@ -44,7 +44,7 @@ mod tests;
 
 pub use cache::KvCache;
 pub use mla::{LatentAttention, latent_attention, latent_attention_reference};
-pub use page::KvType;
+pub use page::{KvType, PAGE};
 pub use reference::attention_reference;
 
 use rayon::prelude::*;

@@ -16,8 +16,8 @@ use half::slice::HalfFloatSliceExt;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Positions of a page: a multiple of every W.
-pub(super) const PAGE: usize = 64;
+/// Positions of a page of a [`KvCache`](super::KvCache): a multiple of every W.
+pub const PAGE: usize = 64;
 /// Values that share a scale in q8_0.
 const BLOCK: usize = 32;
 

@@ -1,20 +1,46 @@
 //! Attention and elementwise steps on the CPU.
 
-use boostr_kernels::{self as kernels, activation, attention};
+use boostr_kernels::{self as kernels, Weights, activation, attention};
 use numr::runtime::cpu::{CpuClient, CpuRuntime};
 
-use super::{Cpu, contiguous, with_rows};
+use super::{Cpu, contiguous, elements, with_rows};
 use crate::error::{Error, Result};
 use crate::ops::activation::{check_add_rows, check_columns, check_pair};
 use crate::ops::attention::{KvStorage, check_rope};
+use crate::ops::weight::Storage;
 use crate::ops::{
-    Activation, ActivationOps, Attention, AttentionOps, KvCache, KvSizes, Rope, expect, host,
-    shape_error,
+    Activation, ActivationOps, Attention, AttentionOps, KvCache, KvSizes, LatentAttention, Rope,
+    Weight, expect, host, shape_error,
 };
+
+/// The kernel's own caches.
+fn pages<'a>(
+    caches: &'a mut [&mut KvCache<CpuRuntime>],
+) -> Result<Vec<&'a mut attention::KvCache>> {
+    let pages = caches.iter_mut().map(|cache| match &mut cache.storage {
+        KvStorage::Pages(pages) => Ok(pages),
+        KvStorage::Tensors(_) => {
+            let what = "a cache of tensors in the CPU's attention".into();
+            Err(Error::Unsupported { what })
+        }
+    });
+    pages.collect()
+}
+
+/// The elements of a weight that has one matrix for each head.
+fn per_head<'a>(name: &str, w: &'a Weight<CpuRuntime>) -> Result<Weights<'a>> {
+    match &w.storage {
+        Storage::Dense(w, _) => elements(w),
+        Storage::Packed(_) => {
+            let what = format!("quantized blocks as {name} of the CPU's latent attention");
+            Err(Error::Unsupported { what })
+        }
+    }
+}
 
 impl AttentionOps<CpuRuntime> for CpuClient {
     fn new_cache(&self, sizes: KvSizes) -> Result<KvCache<CpuRuntime>> {
-        Ok(KvCache::pages(sizes))
+        KvCache::pages(sizes)
     }
 
     fn attention(
@@ -25,14 +51,7 @@ impl AttentionOps<CpuRuntime> for CpuClient {
     ) -> Result<Cpu> {
         let dims = input.dims(runs, caches)?;
         let [q, k, v] = [with_rows(input.q)?, with_rows(input.k)?, with_rows(input.v)?];
-        let mut pages = Vec::with_capacity(caches.len());
-        for cache in caches {
-            let KvStorage::Pages(cache) = &mut cache.storage else {
-                let what = "a cache of tensors in the CPU's attention".into();
-                return Err(Error::Unsupported { what });
-            };
-            pages.push(cache);
-        }
+        let mut pages = pages(caches)?;
         let kernel = attention::Attention {
             nheads: dims.nheads,
             scale: input.scale,
@@ -45,6 +64,36 @@ impl AttentionOps<CpuRuntime> for CpuClient {
             host::rows("q", &q)?,
             host::rows("k", &k)?,
             host::rows("v", &v)?,
+            runs,
+            &mut pages,
+            host::slice_mut("out", &mut out)?,
+        );
+        Ok(out)
+    }
+
+    fn latent_attention(
+        &self,
+        input: &LatentAttention<'_, CpuRuntime>,
+        runs: &[usize],
+        caches: &mut [&mut KvCache<CpuRuntime>],
+    ) -> Result<Cpu> {
+        let dims = input.dims(runs, caches)?;
+        let [q_nope, q_pe] = [with_rows(input.q_nope)?, with_rows(input.q_pe)?];
+        let [c, k_pe] = [with_rows(input.c)?, with_rows(input.k_pe)?];
+        let mut pages = pages(caches)?;
+        let kernel = attention::LatentAttention {
+            nheads: dims.nheads,
+            scale: input.scale,
+            w_uk: per_head("w_uk", input.w_uk)?,
+            w_uv: per_head("w_uv", input.w_uv)?,
+        };
+        let mut out = host::zeros(&[dims.tokens, dims.nheads, dims.d_value])?;
+        attention::latent_attention(
+            &kernel,
+            host::rows("q_nope", &q_nope)?,
+            host::rows("q_pe", &q_pe)?,
+            host::rows("c", &c)?,
+            host::rows("k_pe", &k_pe)?,
             runs,
             &mut pages,
             host::slice_mut("out", &mut out)?,

@@ -4,13 +4,13 @@ use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
 
-use super::product;
+use super::{product, transposed};
 use crate::error::Result;
 use crate::ops::activation::{check_add_rows, check_columns, check_pair};
-use crate::ops::attention::{KvStorage, check_rope};
+use crate::ops::attention::{AttentionDims, KvStorage, check_rope};
 use crate::ops::{
-    Activation, Attention, KvCache, KvSizes, Rope, RopeStyle, TensorClient, expect, shape_error,
-    tensor, to_vec,
+    Activation, Attention, KvCache, KvSizes, LatentAttention, Rope, RopeStyle, TensorClient,
+    Weight, expect, shape_error, tensor, to_vec,
 };
 
 /// What a score that may not be seen gets: its exponential is 0, and unlike infinity it makes no NaN.
@@ -20,7 +20,8 @@ const UNSEEN: f32 = -1e30;
 ///
 /// # Errors
 ///
-/// [`Error::Unsupported`](crate::Error::Unsupported) for another type of elements.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for another type of elements,
+/// [`Error::Argument`](crate::Error::Argument) for sizes that no cache has.
 pub fn new_cache<R: Runtime<DType = DType>>(sizes: KvSizes) -> Result<KvCache<R>> {
     KvCache::tensors(sizes)
 }
@@ -41,6 +42,33 @@ where
     C: TensorClient<R>,
 {
     let dims = input.dims(runs, caches)?;
+    attend(client, input, dims, runs, caches)
+}
+
+/// The rows that were kept, if any, and then `new` ones.
+fn appended<R, C>(client: &C, kept: Option<&Tensor<R>>, new: Tensor<R>) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    match kept {
+        None => Ok(new),
+        Some(kept) => Ok(client.cat(&[kept, &new], 0)?),
+    }
+}
+
+/// [`attention`] with sizes that are checked; in latent caches `v` is what `k` begins with.
+fn attend<R, C>(
+    client: &C,
+    input: &Attention<'_, R>,
+    dims: AttentionDims,
+    runs: &[usize],
+    caches: &mut [&mut KvCache<R>],
+) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
     let mut outs = Vec::new();
     let mut first = 0;
     for (&len, cache) in runs.iter().zip(caches).filter(|(len, _)| **len > 0) {
@@ -52,9 +80,15 @@ where
             let what = "a cache of CPU pages in the portable attention".into();
             return Err(crate::Error::Unsupported { what });
         };
-        let [keys, values] = match kept.take() {
-            None => [k, v],
-            Some([keys, values]) => [client.cat(&[&keys, &k], 0)?, client.cat(&[&values, &v], 0)?],
+        let [keys, values] = match kept {
+            None => [None, None],
+            Some([keys, values]) => [Some(&*keys), Some(&*values)],
+        };
+        let keys = appended(client, keys, k)?;
+        let values = if dims.sizes.latent {
+            keys.narrow(2, 0, dims.sizes.d_value)?
+        } else {
+            appended(client, values, v)?
         };
         let before = keys.shape()[0] - len;
         let mask = tensor(client, &mask(len, before, input.window), &[len, before + len])?;
@@ -85,6 +119,49 @@ where
         return Ok(Tensor::zeros(&shape, DType::F32, client.device())?);
     }
     Ok(client.cat(&outs.iter().collect::<Vec<_>>(), 0)?)
+}
+
+/// Portable [`latent_attention`](crate::ops::AttentionOps::latent_attention): [`attention`] with keys
+/// `[c | k_pe]` and values c.
+///
+/// # Errors
+///
+/// When arguments disagree, or a cache is of another device.
+pub fn latent_attention<R, C>(
+    client: &C,
+    input: &LatentAttention<'_, R>,
+    runs: &[usize],
+    caches: &mut [&mut KvCache<R>],
+) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    let dims = input.dims(runs, caches)?;
+    let (tokens, nheads, d_c) = (dims.tokens, dims.nheads, dims.sizes.d_value);
+    // [T, H, ..] as [H, T, ..] and back
+    let swapped = |x: &Tensor<R>| -> Result<Tensor<R>> { Ok(x.permute(&[1, 0, 2])?.contiguous()?) };
+    let per_head = |x: &Tensor<R>, w: &Weight<R>| -> Result<Tensor<R>> {
+        let w = client.cast(&w.to_tensor(client.device())?, DType::F32)?;
+        swapped(&product(client, &swapped(x)?, &transposed(&w)?)?)
+    };
+    let beside = |x: &Tensor<R>, y: &Tensor<R>, heads: usize| -> Result<Tensor<R>> {
+        let rows = |x: &Tensor<R>| -> Result<Tensor<R>> {
+            let width = x.shape().last().copied().unwrap_or(0);
+            Ok(x.contiguous()?.reshape(&[tokens * heads, width])?)
+        };
+        let both = concat_columns(client, &rows(x)?, &rows(y)?)?;
+        Ok(both.reshape(&[tokens, heads, dims.sizes.d_key])?)
+    };
+    let absorbed = per_head(input.q_nope, input.w_uk)?; // [T, H, d_c]
+    let q = beside(&absorbed, input.q_pe, nheads)?; // [T, H, d_c + d_r]
+    let k = beside(input.c, input.k_pe, 1)?; // [T, 1, d_c + d_r]
+    let v = k.narrow(2, 0, d_c)?;
+    let dims = AttentionDims { tokens, nheads, sizes: dims.sizes };
+    let (window, softcap) = (None, None);
+    let inner = Attention { q: &q, k: &k, v: &v, scale: input.scale, window, softcap };
+    let mixed = attend(client, &inner, dims, runs, caches)?; // [T, H, d_c]
+    per_head(&mixed, input.w_uv)
 }
 
 /// `[len, before + len]`: 0 where the row's token sees the column's, [`UNSEEN`] elsewhere.
