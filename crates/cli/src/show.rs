@@ -173,11 +173,17 @@ impl<'a> Facts<'a> {
         lines.push(("file size", system::bytes(self.file_bytes)));
         if let Some(memory) = self.memory() {
             let constant = system::bytes(memory.constant);
-            let growing = system::bytes(memory.per_token);
+            let mut growing = format!("{} for each token", system::bytes(memory.per_token));
+            if memory.windowed == memory.per_token {
+                growing.push_str(" of the window");
+            } else if memory.windowed > 0 {
+                let windowed = system::bytes(memory.windowed);
+                growing.push_str(&format!(", {windowed} of it only within the window"));
+            }
             let state = match (memory.constant, memory.per_token) {
                 (_, 0) => format!("{constant} per sequence, constant (f32)"),
-                (0, _) => format!("{growing} for each token (f32)"),
-                _ => format!("{constant} per sequence, and {growing} for each token (f32)"),
+                (0, _) => format!("{growing} (f32)"),
+                _ => format!("{constant} per sequence, and {growing} (f32)"),
             };
             lines.push(("state", state));
             let [state, work] = [memory.state(), memory.work].map(system::bytes);
@@ -199,12 +205,17 @@ impl<'a> Facts<'a> {
         let family = self.config.as_ref()?.family();
         let (frame, layers) = (family.frame(), family.layers());
         let rows = self.vocab_rows.unwrap_or_else(|| frame.padded_vocab());
-        let mut memory = Memory { context: self.context as u64, ..Memory::default() };
+        let mut memory = Memory::default();
         let mut widest = 0;
         for layer in &layers {
             let (constant, per_token) = layer.state_bytes(KvType::F32);
             memory.constant += constant as u64;
             memory.per_token += per_token as u64;
+            if layer.attention.as_ref().is_some_and(|attention| attention.window.is_some()) {
+                memory.windowed += per_token as u64;
+            }
+            let growing = layer.kv_bytes(KvType::F32, self.context);
+            memory.growing = memory.growing.saturating_add(growing as u64);
             widest = widest.max(work_width(layer));
         }
         memory.work = 4 * (PIECE * (3 * frame.d_model + widest) + rows) as u64;
@@ -374,18 +385,20 @@ struct Memory {
     constant: u64,
     /// Of the state: what each token adds.
     per_token: u64,
-    /// Tokens of the sequence.
-    context: u64,
+    /// Of that: what is forgotten when a window has passed.
+    windowed: u64,
+    /// Of the state: what the tokens of the context add.
+    growing: u64,
     work: u64,
 }
 
 impl Memory {
     fn state(&self) -> u64 {
-        self.constant + self.per_token * self.context
+        self.constant.saturating_add(self.growing)
     }
 
     fn total(&self, weights: usize) -> u64 {
-        weights as u64 + self.state() + self.work + PROGRAM
+        self.state().saturating_add(weights as u64 + self.work + PROGRAM)
     }
 }
 

@@ -542,12 +542,19 @@ impl LayerSpec {
         [mixer, attention, ffn].into_iter().flatten().collect::<Vec<_>>().join(" + ")
     }
 
-    /// Bytes of a sequence's state of this layer: the constant part, and what each token adds.
+    /// Bytes of a sequence's state of this layer: the constant part, and what each token adds, up to the
+    /// window if there is one.
     #[must_use]
     pub fn state_bytes(&self, kind: KvType) -> (usize, usize) {
         let constant = state_bytes(std::slice::from_ref(self)).unwrap_or(usize::MAX);
         let growing = self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes_per_token());
         (constant, growing)
+    }
+
+    /// Bytes of the growing part after `tokens`, at most.
+    #[must_use]
+    pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> usize {
+        self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes(tokens, a.window))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::ops::{self, AttentionOps, KvType};
 use super::LayerSpec;
 
 /// What one sequence remembers of all layers: what Mamba-2 mixers keep is constant in size, what
-/// attention keeps grows with each token.
+/// attention keeps grows with each token, up to its window where it has one.
 ///
 /// A clone is a fork: it shares memory until one of the two goes on.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ impl<B: Backend> State<B> {
         Some(&self.layers.get(layer)?.mixer.as_ref()?.ssm)
     }
 
-    /// One layer's keys and values; `None` for a layer without attention.
+    /// One layer's keys and values, without those that its window has left behind; `None` for a layer without attention.
     #[must_use]
     pub fn kv(&self, layer: usize) -> Option<&KvCache<B>> {
         self.layers.get(layer)?.cache.as_ref()
@@ -145,7 +145,7 @@ fn check_cache<B: Backend>(cache: &KvCache<B>, config: &AttentionConfig) -> Resu
     let found = cache.sizes();
     let expected = config.cache(found.kind);
     if found == expected {
-        return Ok(());
+        return cache.check_window(config.window);
     }
     let shape = |sizes: ops::KvSizes| vec![sizes.nheads, sizes.d_key, sizes.d_value];
     let (expected, got) = (shape(expected), shape(found));

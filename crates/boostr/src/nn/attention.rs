@@ -169,7 +169,7 @@ impl<B: Backend> Attention<B> {
         self.o_proj.forward(client, y)
     }
 
-    /// Everything between the projections: `[T, H D]`.
+    /// Everything between the projections: `[T, H D]`. Caches then forget what no later token sees.
     ///
     /// # Errors
     ///
@@ -211,6 +211,9 @@ impl<B: Backend> Attention<B> {
             softcap: config.softcap,
         };
         let y = client.attention(&input, runs, caches)?; // [T, H, D]
+        for cache in caches {
+            cache.forget(cache.first_seen(config.window));
+        }
         Ok(y.reshape(&[tokens, config.nheads * config.headdim])?)
     }
 

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use boostr::checkpoint::{Checkpoint, Dtype, safetensors};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, safetensors};
+use boostr::models::Config;
+use boostr::nn::synthetic;
 use serde_json::json;
 
 use crate::common::*;
@@ -200,6 +202,51 @@ fn weights_that_layers_share_count_once() {
         assert_eq!(json["layers"][2], "mamba2 + attention + mlp");
     }
     assert!(tensors.len() > checkpoint.len());
+}
+
+#[test]
+fn memory_of_layers_with_a_window_does_not_grow_past_it() {
+    let folder = folder("window");
+    let path = folder.to_str().unwrap();
+    // Keys and values of 2 heads of 32 in f32.
+    let per_token = 2 * 2 * 32 * 4;
+    for (kinds, says) in [
+        (["sliding_attention"; 2], "1.0 kB for each token of the window (f32)"),
+        (
+            ["sliding_attention", "full_attention"],
+            "1.0 kB for each token, 512 B of it only within the window (f32)",
+        ),
+    ] {
+        let config = json!({
+            "model_type": "mistral", "hidden_size": 16, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+            "vocab_size": 32, "tie_word_embeddings": true, "sliding_window": 100,
+            "layer_types": kinds,
+        });
+        let config = config.to_string();
+        fs::write(folder.join("config.json"), &config).unwrap();
+        let config = Config::read(&ConfigFile::parse("config.json", &config).unwrap()).unwrap();
+        let tensors = config.family().parameters(32, false);
+        let checkpoint = synthetic::checkpoint(&tensors, Dtype::F32).unwrap();
+        let tensors: Vec<_> =
+            checkpoint.iter().map(|(name, t)| (name, t.dtype, &t.shape[..], &*t.data)).collect();
+        safetensors::write(&folder.join("model.safetensors"), &tensors, &Default::default())
+            .unwrap();
+        let memory = |context: &str| {
+            let json = boostr(&["show", path, "--json", "--context", context]).ok().json();
+            json["memory_bytes"].as_u64().unwrap()
+        };
+        // A window of 100 lies in 3 pages of 64 at most.
+        for (context, windowed, full) in
+            [("100", 128, 128), ("129", 192, 192), ("1000", 192, 1024), ("6400000", 192, 6_400_000)]
+        {
+            let kept = if kinds[1] == kinds[0] { 2 * windowed } else { windowed + full };
+            let growth = memory(context) - memory("1");
+            assert_eq!(growth, per_token * (kept - 2 * 64), "{kinds:?} at {context}");
+        }
+        let text = boostr(&["show", path]).ok().stdout;
+        assert!(text.contains(says), "{text}");
+    }
 }
 
 #[test]
