@@ -48,9 +48,20 @@ const LEAST_EXPONENT: f64 = -1e30;
 
 /// `dt a`, bounded below; NaN stays NaN.
 #[inline(always)]
-pub(super) fn decay_exponent(dt: f32, a: f32) -> f64 {
+fn decay_exponent(dt: f32, a: f32) -> f64 {
     let exponent = f64::from(dt) * f64::from(a);
     if exponent < LEAST_EXPONENT { LEAST_EXPONENT } else { exponent }
+}
+
+/// Running sums of `dt a`, each as a pair of f32, so that their differences stay exact where they matter.
+#[inline(always)]
+pub(super) fn exponent_sums(dt: &[f32], a: f32, high: &mut [f32], low: &mut [f32]) {
+    let mut sum = 0.0f64;
+    for ((dt, high), low) in dt.iter().zip(high).zip(low) {
+        sum += decay_exponent(*dt, a);
+        *high = sum as f32;
+        *low = (sum - f64::from(*high)) as f32;
+    }
 }
 
 /// Time steps and their cumulative decay exponents by chunk.

@@ -32,7 +32,7 @@
 
 use rayon::prelude::*;
 
-use super::cumsum::{decay_exponent, timestep};
+use super::cumsum::{exponent_sums, timestep};
 use super::step::steps;
 use crate::linear::{Weights, linear_rows};
 use crate::math::exp_lanes;
@@ -468,13 +468,10 @@ fn sums<S: Simd>(
         buffer.clear();
         buffer.resize(padded, 0.0);
     }
-    let mut sum = 0.0f64;
     for t in 0..len {
         steps[t] = dt[(first + t) * input.nheads + head];
-        sum += decay_exponent(steps[t], input.a[head]);
-        cum_high[t] = sum as f32;
-        cum_low[t] = (sum - f64::from(cum_high[t])) as f32;
     }
+    exponent_sums(&steps[..len], input.a[head], cum_high, cum_low);
     let (end_high, end_low) = (simd.splat(cum_high[len - 1]), simd.splat(cum_low[len - 1]));
     let zero = simd.splat(0.0);
     let (steps, high, low) = (S::chunks(steps).0, S::chunks(cum_high).0, S::chunks(cum_low).0);

@@ -24,17 +24,24 @@
 //! [`chunk_scan`], [`chunk_intra`]) are the same computation taken apart on padded batches, for study
 //! and as building blocks; [`recurrence`] is the definition, token by token.
 
+mod backward;
+#[cfg(test)]
+mod backward_reference;
+#[cfg(test)]
+mod backward_tests;
 mod chunk_intra;
 mod chunk_scan;
 mod chunk_state;
 mod cumsum;
 mod fused;
+mod matrix;
 mod recurrence;
 mod state_passing;
 mod step;
 #[cfg(test)]
 mod tests;
 
+pub use backward::{SsdGradients, ssd_backward};
 pub use chunk_intra::chunk_intra;
 pub use chunk_scan::chunk_scan;
 pub use chunk_state::chunk_state;
