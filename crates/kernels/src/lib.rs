@@ -38,5 +38,6 @@ pub use linear_backward::{
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
 pub use norm_backward::{gated_rms_norm_backward, rms_norm_backward};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope};
+pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope, rope_backward};
 pub use rows::Rows;
 pub use simd::Level;

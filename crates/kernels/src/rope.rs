@@ -289,11 +289,51 @@ pub fn rope(
     rope: &Rope,
     out: &mut [f32],
 ) {
-    let width = nheads * headdim;
-    assert_eq!(x.width(), width, "x");
+    assert_eq!(x.width(), nheads * headdim, "x");
+    assert_eq!(out.len(), x.len() * x.width(), "out");
+    turn(x, headdim, positions, rope, false, out);
+}
+
+/// The gradient of what [`rope`] turned: the gradient of the result, turned back.
+///
+/// A rotation's transpose is the rotation by the opposite angle; the attention factor stays a factor.
+///
+/// | argument | shape | meaning |
+/// |---|---|---|
+/// | `dout` | `[T, H * headdim]` | gradient of `rope`'s result |
+/// | `nheads`, `headdim`, `positions`, `rope` | | as `rope` got them |
+/// | `dx` | `[T, H * headdim]` | overwritten |
+///
+/// # Panics
+///
+/// If the lengths disagree or a head is narrower than `rope.rotary_dim()`.
+#[track_caller]
+pub fn rope_backward(
+    dout: Rows<'_>,
+    nheads: usize,
+    headdim: usize,
+    positions: &[usize],
+    rope: &Rope,
+    dx: &mut [f32],
+) {
+    assert_eq!(dout.width(), nheads * headdim, "dout");
+    assert_eq!(dx.len(), dout.len() * dout.width(), "dx");
+    turn(dout, headdim, positions, rope, true, dx);
+}
+
+/// Turns each head of each token by its position's angles, or back by them.
+#[track_caller]
+fn turn(
+    x: Rows<'_>,
+    headdim: usize,
+    positions: &[usize],
+    rope: &Rope,
+    back: bool,
+    out: &mut [f32],
+) {
+    let width = x.width();
     assert!(rope.rotary_dim() <= headdim, "headdim: narrower than {}", rope.rotary_dim());
     assert_eq!(positions.len(), x.len(), "positions");
-    assert_eq!(out.len(), x.len() * width, "out");
     if width == 0 {
         return;
     }
@@ -305,6 +345,11 @@ pub fn rope(
             for (i, out) in out.chunks_exact_mut(width).enumerate() {
                 let t = block * ROW_BLOCK + i;
                 rope.turns(positions[t], cos, sin);
+                if back {
+                    for sin in sin.iter_mut() {
+                        *sin = -*sin;
+                    }
+                }
                 let heads = x.row(t).chunks_exact(headdim).zip(out.chunks_exact_mut(headdim));
                 for (x, out) in heads {
                     match rope.style {
@@ -397,6 +442,74 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The transpose of [`reference`], column by column: that is linear in `x`.
+    fn reference_backward(
+        dout: &[f32],
+        position: usize,
+        frequencies: &[f64],
+        factor: f64,
+        style: RopeStyle,
+    ) -> Vec<f64> {
+        let mut unit = vec![0.0; dout.len()];
+        (0..dout.len())
+            .map(|i| {
+                unit[i] = 1.0;
+                let column = reference(&unit, position, frequencies, factor, style);
+                unit[i] = 0.0;
+                column.iter().zip(dout).map(|(c, d)| c * f64::from(*d)).sum()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_gradient_is_that_of_the_definition_for_any_width_style_and_position() {
+        let mut rng = Rng::new(54);
+        let positions = [0, 1, 77, 131_072];
+        for (nheads, headdim, rotary_dim) in [(1, 2, 2), (3, 8, 8), (2, 20, 14), (2, 5, 0)] {
+            for style in STYLES {
+                let yarn = RopeScaling::Yarn(Yarn::new(4.0, 4096));
+                for scaling in [RopeScaling::None, yarn] {
+                    let turning = Rope::new(rotary_dim, 1e4, &scaling, style);
+                    let width = nheads * headdim;
+                    let dout = rng.floats(positions.len() * width);
+                    let mut dx = vec![f32::NAN; dout.len()];
+                    let rows = Rows::dense(&dout, width);
+                    rope_backward(rows, nheads, headdim, &positions, &turning, &mut dx);
+                    let heads = dout.chunks(headdim).zip(dx.chunks(headdim)).enumerate();
+                    for (i, (dout, dx)) in heads {
+                        let (frequencies, factor) =
+                            (turning.frequencies(), turning.attention_factor());
+                        let position = positions[i / nheads];
+                        let want = reference_backward(dout, position, frequencies, factor, style);
+                        close(dx, &want, 2e-7);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_a_dynamic_scaling_turns_back_by_the_same_angles() {
+        let mut rng = Rng::new(55);
+        let scaling = RopeScaling::Dynamic { factor: 2.0, original_max: 100 };
+        for style in STYLES {
+            let turning = Rope::new(16, 1e4, &scaling, style);
+            let x = rng.floats(16);
+            let (mut out, mut back) = ([0.0; 16], [0.0; 16]);
+            rope(Rows::dense(&x, 16), 1, 16, &[399], &turning, &mut out);
+            rope_backward(Rows::dense(&out, 16), 1, 16, &[399], &turning, &mut back);
+            let want: Vec<f64> = x.iter().copied().map(f64::from).collect();
+            close(&back, &want, 2e-7);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "dx")]
+    fn a_gradient_of_the_wrong_length_panics() {
+        let turning = Rope::new(2, 1e4, &RopeScaling::None, RopeStyle::Half);
+        rope_backward(Rows::dense(&[0.0; 2], 2), 1, 2, &[0], &turning, &mut [0.0; 3]);
     }
 
     #[test]
