@@ -32,8 +32,13 @@
 //! of threads; and no query reads a key or value that it must not see.
 //!
 //! [`latent_attention`] is multi-head latent attention over a cache of compressed keys;
-//! [`attention_reference`] and [`latent_attention_reference`] are the definitions.
+//! [`attention_reference`] and [`latent_attention_reference`] are the definitions. [`attention_backward`] computes
+//! gradients, and [`attention_backward_reference`] is its definition.
 
+mod backward;
+mod backward_reference;
+#[cfg(test)]
+mod backward_tests;
 mod cache;
 mod mla;
 mod online;
@@ -42,6 +47,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use backward::attention_backward;
+pub use backward_reference::attention_backward_reference;
 pub use cache::KvCache;
 pub use mla::{LatentAttention, latent_attention, latent_attention_reference};
 pub use page::{KvType, PAGE};

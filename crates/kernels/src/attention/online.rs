@@ -235,7 +235,7 @@ fn meet<S: Simd>(
 
 /// Scores of a tile of queries; returns the slots, whole panels, that were computed.
 #[inline(always)]
-fn score_tile<S: Simd>(
+pub(super) fn score_tile<S: Simd>(
     simd: S,
     d_k: usize,
     q: &[f32],
@@ -320,7 +320,7 @@ fn score_panel<S: Simd, const R: usize, const P: usize>(
 
 /// `cap * tanh(x / cap)`, within 3e-7 of `cap`.
 #[inline(always)]
-fn cap_scores<S: Simd>(simd: S, cap: f32, x: &mut [f32]) {
+pub(super) fn cap_scores<S: Simd>(simd: S, cap: f32, x: &mut [f32]) {
     let (one, two) = (simd.splat(1.0), simd.splat(2.0));
     for x in S::chunks_mut(x).0 {
         // tanh(y) = 1 - 2 / (exp(2 y) + 1)
@@ -368,7 +368,7 @@ fn soften<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &m
 ///
 /// As [`exp_lanes`] but for what only other numbers need; the polynomial is fitted to |r| <= ln 2 / 2, within 1.1e-7.
 #[inline(always)]
-fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
+pub(super) fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
     // At -88, n is -127, whose power of two comes out as 0; NaN passes, being the second operand.
     let x = simd.max(simd.splat(-88.0), x);
     let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
@@ -385,7 +385,7 @@ fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
 
 /// Adds weighted values to the outputs `[count, width]` of at most six queries.
 #[inline(always)]
-fn value_tile<S: Simd>(
+pub(super) fn value_tile<S: Simd>(
     simd: S,
     weights: &[f32],
     values: &[f32],

@@ -298,7 +298,7 @@ impl Page {
 }
 
 /// Writes a row as column `slot` of panels `[d_k, W]`.
-fn put_key<T: Copy>(panels: &mut [T], d_k: usize, width: usize, slot: usize, row: &[T]) {
+pub(super) fn put_key<T: Copy>(panels: &mut [T], d_k: usize, width: usize, slot: usize, row: &[T]) {
     let panel = &mut panels[slot / width * width * d_k..][..width * d_k];
     for (to, x) in panel.chunks_exact_mut(width).zip(row) {
         to[slot % width] = *x;
