@@ -13,6 +13,7 @@ mod conv;
 mod conv_backward;
 #[cfg(test)]
 mod gradcheck;
+pub mod cross_entropy;
 mod linear;
 mod linear_backward;
 pub mod math;
