@@ -3,7 +3,7 @@
 use numr::runtime::Runtime;
 
 use crate::ops::{
-    self, ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps,
+    self, ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps, Tape,
 };
 
 pub use numr::dtype::DType;
@@ -46,6 +46,15 @@ where
 {
     type Runtime = R;
     type Client = <R as Runtime>::Client;
+}
+
+/// The CPU with a recording client: a model on it can be trained.
+#[derive(Debug, Clone)]
+pub struct Recorded;
+
+impl Backend for Recorded {
+    type Runtime = Cpu;
+    type Client = Tape;
 }
 
 /// A client of the CPU.

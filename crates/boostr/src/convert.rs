@@ -100,7 +100,7 @@ pub fn convert(
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Converted> {
     let to_gguf = gguf::is_name(out);
-    let mut model = Model::open(source, &options.open)?;
+    let mut model = ModelFiles::open(source, &options.open)?;
     check_out(&model.checkpoint, out, to_gguf, options.overwrite)?;
     if !to_gguf {
         model.restore_a_log()?;
@@ -129,7 +129,7 @@ pub fn convert(
         gguf::write(out, &metadata, &tensors, &mut data)?;
     } else {
         in_new_folder(out, |folder| {
-            for (name, text) in model.folder_files()? {
+            for (name, text) in model.folder_files(model.rows())? {
                 atomic_write(&folder.join(name), |file| file.write_all(text.as_bytes()))?;
             }
             let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -202,11 +202,11 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 /// A model's files: tensors in transformers' names, and what belongs to them.
-struct Model {
-    checkpoint: Checkpoint,
-    config: Config,
+pub(crate) struct ModelFiles {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) config: Config,
     /// Whether the embedding is the head.
-    tied: bool,
+    pub(crate) tied: bool,
     /// The model's name, for metadata.
     name: String,
     /// What is beside the weights; a GGUF file has its own.
@@ -220,8 +220,60 @@ struct Files {
     eos: Vec<u32>,
 }
 
-impl Model {
-    fn open(source: &Path, options: &OpenOptions) -> Result<Self> {
+impl ModelFiles {
+    /// A model that is new, with the text of its `tokenizer.json`.
+    pub(crate) fn new(
+        config: Config,
+        checkpoint: Checkpoint,
+        tied: bool,
+        tokenizer: String,
+        eos: Vec<u32>,
+    ) -> Result<Self> {
+        let parsed = Tokenizer::from_bytes("tokenizer.json", tokenizer.as_bytes())?;
+        let token = |id: u32| parsed.token(id);
+        let about = serde_json::json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": eos.first().and_then(|&id| token(id)),
+            "eos_token": eos.first().and_then(|&id| token(id)),
+            "add_bos_token": false,
+        });
+        let generation = serde_json::json!({ "eos_token_id": eos, "do_sample": true });
+        let text = TextFiles {
+            tokenizer: Some(parsed),
+            tokenizer_config: Some(without_nulls(about).to_string()),
+            generation_config: Some(generation.to_string()),
+            chat_template: None,
+        };
+        let files = Some(Files { tokenizer: Some(tokenizer), text, eos });
+        Ok(Self { checkpoint, config, tied, name: "model".into(), files })
+    }
+
+    /// The tokenizer of a folder.
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.files.as_ref()?.text.tokenizer.as_ref()
+    }
+
+    /// Writes the model as a folder, with `tensors` in place of its own.
+    pub(crate) fn write_folder(
+        &self,
+        folder: &Path,
+        tensors: BTreeMap<String, TensorEntry>,
+    ) -> Result<()> {
+        let checkpoint = Checkpoint::from_entries("memory", tensors);
+        let plan = self.plan_of(&checkpoint, &Types::default(), false)?;
+        let layout: Vec<(&str, Dtype, &[usize])> =
+            plan.iter().map(|t| (t.stored.name.as_str(), t.dtype, &t.stored.shape[..])).collect();
+        for (name, text) in self.folder_files(self.rows_of(&checkpoint))? {
+            atomic_write(&folder.join(name), |file| file.write_all(text.as_bytes()))?;
+        }
+        let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        let path = folder.join("model.safetensors");
+        safetensors::write_each(&path, &layout, &about, &mut |i: usize| -> Result<Bytes> {
+            Ok(plan[i].bytes()?.0)
+        })
+    }
+
+    pub(crate) fn open(source: &Path, options: &OpenOptions) -> Result<Self> {
         let mut checkpoint = Checkpoint::open(source, options.allow_pickle)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {
@@ -248,19 +300,33 @@ impl Model {
     }
 
     fn rows(&self) -> usize {
+        self.rows_of(&self.checkpoint)
+    }
+
+    fn rows_of(&self, checkpoint: &Checkpoint) -> usize {
         let name = format!("{}.weight", self.config.family().frame().names.embeddings);
-        let embedding = self.checkpoint.get(&name);
+        let embedding = checkpoint.get(&name);
         embedding.map_or(0, |entry| entry.shape.first().copied().unwrap_or(0))
     }
 
     /// The tensors of the new file, in its order.
     fn plan(&self, types: &Types, to_gguf: bool) -> Result<Vec<Planned>> {
+        self.plan_of(&self.checkpoint, types, to_gguf)
+    }
+
+    /// The same of other parameters.
+    fn plan_of(
+        &self,
+        checkpoint: &Checkpoint,
+        types: &Types,
+        to_gguf: bool,
+    ) -> Result<Vec<Planned>> {
         let family = self.config.family();
-        let gguf = family.gguf_layout(self.rows(), !self.tied);
+        let gguf = family.gguf_layout(self.rows_of(checkpoint), !self.tied);
         let (layout, gguf) = if to_gguf {
             (gguf?, None)
         } else {
-            (family.hf_layout(self.rows(), !self.tied), gguf.ok())
+            (family.hf_layout(self.rows_of(checkpoint), !self.tied), gguf.ok())
         };
         // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
         let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
@@ -274,7 +340,7 @@ impl Model {
         for mut stored in layout.0 {
             let mut parts = Vec::new();
             for part in &stored.parts {
-                let (entry, is_rate) = self.parameter(&part.name, &stored.name)?;
+                let (entry, is_rate) = parameter(checkpoint, &part.name, &stored.name)?;
                 if is_rate && to_gguf {
                     stored.change = Change::Same;
                 }
@@ -307,28 +373,9 @@ impl Model {
         Ok(plan)
     }
 
-    /// A parameter by its name, and whether it is the `A` that GGUF has for `A_log`.
-    /// An error calls it `shown`.
-    fn parameter(&self, name: &str, shown: &str) -> Result<(TensorEntry, bool)> {
-        if let Some(entry) = self.checkpoint.get(name) {
-            return Ok((entry.clone(), false));
-        }
-        let path = self.checkpoint.path();
-        let Some(entry) = self.checkpoint.get(&name.replace("A_log", "A")) else {
-            let reason = format!("tensor `{name}` is missing");
-            return Err(Error::Tensors { path: path.into(), reason });
-        };
-        let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
-        if let Some(bad) = bad {
-            let reason = format!("`{shown}` has {bad}: expected -exp(A_log), below 0");
-            return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
-        }
-        Ok((entry.clone(), true))
-    }
-
     /// Puts `A_log` in place of the `A` of a GGUF file: as it was where the file tells and its A is still
     /// the one, else `ln(-A)`.
-    fn restore_a_log(&mut self) -> Result<()> {
+    pub(crate) fn restore_a_log(&mut self) -> Result<()> {
         let Some(metadata) = self.checkpoint.gguf() else { return Ok(()) };
         let kept = metadata.floats(A_LOG)?.unwrap_or_default();
         let layout = self.config.family().gguf_layout(self.rows(), !self.tied)?;
@@ -340,7 +387,7 @@ impl Model {
         {
             let a_log = format!("{name}_log");
             let shown = layout.stored_as(&a_log).unwrap_or(&name);
-            let (entry, _) = self.parameter(&a_log, shown)?;
+            let (entry, _) = parameter(&self.checkpoint, &a_log, shown)?;
             let rates = entry.to_f32()?;
             let (own, rest) = kept.split_at(rates.len().min(kept.len()));
             kept = rest;
@@ -381,7 +428,7 @@ impl Model {
             metadata.set(format!("{}.vocab_size", family.arch().unwrap_or_default()), rows as u32);
             let mut all = Vec::new();
             for name in by_layer(self.checkpoint.names().filter(|name| name.ends_with(".A_log"))) {
-                all.extend(self.parameter(&name, &name)?.0.to_f32()?);
+                all.extend(parameter(&self.checkpoint, &name, &name)?.0.to_f32()?);
             }
             if !all.is_empty() {
                 metadata.set(A_LOG, all.as_slice());
@@ -394,10 +441,10 @@ impl Model {
     }
 
     /// The text files of the new folder, by name.
-    fn folder_files(&self) -> Result<Vec<(&'static str, String)>> {
+    fn folder_files(&self, rows: usize) -> Result<Vec<(&'static str, String)>> {
         let family = self.config.family();
         let mut config = family.to_json()?;
-        config["vocab_size"] = self.rows().into();
+        config["vocab_size"] = rows.into();
         config["tie_word_embeddings"] = self.tied.into();
         let mut out = Vec::new();
         match (&self.files, self.checkpoint.gguf()) {
@@ -463,6 +510,25 @@ impl Model {
         let text = text.map_err(|e| Error::format(self.checkpoint.path(), e.to_string()))?;
         Ok(text + "\n")
     }
+}
+
+/// A parameter by its name, and whether it is the `A` that GGUF has for `A_log`.
+/// An error calls it `shown`.
+fn parameter(checkpoint: &Checkpoint, name: &str, shown: &str) -> Result<(TensorEntry, bool)> {
+    if let Some(entry) = checkpoint.get(name) {
+        return Ok((entry.clone(), false));
+    }
+    let path = checkpoint.path();
+    let Some(entry) = checkpoint.get(&name.replace("A_log", "A")) else {
+        let reason = format!("tensor `{name}` is missing");
+        return Err(Error::Tensors { path: path.into(), reason });
+    };
+    let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
+    if let Some(bad) = bad {
+        let reason = format!("`{shown}` has {bad}: expected -exp(A_log), below 0");
+        return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
+    }
+    Ok((entry.clone(), true))
 }
 
 /// How many layers of a GGUF file predict more than the next token; none is read, so none is written.

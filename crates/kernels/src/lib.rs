@@ -11,9 +11,9 @@ pub mod attention;
 mod awake;
 mod conv;
 mod conv_backward;
+pub mod cross_entropy;
 #[cfg(test)]
 mod gradcheck;
-pub mod cross_entropy;
 mod linear;
 mod linear_backward;
 pub mod math;
@@ -38,7 +38,6 @@ pub use linear_backward::{
 };
 pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
 pub use norm_backward::{gated_rms_norm_backward, rms_norm_backward};
-pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope, rope_backward};
 pub use rows::Rows;
 pub use simd::Level;

@@ -90,7 +90,23 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let config = config.into();
         let tied = config.adopt(&mut checkpoint)?;
-        let params = Params::<B>::new(&checkpoint, &client);
+        Self::from_parameters(config, &checkpoint, tied, client)
+    }
+
+    /// Takes weights that have the model's own names ([`Config::adopt`]), `tied` where the embedding is the
+    /// head.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when one is missing or of a type that it cannot have.
+    pub fn from_parameters(
+        config: impl Into<Config>,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+    ) -> Result<Self> {
+        let config = config.into();
+        let params = Params::<B>::new(checkpoint, &client);
         let frame = config.family().frame();
         let specs = config.family().layers();
         // Outliers of the stream, which attention makes, would round the rest of a row away.
@@ -249,6 +265,65 @@ impl<B: Backend> Model<B> {
         }
         let rows: Vec<Tensor<B>> = hidden.into_iter().flatten().collect();
         self.logits(&rows)
+    }
+
+    /// What each token of the runs loses on its target, in nats: `-ln p(target)` of the model's prediction
+    /// after the token, 0 where the target is [`IGNORE`](ops::IGNORE). Logits of one piece of a vocabulary
+    /// are there at a time.
+    ///
+    /// On a backend that records, gradients are those of the sum over all tokens of weight times loss;
+    /// `weights` are 1 where none are given.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward); [`Error::Argument`] when there are not as many targets or weights as
+    /// tokens, or a target is no row of the head.
+    pub fn losses(
+        &self,
+        runs: &mut [Run<'_, B>],
+        targets: &[&[u32]],
+        weights: Option<&[&[f32]]>,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.check(runs, Logits::All)?;
+        let lengths: Vec<usize> = runs.iter().map(|run| run.tokens.len()).collect();
+        let is_alike = |of: Vec<usize>| of == lengths;
+        if !is_alike(targets.iter().map(|of| of.len()).collect())
+            || !weights.is_none_or(|of| is_alike(of.iter().map(|of| of.len()).collect()))
+        {
+            let reason = format!("expected one for each token of runs of {lengths:?}");
+            return Err(Error::Argument { name: "targets", reason });
+        }
+        boostr_kernels::awake(|| {
+            let mut losses = vec![Vec::new(); runs.len()];
+            let mut done = vec![0; runs.len()];
+            loop {
+                let pass = next_pass(runs, &done);
+                if pass.is_empty() {
+                    return Ok(losses);
+                }
+                let h = self.pass(runs, &done, &pass)?; // [T, d_model]
+                let h = self.norm.forward(&self.client, &h)?;
+                let (mut of_rows, mut factors) = (Vec::new(), Vec::new());
+                for &(run, len) in &pass {
+                    let rows = done[run]..done[run] + len;
+                    of_rows.extend_from_slice(&targets[run][rows.clone()]);
+                    match weights {
+                        Some(weights) => factors.extend_from_slice(&weights[run][rows]),
+                        None => factors.resize(of_rows.len(), 1.0),
+                    }
+                }
+                let scale = self.frame.logits_scale;
+                let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
+                let all = self.client.cross_entropy(&h, head, scale, &of_rows, &factors)?;
+                let mut all = &ops::to_vec(&all)?[..];
+                for &(run, len) in &pass {
+                    let (own, rest) = all.split_at(len);
+                    losses[run].extend_from_slice(own);
+                    done[run] += len;
+                    all = rest;
+                }
+            }
+        })
     }
 
     fn check(&self, runs: &[Run<'_, B>], logits: Logits) -> Result<()> {

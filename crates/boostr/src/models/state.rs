@@ -41,6 +41,12 @@ impl<B: Backend> State<B> {
         self.position
     }
 
+    /// Takes this state for one that has seen `position` tokens, as one does that was saved and put together
+    /// again; with keys and values, for no other than they say.
+    pub fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
     /// Bytes of all its tensors.
     #[must_use]
     pub fn size_in_bytes(&self) -> usize {

@@ -30,7 +30,8 @@ impl<B: Backend> Joined<B> {
         for name in names {
             let layer = params.under(name);
             widths.push(layer.shape("weight")?.first().copied().unwrap_or(0));
-            formats.push(layer.format("weight")?);
+            let is_adapted = layer.has("lora_A.weight");
+            formats.push(layer.format("weight")?.filter(|_| !is_adapted));
         }
         let mut products = Vec::new();
         let mut first = 0;

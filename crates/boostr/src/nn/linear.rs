@@ -6,10 +6,40 @@ use crate::error::Result;
 use crate::ops::{self, ActivationOps, LinearOps, NormOps};
 
 /// `x · wᵀ` plus a bias; hides the type that the weight is stored in.
+///
+/// Where the parameters `lora_A.weight` `[r, in]` and `lora_B.weight` `[out, r]` stand beside the weight,
+/// `lora_scale · (x · Aᵀ) · Bᵀ` is added (Hu et al. 2021, *LoRA*): every layer that is one of these can be
+/// adapted.
 pub struct Linear<B: Backend> {
     weight: Weight<B>,
     bias: Option<Tensor<B>>,
     precise: bool,
+    adapter: Option<Box<Adapter<B>>>,
+}
+
+/// A change of a weight by a product of two thin matrices.
+struct Adapter<B: Backend> {
+    /// `[r, in]`
+    a: Weight<B>,
+    /// `[out, r]`
+    b: Weight<B>,
+    scale: f32,
+}
+
+impl<B: Backend> Adapter<B> {
+    fn load(params: &Params<'_, B>) -> Result<Option<Box<Self>>> {
+        if !params.has("lora_A.weight") {
+            return Ok(None);
+        }
+        let scale = params.values("lora_scale")?.first().copied().unwrap_or(1.0);
+        let [a, b] = [params.weight("lora_A.weight")?, params.weight("lora_B.weight")?];
+        Ok(Some(Box::new(Self { a, b, scale })))
+    }
+
+    fn add_to(&self, client: &B::Client, y: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let thin = client.linear(x, &self.a, None, None)?; // [T, r]
+        client.add_scaled(y, &client.linear(&thin, &self.b, None, None)?, self.scale)
+    }
 }
 
 impl<B: Backend> Linear<B> {
@@ -20,7 +50,8 @@ impl<B: Backend> Linear<B> {
     /// When one is missing or no float.
     pub fn load(params: &Params<'_, B>, bias: bool) -> Result<Self> {
         let bias = if bias { Some(params.tensor("bias")?) } else { None };
-        Ok(Self { weight: params.weight("weight")?, bias, precise: false })
+        let adapter = Adapter::load(params)?;
+        Ok(Self { weight: params.weight("weight")?, bias, precise: false, adapter })
     }
 
     /// Loads the layers `names` as one, the outputs of one after those of the other.
@@ -40,7 +71,7 @@ impl<B: Backend> Linear<B> {
             ops::tensor(params.client(), &all, &[all.len()])
         });
         let weight = params.joined_blocks(names, "weight")?;
-        Ok(Self { weight, bias: bias.transpose()?, precise: false })
+        Ok(Self { weight, bias: bias.transpose()?, precise: false, adapter: None })
     }
 
     /// The same layer, with activations that are not rounded to 8 bits where its weight is quantized.
@@ -56,10 +87,14 @@ impl<B: Backend> Linear<B> {
         add_to: Option<Tensor<B>>,
     ) -> Result<Tensor<B>> {
         let bias = self.bias.as_ref();
-        if self.precise {
-            client.linear_precise(x, &self.weight, bias, add_to)
+        let y = if self.precise {
+            client.linear_precise(x, &self.weight, bias, add_to)?
         } else {
-            client.linear(x, &self.weight, bias, add_to)
+            client.linear(x, &self.weight, bias, add_to)?
+        };
+        match &self.adapter {
+            None => Ok(y),
+            Some(adapter) => adapter.add_to(client, y, x),
         }
     }
 

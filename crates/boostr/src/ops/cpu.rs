@@ -19,11 +19,11 @@ use crate::error::{Error, Result};
 type Cpu = Tensor<CpuRuntime>;
 
 /// A tensor whose rows are contiguous: itself, or a copy.
-fn with_rows(x: &Cpu) -> Result<Cpu> {
+pub(super) fn with_rows(x: &Cpu) -> Result<Cpu> {
     if host::rows("x", x).is_ok() { Ok(x.clone()) } else { host::contiguous("x", x) }
 }
 
-fn optional<'a>(name: &'static str, x: Option<&'a Cpu>) -> Result<Option<&'a [f32]>> {
+pub(super) fn optional<'a>(name: &'static str, x: Option<&'a Cpu>) -> Result<Option<&'a [f32]>> {
     x.map(|x| host::slice(name, x)).transpose()
 }
 
@@ -183,32 +183,66 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
         states: &mut [&mut Cpu],
     ) -> Result<Cpu> {
         let dims = input.dims(runs, states)?;
-        let [x, b, c, dt] =
-            [with_rows(input.x)?, with_rows(input.b)?, with_rows(input.c)?, with_rows(input.dt)?];
-        let z = input.z.map(with_rows).transpose()?;
-        let [a] = contiguous([input.a])?;
-        let dt_bias = input.dt_bias.map(|x| host::contiguous("dt_bias", x)).transpose()?;
-        let d = input.d.map(|x| host::contiguous("d", x)).transpose()?;
-        let kernel = ssd::Ssd {
-            nheads: dims.nheads,
-            headdim: dims.headdim,
-            ngroups: dims.ngroups,
-            dstate: dims.dstate,
-            x: host::rows("x", &x)?,
-            dt: host::rows("dt", &dt)?,
-            a: host::slice("a", &a)?,
-            b: host::rows("b", &b)?,
-            c: host::rows("c", &c)?,
-            dt_bias: optional("dt_bias", dt_bias.as_ref())?,
-            d: optional("d", d.as_ref())?,
-            z: z.as_ref().map(|z| host::rows("z", z)).transpose()?,
-            dt_softplus: input.dt_softplus,
-            dt_limit: input.dt_limit,
-        };
+        let arguments = SsdArguments::new(input)?;
         let mut y = host::zeros(&[dims.tokens, dims.nheads, dims.headdim])?;
         let mut states = slices_mut("states", states)?;
-        ssd::ssd(&kernel, runs, &mut states, host::slice_mut("y", &mut y)?);
+        ssd::ssd(&arguments.kernel()?, runs, &mut states, host::slice_mut("y", &mut y)?);
         Ok(y)
+    }
+}
+
+/// What the SSD kernels read, in memory that they can read; checked before by [`SsdInput::dims`].
+pub(super) struct SsdArguments {
+    x: Cpu,
+    dt: Cpu,
+    a: Cpu,
+    b: Cpu,
+    c: Cpu,
+    dt_bias: Option<Cpu>,
+    d: Option<Cpu>,
+    z: Option<Cpu>,
+    dt_softplus: bool,
+    dt_limit: (f32, f32),
+}
+
+impl SsdArguments {
+    pub(super) fn new(input: &SsdInput<'_, CpuRuntime>) -> Result<Self> {
+        let [a] = contiguous([input.a])?;
+        Ok(Self {
+            x: with_rows(input.x)?,
+            dt: with_rows(input.dt)?,
+            a,
+            b: with_rows(input.b)?,
+            c: with_rows(input.c)?,
+            dt_bias: input.dt_bias.map(|x| host::contiguous("dt_bias", x)).transpose()?,
+            d: input.d.map(|x| host::contiguous("d", x)).transpose()?,
+            z: input.z.map(with_rows).transpose()?,
+            dt_softplus: input.dt_softplus,
+            dt_limit: input.dt_limit,
+        })
+    }
+
+    pub(super) fn kernel(&self) -> Result<ssd::Ssd<'_>> {
+        let (x, b) = (self.x.shape(), self.b.shape());
+        let (&[_, nheads, headdim], &[_, ngroups, dstate]) = (x, b) else {
+            return Err(shape_error("x", &[0, 0, 0], x));
+        };
+        Ok(ssd::Ssd {
+            nheads,
+            headdim,
+            ngroups,
+            dstate,
+            x: host::rows("x", &self.x)?,
+            dt: host::rows("dt", &self.dt)?,
+            a: host::slice("a", &self.a)?,
+            b: host::rows("b", &self.b)?,
+            c: host::rows("c", &self.c)?,
+            dt_bias: optional("dt_bias", self.dt_bias.as_ref())?,
+            d: optional("d", self.d.as_ref())?,
+            z: self.z.as_ref().map(|z| host::rows("z", z)).transpose()?,
+            dt_softplus: self.dt_softplus,
+            dt_limit: self.dt_limit,
+        })
     }
 }
 
@@ -288,7 +322,7 @@ impl NormOps<CpuRuntime> for CpuClient {
 }
 
 /// The elements of a weight of floats, in their type.
-fn elements(w: &Cpu) -> Result<Weights<'_>> {
+pub(super) fn elements(w: &Cpu) -> Result<Weights<'_>> {
     Ok(match w.dtype() {
         DType::BF16 => Weights::Bf16(host::bits_slice("w", w)?),
         DType::F16 => Weights::F16(host::bits_slice("w", w)?),

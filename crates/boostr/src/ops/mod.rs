@@ -9,6 +9,8 @@
 //! | [`AttentionOps`] | causal attention with carried keys and values, latent attention, rotary positions |
 //! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows, columns side by side |
 //!
+//! [`Tape`] is a client that has them all and takes gradients of what it ran.
+//!
 //! Every method has a portable body composed of the tensor library's own operations (`generic`), so a
 //! backend without kernels of its own is one `impl` line. `cpu` overrides them with `boostr-kernels`
 //! on the tensors' memory. Only this module, `backend` and `error` name the tensor library.
@@ -24,12 +26,14 @@ mod cpu;
 pub mod generic;
 mod host;
 mod routing;
+mod tape;
 mod weight;
 
-use numr::dtype::DType;
 use numr::ops::{ScalarOps, ShapeOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
+
+pub use numr::dtype::DType;
 
 pub use activation::{Activation, ActivationOps};
 pub use attention::{
@@ -38,6 +42,7 @@ pub use attention::{
 };
 pub use boostr_kernels::quant::Format;
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
+pub use tape::Tape;
 pub use weight::{HostBytes, QuantTensor, Weight};
 
 use crate::error::{Error, Result};

@@ -159,18 +159,21 @@ fn size_of_blocks(format: Format, [features, width]: [usize; 2]) -> Result<usize
 
 /// A weight `[out, in]`, never written after loading: F32, BF16 or F16, or quantized blocks.
 ///
-/// It may lie in a memory-mapped file, which it keeps open; so it lends its tensor to operations only.
+/// It may lie in a memory-mapped file, which it keeps open; so it lends its tensor to operations only. A clone
+/// shares it.
+#[derive(Clone)]
 pub struct Weight<R: Runtime> {
     pub(super) storage: Storage<R>,
     shape: Vec<usize>,
 }
 
 /// Where the elements are.
+#[derive(Clone)]
 pub(super) enum Storage<R: Runtime> {
     /// Floats, and what keeps the memory that the tensor points to; dropped after it.
     Dense(Tensor<R>, #[expect(dead_code, reason = "is kept, not read")] Option<HostBytes>),
     /// Blocks, in the order in which the CPU's kernel reads them.
-    Packed(Packed),
+    Packed(Arc<Packed>),
 }
 
 impl<R: Runtime<DType = DType>> Weight<R> {
@@ -198,7 +201,7 @@ impl<R: Runtime<DType = DType>> Weight<R> {
     /// Blocks, repacked for the CPU's kernel.
     pub(super) fn packed(w: &QuantTensor) -> Self {
         let packed = Packed::new(w.format(), w.bytes(), w.shape()[1]);
-        Self { storage: Storage::Packed(packed), shape: w.shape().to_vec() }
+        Self { storage: Storage::Packed(Arc::new(packed)), shape: w.shape().to_vec() }
     }
 
     /// `[out, in]`

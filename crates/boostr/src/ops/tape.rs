@@ -1,0 +1,190 @@
+//! A client that records what it computes, and takes gradients of it.
+//!
+//! A model is written once, for any [`Backend`](crate::backend::Backend). On [`Recorded`](crate::backend::Recorded) its operations run on the CPU
+//! as ever, and each leaves behind how its gradients are made. So what is trained is the very forward that
+//! runs later, and a family's file knows nothing of training.
+//!
+//! Tensors are known by their memory: a view shares the gradient of the tensor that it is a view of. An
+//! operation writes to new memory (its inputs are held, so nothing is updated in place), which makes a
+//! gradient as large as each storage enough. What an operation is given must come from the tape itself: a
+//! copy that was made behind its back would lose its gradient, and is an error.
+//!
+//! Gradients are exact derivatives of the operations as they are computed in f32; sums over tokens are in a
+//! fixed order, so they have the same bits on any number of threads.
+
+mod activation;
+mod attention;
+mod gradients;
+mod linear;
+mod ssm;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use numr::tensor::Tensor;
+
+use self::gradients::Gradients;
+use super::Client;
+use crate::error::{Error, Result};
+
+type Cpu = Tensor<CpuRuntime>;
+type Backward = Box<dyn FnOnce(&mut Gradients) -> Result<()> + Send>;
+
+/// Runs operations on the CPU and records how gradients go back through them.
+///
+/// Clones share what is recorded.
+///
+/// ```
+/// use std::sync::Arc;
+/// use boostr::backend::Cpu;
+/// use boostr::ops::{self, Client, HostBytes, LinearOps, Tape};
+///
+/// let tape = Tape::new(boostr::backend::cpu(), |name| name == "head");
+/// let bytes: Vec<u8> = [1.0f32, 0.0, 0.0, 1.0].into_iter().flat_map(f32::to_ne_bytes).collect();
+/// let head = tape.weight(HostBytes::new(Arc::new(bytes), 0..16)?, ops::DType::F32, &[2, 2])?;
+/// tape.parameter("head", &head);
+/// let h = ops::tensor::<Cpu>(&tape, &[0.0, 0.0], &[1, 2])?;
+/// let loss = tape.cross_entropy(&h, &head, 1.0, &[1], &[1.0])?;
+/// assert_eq!(ops::to_vec(&loss)?, [2f32.ln()]);
+/// let gradients = tape.backward()?;
+/// assert_eq!(gradients["head"], [0.0; 4]); // softmax is (1/2, 1/2), but h is zero
+/// # Ok::<(), boostr::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tape {
+    inner: CpuClient,
+    trains: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    recording: Arc<Mutex<Recording>>,
+}
+
+#[derive(Default)]
+struct Recording {
+    gradients: Gradients,
+    steps: Vec<Backward>,
+    /// Keeps the memory of constants from becoming that of something else.
+    held: Vec<Cpu>,
+}
+
+impl Tape {
+    /// A tape that takes gradients of the parameters that `trains` names.
+    #[must_use]
+    pub fn new(inner: CpuClient, trains: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        Self { inner, trains: Arc::new(trains), recording: Arc::default() }
+    }
+
+    /// Gradients of the sum of all losses since the last call ([`cross_entropy`], each times its weight), by
+    /// the names of parameters. What was recorded is forgotten.
+    ///
+    /// [`cross_entropy`]: super::LinearOps::cross_entropy
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    pub fn backward(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+        let Recording { mut gradients, mut steps, held } = std::mem::take(&mut *self.lock());
+        boostr_kernels::awake(|| {
+            while let Some(step) = steps.pop() {
+                step(&mut gradients)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        drop(held);
+        Ok(gradients.into_parameters())
+    }
+
+    /// Forgets what was recorded.
+    pub fn clear(&self) {
+        drop(std::mem::take(&mut *self.lock()));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Recording> {
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any of `inputs` has a gradient; an error for one that the tape does not know.
+    fn is_needed(&self, inputs: &[(&'static str, &Cpu)]) -> Result<bool> {
+        let recording = self.lock();
+        let mut is_needed = false;
+        for (name, x) in inputs {
+            match recording.gradients.needs(x) {
+                Some(needs) => is_needed |= needs,
+                None => {
+                    let reason = "was not made by the tape: its gradient would be lost".into();
+                    return Err(Error::Argument { name, reason });
+                }
+            }
+        }
+        Ok(is_needed)
+    }
+
+    /// Whether a gradient is wanted of a tensor that may be of before the recording.
+    fn is_carried(&self, x: &Cpu) -> bool {
+        self.lock().gradients.needs(x) == Some(true)
+    }
+
+    /// Adds outputs that have no gradient.
+    fn add_constants(&self, outputs: &[&Cpu]) {
+        let mut recording = self.lock();
+        for out in outputs {
+            recording.gradients.add(out, false, None);
+            recording.held.push((*out).clone());
+        }
+    }
+
+    /// Adds `outputs`, and the step that gives their gradients on.
+    fn add_step(
+        &self,
+        outputs: &[&Cpu],
+        backward: impl FnOnce(&mut Gradients) -> Result<()> + Send + 'static,
+    ) {
+        let mut recording = self.lock();
+        for out in outputs {
+            recording.gradients.add(out, true, None);
+        }
+        recording.steps.push(Box::new(backward));
+    }
+
+    /// Adds the one output of an operation on `inputs`: as a constant where none of them has a gradient.
+    fn record(
+        &self,
+        inputs: &[(&'static str, &Cpu)],
+        out: Cpu,
+        backward: impl FnOnce(&mut Gradients, Vec<f32>) -> Result<()> + Send + 'static,
+    ) -> Result<Cpu> {
+        if !self.is_needed(inputs)? {
+            self.add_constants(&[&out]);
+            return Ok(out);
+        }
+        let of = out.clone();
+        self.add_step(&[&out], move |gradients| match gradients.take(&of) {
+            Some(dout) => backward(gradients, dout),
+            None => Ok(()),
+        });
+        Ok(out)
+    }
+}
+
+impl std::fmt::Debug for Tape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tape").field("steps", &self.lock().steps.len()).finish_non_exhaustive()
+    }
+}
+
+impl Client<CpuRuntime> for Tape {
+    type Library = CpuClient;
+
+    fn library(&self) -> &CpuClient {
+        &self.inner
+    }
+
+    fn made(&self, name: Option<&str>, x: &Cpu) {
+        let name = name.filter(|name| (self.trains)(name));
+        let mut recording = self.lock();
+        recording.gradients.add(x, name.is_some(), name);
+        // Borrowed memory is a weight's, which outlives the recording.
+        if x.owns_memory() {
+            recording.held.push(x.clone());
+        }
+    }
+}

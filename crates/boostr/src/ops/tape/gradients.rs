@@ -1,0 +1,156 @@
+//! Gradients of what is in memory, by where it lies.
+
+use std::collections::{BTreeMap, HashMap};
+
+use numr::runtime::cpu::CpuRuntime;
+use numr::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+
+type Cpu = Tensor<CpuRuntime>;
+
+/// Elements that are worth a task of their own.
+const TASK: usize = 1 << 15;
+
+/// What is known of one storage.
+struct Slot {
+    /// Elements of the storage.
+    len: usize,
+    needs: bool,
+    name: Option<String>,
+    /// `None` is all zeros.
+    gradient: Option<Vec<f32>>,
+}
+
+/// The gradient of each storage that needs one.
+#[derive(Default)]
+pub(super) struct Gradients {
+    slots: Vec<Slot>,
+    /// The slot of the storage at an address.
+    places: HashMap<u64, usize>,
+}
+
+impl Gradients {
+    /// Makes `x`'s storage known, in place of what lay there before.
+    pub(super) fn add(&mut self, x: &Cpu, needs: bool, name: Option<&str>) {
+        let len = x.storage().len();
+        if len == 0 {
+            return;
+        }
+        let slot = Slot { len, needs, name: name.map(str::to_owned), gradient: None };
+        self.places.insert(x.storage().ptr(), self.slots.len());
+        self.slots.push(slot);
+    }
+
+    fn slot(&mut self, x: &Cpu) -> Option<&mut Slot> {
+        let place = *self.places.get(&x.storage().ptr())?;
+        self.slots.get_mut(place).filter(|slot| slot.needs)
+    }
+
+    /// Whether `x` has a gradient; `None` for what is not known.
+    pub(super) fn needs(&self, x: &Cpu) -> Option<bool> {
+        if x.numel() == 0 {
+            return Some(false);
+        }
+        let place = *self.places.get(&x.storage().ptr())?;
+        Some(self.slots[place].needs)
+    }
+
+    /// Whether `x` has a gradient.
+    pub(super) fn wants(&self, x: &Cpu) -> bool {
+        self.needs(x) == Some(true)
+    }
+
+    /// Whether a gradient has arrived at `x`.
+    pub(super) fn has(&self, x: &Cpu) -> bool {
+        let place = self.places.get(&x.storage().ptr());
+        place.is_some_and(|&place| self.slots[place].gradient.is_some())
+    }
+
+    /// Takes the gradient of an operation's output, a whole storage; `None` where nothing depends on it.
+    pub(super) fn take(&mut self, out: &Cpu) -> Option<Vec<f32>> {
+        self.slot(out)?.gradient.take()
+    }
+
+    /// As [`take`](Self::take), with zeros where nothing depends on it.
+    pub(super) fn take_or_zeros(&mut self, out: &Cpu) -> Vec<f32> {
+        self.take(out).unwrap_or_else(|| vec![0.0; out.numel()])
+    }
+
+    /// Adds `dx`, row-major, to the gradient of `x`, which may be rows of a wider tensor.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no rows of contiguous elements.
+    pub(super) fn give(&mut self, x: &Cpu, dx: Vec<f32>) -> Result<()> {
+        let Some(slot) = self.slot(x) else { return Ok(()) };
+        if x.is_contiguous() && slot.len == dx.len() && slot.gradient.is_none() {
+            slot.gradient = Some(dx);
+            return Ok(());
+        }
+        let (width, stride, offset) = rows(x)?;
+        let len = slot.len;
+        let gradient = slot.gradient.get_or_insert_with(|| vec![0.0; len]);
+        if width == 0 {
+            return Ok(());
+        }
+        let gradient = &mut gradient[offset..];
+        let many = (TASK / width).max(1);
+        gradient.par_chunks_mut(stride * many).zip(dx.par_chunks(width * many)).for_each(
+            |(gradient, dx)| {
+                for (gradient, dx) in gradient.chunks_mut(stride).zip(dx.chunks_exact(width)) {
+                    gradient.iter_mut().zip(dx).for_each(|(gradient, dx)| *gradient += dx);
+                }
+            },
+        );
+        Ok(())
+    }
+
+    /// The gradient of a parameter, to be added to; `None` where none is wanted.
+    pub(super) fn of(&mut self, x: &Cpu) -> Option<&mut [f32]> {
+        let (offset, len) = (x.offset(), x.numel());
+        let is_contiguous = x.is_contiguous();
+        let slot = self.slot(x)?;
+        debug_assert!(is_contiguous, "a parameter is contiguous");
+        let size = slot.len;
+        slot.gradient.get_or_insert_with(|| vec![0.0; size]).get_mut(offset..offset + len)
+    }
+
+    /// As [`of`](Self::of), or somewhere else where none is wanted.
+    pub(super) fn of_or<'a>(&'a mut self, x: &Cpu, other: &'a mut Vec<f32>) -> &'a mut [f32] {
+        if self.wants(x) {
+            self.of(x).unwrap_or_default()
+        } else {
+            other.resize(x.numel(), 0.0);
+            other
+        }
+    }
+
+    /// Gradients by name; zeros for parameters that nothing depends on.
+    pub(super) fn into_parameters(self) -> BTreeMap<String, Vec<f32>> {
+        let named = self.slots.into_iter().filter_map(|slot| {
+            Some((slot.name?, slot.gradient.unwrap_or_else(|| vec![0.0; slot.len])))
+        });
+        named.collect()
+    }
+}
+
+/// `(width, stride, offset)` of `x` as rows.
+fn rows(x: &Cpu) -> Result<(usize, usize, usize)> {
+    let (&count, inner) = x.shape().split_first().unwrap_or((&1, &[]));
+    let width: usize = inner.iter().product();
+    let mut expected = 1;
+    for (&size, &stride) in inner.iter().zip(&x.strides()[x.ndim() - inner.len()..]).rev() {
+        if size != 1 && stride != expected {
+            let reason = "expected contiguous rows".into();
+            return Err(Error::Argument { name: "x", reason });
+        }
+        expected *= size.cast_signed();
+    }
+    let stride = match x.strides().first() {
+        Some(&stride) if count > 1 => stride.unsigned_abs(),
+        _ => width.max(1),
+    };
+    Ok((width, stride.max(width), x.offset()))
+}
