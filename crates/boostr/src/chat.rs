@@ -2,9 +2,9 @@
 //!
 //! A template is a program in Jinja, part of a model's files, and so written by a stranger. It is run by the minijinja
 //! crate with what transformers gives it in Python (its version 5.24 is what the tests compare with): blocks
-//! trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`, `{% generation %}` (shown, not marked), methods
-//! of strings and dicts, values printed as Python prints them. One thing differs: a loop over `none` is one over
-//! nothing, and no error.
+//! trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`, `{% generation %}` (what it encloses is the
+//! assistant's for [`ChatTemplate::encode_answers`]), methods of strings and dicts, values printed as Python prints
+//! them. One thing differs: a loop over `none` is one over nothing, and no error.
 //!
 //! It cannot reach anything but its conversation. It ends: steps are counted (`FUEL`), texts are bounded, and it runs
 //! on a stack of its own that is deep enough for any value that so many steps can build. One gap is left: minijinja 3.1
@@ -38,12 +38,14 @@ use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
 use crate::tokenizer::Tokenizer;
 
+mod answers;
 mod clock;
 mod jinja;
 mod marks;
 mod methods;
 mod python;
 
+pub use answers::Answers;
 use marks::Marks;
 
 /// Longest template, in bytes; the longest published ones have about 30 000.
@@ -133,10 +135,15 @@ impl Source {
         let special = special
             .into_iter()
             .filter_map(|(name, token)| Some((name.to_owned(), Value::String(token.clone()?))));
-        let env = jinja::environment(FUEL)
-            .map_err(|error| Error::format(&self.path, error.to_string()))?;
-        let mut template =
-            ChatTemplate { path: self.path.clone(), env, special: special.collect() };
+        let env = || {
+            jinja::environment(FUEL).map_err(|error| Error::format(&self.path, error.to_string()))
+        };
+        let mut template = ChatTemplate {
+            path: self.path.clone(),
+            env: env()?,
+            answers: env()?,
+            special: special.collect(),
+        };
         for (name, text) in &self.templates {
             template.add(name, text)?;
         }
@@ -164,6 +171,8 @@ pub struct Options {
 pub struct ChatTemplate {
     path: PathBuf,
     env: Environment<'static>,
+    /// Of those with `{% generation %}`, what marks the text that this encloses.
+    answers: Environment<'static>,
     special: Map<String, Value>,
 }
 
@@ -183,9 +192,13 @@ impl ChatTemplate {
                 format!("chat template has {} bytes, expected at most {MAX_SOURCE}", text.len());
             return Err(Error::format(&self.path, reason));
         }
-        let text = jinja::without_generation(text);
-        let env = &mut self.env;
-        let added = deep(&self.path, || env.add_template_owned(name.to_owned(), text))?;
+        let plain = jinja::without_generation(text);
+        let marked = jinja::with_answers(text);
+        let (env, answers) = (&mut self.env, &mut self.answers);
+        let added = deep(&self.path, || {
+            env.add_template_owned(name.to_owned(), plain)?;
+            marked.map_or(Ok(()), |text| answers.add_template_owned(name.to_owned(), text))
+        })?;
         added.map_err(|error| self.error(&error))
     }
 
@@ -198,6 +211,16 @@ impl ChatTemplate {
     /// [`Error::Argument`] when the template refuses the conversation, in its own words; [`Error::Format`] when it
     /// fails otherwise, takes too many steps or makes too long a text.
     pub fn render(&self, messages: &[Value], options: &Options) -> Result<String> {
+        self.render_in(&self.env, messages, options)
+    }
+
+    /// The text that the template of this conversation makes in one of the environments.
+    fn render_in(
+        &self,
+        env: &Environment<'_>,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             let reason = format!("expected objects, found {other}");
             return Err(Error::Argument { name: "messages", reason });
@@ -214,7 +237,7 @@ impl ChatTemplate {
         }
         let name = self.name(options.tools.is_some())?;
         let now = options.now.unwrap_or_else(SystemTime::now);
-        deep(&self.path, || jinja::render(&self.env, name, &variables, now))?
+        deep(&self.path, || jinja::render(env, name, &variables, now))?
             .map_err(|error| self.error(&error))
     }
 
@@ -235,19 +258,8 @@ impl ChatTemplate {
         messages: &[Value],
         options: &Options,
     ) -> Result<Vec<u32>> {
-        let marks = Marks::of(tokenizer);
-        let messages: Result<Vec<Value>> =
-            messages.iter().map(|message| marks.message(message)).collect();
-        let all = |values: &Option<Vec<Value>>| {
-            values.as_ref().map(|values| values.iter().map(|value| marks.value(value)).collect())
-        };
-        let options = Options {
-            tools: all(&options.tools),
-            documents: all(&options.documents),
-            kwargs: options.kwargs.iter().map(|(k, v)| (k.clone(), marks.value(v))).collect(),
-            ..options.clone()
-        };
-        let text = self.render(&messages?, &options)?;
+        let (messages, options) = marked(tokenizer, messages, options)?;
+        let text = self.render(&messages, &options)?;
         tokenizer.encode_parts(&marks::parts(&text), false)
     }
 
@@ -283,6 +295,27 @@ impl ChatTemplate {
         let line = error.line().map_or_else(String::new, |line| format!(" line {line}:"));
         Error::format(&self.path, format!("chat template:{line} {what}"))
     }
+}
+
+/// A conversation with the control tokens in it marked, but for the template's own.
+fn marked(
+    tokenizer: &Tokenizer,
+    messages: &[Value],
+    options: &Options,
+) -> Result<(Vec<Value>, Options)> {
+    let marks = Marks::of(tokenizer);
+    let messages: Result<Vec<Value>> =
+        messages.iter().map(|message| marks.message(message)).collect();
+    let all = |values: &Option<Vec<Value>>| {
+        values.as_ref().map(|values| values.iter().map(|value| marks.value(value)).collect())
+    };
+    let options = Options {
+        tools: all(&options.tools),
+        documents: all(&options.documents),
+        kwargs: options.kwargs.iter().map(|(k, v)| (k.clone(), marks.value(v))).collect(),
+        ..options.clone()
+    };
+    Ok((messages?, options))
 }
 
 /// A message as templates expect it: without what is `null`, its reasoning under the names that they know.

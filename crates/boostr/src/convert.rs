@@ -169,7 +169,7 @@ fn check_out(source: &Checkpoint, out: &Path, is_gguf: bool, overwrite: bool) ->
 }
 
 /// Lets `fill` fill a folder beside `out` and gives it that name, or leaves nothing.
-fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(crate) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if out.file_name().is_none() {
         let reason = format!("`{}` names no folder", out.display());
         return Err(Error::Argument { name: "out", reason });

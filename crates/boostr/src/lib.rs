@@ -52,5 +52,6 @@ pub mod nn;
 pub mod ops;
 pub mod sample;
 pub mod tokenizer;
+pub mod train;
 
 pub use error::{Error, Result};

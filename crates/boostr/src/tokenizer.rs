@@ -260,6 +260,11 @@ impl Tokenizer {
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.is_special(id)
     }
+
+    /// Ids of all special tokens, ascending.
+    pub(crate) fn special_ids(&self) -> &[u32] {
+        &self.inner.special_ids
+    }
 }
 
 /// Puts `bos` in front of `ids` unless they start with it: some models need it although their

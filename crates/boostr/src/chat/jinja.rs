@@ -1,5 +1,6 @@
 //! The engine, set up as transformers sets up Jinja.
 
+use std::borrow::Cow;
 use std::error::Error as _;
 use std::fmt;
 use std::io::{self, Write};
@@ -9,10 +10,10 @@ use std::time::SystemTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use regex::Regex;
+use regex::{Captures, Regex};
 use serde_json::Map;
 
-use super::{clock, methods, python};
+use super::{clock, marks, methods, python};
 
 /// What a template says by `raise_exception`.
 #[derive(Debug)]
@@ -50,6 +51,10 @@ pub(super) fn environment(fuel: u64) -> Result<Environment<'static>, Error> {
     env.add_filter("string", |value: Value| python::str(&value));
     env.add_filter("join", join);
     env.add_filter("tojson", to_json);
+    env.add_filter(ANSWER, |text: &str| {
+        python::bounded(text)?;
+        Ok::<_, Error>(marks::answer(text))
+    });
     // In Python what has a length and items is a sequence, and what can be looped over is iterable.
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
@@ -112,13 +117,29 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
 /// Widest indent of JSON.
 const MAX_INDENT: usize = 64;
 
+/// The filter that marks what the assistant says.
+const ANSWER: &str = "boostr_answer";
+
+static GENERATION: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the pattern is valid")
+});
+
 /// `source` with blocks that show what they enclose in place of `{% generation %}`, which only marks what the
 /// assistant says. Variables that are set inside are not seen after it, as in Python.
 pub(super) fn without_generation(source: &str) -> String {
-    static TAG: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the pattern is valid")
+    GENERATION.replace_all(source, "${1}${2}with${3}").into_owned()
+}
+
+/// The same, with what they enclose put between marks; `None` when there is no such block.
+pub(super) fn with_answers(source: &str) -> Option<String> {
+    let marked = GENERATION.replace_all(source, |tag: &Captures<'_>| {
+        let (open, close) = (&tag[1], &tag[3]);
+        match tag.get(2) {
+            None => format!("{open}with %}}{{% filter {ANSWER}{close}"),
+            Some(_) => format!("{open}endfilter %}}{{% endwith{close}"),
+        }
     });
-    TAG.replace_all(source, "${1}${2}with${3}").into_owned()
+    matches!(marked, Cow::Owned(_)).then(|| marked.into_owned())
 }
 
 /// The text of the template `name` with these variables, at this moment.

@@ -2,7 +2,7 @@
 //!
 //! Each is put between two characters that no text has (Unicode's noncharacters U+FDD0 and U+FDD1). A template passes
 //! them on like letters; what stands between them in its text is then encoded as text. transformers 5.24 does the
-//! same under the name `sanitize_control_tokens`.
+//! same under the name `sanitize_control_tokens`. Two more (U+FDD2 and U+FDD3) mark what the assistant says.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -15,6 +15,10 @@ use crate::tokenizer::{Part, Tokenizer};
 const START: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
+/// Around what a template says that the assistant says, where it is asked for.
+const ANSWER: char = '\u{fdd2}';
+const END_ANSWER: char = '\u{fdd3}';
+
 /// The control tokens of a tokenizer.
 pub(super) struct Marks {
     tokens: Vec<String>,
@@ -22,8 +26,7 @@ pub(super) struct Marks {
 
 impl Marks {
     pub(super) fn of(tokenizer: &Tokenizer) -> Self {
-        let special = (0..=tokenizer.max_id()).filter(|&id| tokenizer.is_special(id));
-        let tokens = special.filter_map(|id| tokenizer.token(id));
+        let tokens = tokenizer.special_ids().iter().filter_map(|&id| tokenizer.token(id));
         Self { tokens: tokens.filter(|token| !token.is_empty()).collect() }
     }
 
@@ -65,7 +68,7 @@ impl Marks {
 
     fn text(&self, text: &str) -> String {
         // Marks that are there already would be a way around this.
-        let clean = text.replace([START, END], "");
+        let clean = text.replace([START, END, ANSWER, END_ANSWER], "");
         let mut marked = String::with_capacity(clean.len());
         let mut done = 0;
         for Range { start, end } in self.found(&clean) {
@@ -116,6 +119,35 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     }
     parts.push(Part::Control(rest));
     parts
+}
+
+/// `text` as one that the assistant says.
+pub(super) fn answer(text: &str) -> String {
+    format!("{ANSWER}{text}{END_ANSWER}")
+}
+
+/// A rendered text without the marks of answers, and where in it these are. One within another is part of it, one
+/// without an end reaches to that of the text.
+pub(super) fn answers(text: &str) -> (String, Vec<Range<usize>>) {
+    let mut clean = String::with_capacity(text.len());
+    let mut answers = Vec::new();
+    let (mut depth, mut start) = (0_usize, 0);
+    for piece in text.split_inclusive([ANSWER, END_ANSWER]) {
+        clean.push_str(piece.trim_end_matches([ANSWER, END_ANSWER]));
+        if piece.ends_with(ANSWER) {
+            depth += 1;
+            start = if depth == 1 { clean.len() } else { start };
+        } else if piece.ends_with(END_ANSWER) && depth > 0 {
+            depth -= 1;
+            if depth == 0 {
+                answers.push(start..clean.len());
+            }
+        }
+    }
+    if depth > 0 {
+        answers.push(start..clean.len());
+    }
+    (clean, answers)
 }
 
 #[cfg(test)]
@@ -175,5 +207,21 @@ mod tests {
             parts(&text("«a«b»»")),
             [Control(""), Text(""), Control("a"), Text("b"), Control(""), Text(""), Control("")]
         );
+    }
+
+    #[test]
+    fn answers_are_found_and_their_marks_removed() {
+        let text = |shown: &str| shown.replace('‹', "\u{fdd2}").replace('›', "\u{fdd3}");
+        for (marked, clean, ranges) in [
+            ("", "", &[][..]),
+            ("ab", "ab", &[]),
+            ("a‹bé›c‹›d", "abécd", &[1..4, 5..5]),
+            ("‹a‹b›c›d", "abcd", &[0..3]),
+            ("a›b‹c", "abc", &[2..3]),
+        ] {
+            assert_eq!(answers(&text(marked)), (clean.to_owned(), ranges.to_vec()), "{marked}");
+        }
+        assert_eq!(answer("x"), text("‹x›"));
+        assert_eq!(marks().text(&text("a‹b›")), "ab");
     }
 }

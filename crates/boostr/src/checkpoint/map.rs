@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// [`Error::Io`] for what the system refuses, a folder, a device or a pipe; [`Error::Format`] for
 /// an empty file and for a symbolic link to nothing, which is how an interrupted Hugging Face
 /// download looks.
-pub(super) fn map(path: &Path) -> Result<Bytes> {
+pub(crate) fn map(path: &Path) -> Result<Bytes> {
     // Before opening: to open a pipe waits for a writer.
     let metadata = fs::metadata(path).map_err(|e| missing(path, e))?;
     if metadata.is_dir() {

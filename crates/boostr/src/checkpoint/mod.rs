@@ -56,6 +56,7 @@ pub(crate) use atomic::create_beside;
 pub use config::ConfigFile;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
+pub(crate) use map::map;
 
 use crate::error::{Error, Result};
 use entry::quoted;

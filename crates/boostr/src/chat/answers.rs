@@ -1,0 +1,110 @@
+//! Which tokens of a conversation are the assistant's: those that training counts.
+//!
+//! A template may say so by `{% generation %}`. Of others it is found by rendering the conversation as it grows: an
+//! answer begins where the text that asks for it ends, and ends where the conversation ends with it.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::{ChatTemplate, Options, marked, marks};
+use crate::error::{Error, Result};
+use crate::tokenizer::{Part, Tokenizer};
+
+/// The ids of a conversation, and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answers {
+    /// As [`ChatTemplate::encode`] gives them.
+    pub ids: Vec<u32>,
+    /// Whether the assistant says the token, for each of `ids`.
+    pub is_answer: Vec<bool>,
+    /// Bytes of the conversation's text.
+    pub bytes: usize,
+}
+
+impl ChatTemplate {
+    /// The ids of a conversation as [`encode`](Self::encode) gives them, without a last prompt to answer, and which of
+    /// them the assistant says.
+    ///
+    /// With `{% generation %}` in the template these are what it encloses. Without, they are for each message whose
+    /// `role` is `assistant` what its rendering adds to that of the messages before it with a prompt to answer: the
+    /// content and what the template ends an answer with.
+    ///
+    /// A token that lies across the start of an answer belongs to it, one across its end does not.
+    ///
+    /// Takes time for each answer as for the text up to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode); [`Error::Argument`] when a template without `{% generation %}` writes earlier
+    /// messages otherwise once others follow, so that the answers are not to be told apart.
+    pub fn encode_answers(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<Answers> {
+        let options = Options { add_generation_prompt: false, ..options.clone() };
+        let (messages, options) = marked(tokenizer, messages, &options)?;
+        let name = self.name(options.tools.is_some())?;
+        let (text, answers) = if self.answers.get_template(name).is_ok() {
+            marks::answers(&self.render_in(&self.answers, &messages, &options)?)
+        } else {
+            let text = self.render(&messages, &options)?;
+            let answers = self.answers_by_prefixes(&messages, &options, &text)?;
+            (text, answers)
+        };
+
+        let encode = |end| tokenizer.encode_parts(&marks::parts(&text[..end]), false);
+        let ids = encode(text.len())?;
+        let mut is_answer = vec![false; ids.len()];
+        for Range { start, end } in answers {
+            let first = common_prefix(&encode(start)?, &ids);
+            let last =
+                if end == text.len() { ids.len() } else { common_prefix(&encode(end)?, &ids) };
+            is_answer.iter_mut().take(last).skip(first).for_each(|is_answer| *is_answer = true);
+        }
+        let parts = marks::parts(&text).into_iter();
+        let bytes = parts.map(|(Part::Text(part) | Part::Control(part))| part.len()).sum();
+        Ok(Answers { ids, is_answer, bytes })
+    }
+
+    /// Where the answers are in `text`, the rendering of `messages`.
+    fn answers_by_prefixes(
+        &self,
+        messages: &[Value],
+        options: &Options,
+        text: &str,
+    ) -> Result<Vec<Range<usize>>> {
+        let prompt = Options { add_generation_prompt: true, ..options.clone() };
+        let mut answers = Vec::new();
+        for (i, message) in messages.iter().enumerate() {
+            if message.get("role").and_then(Value::as_str) != Some("assistant") {
+                continue;
+            }
+            let before = self.render(&messages[..i], options)?;
+            let asking = self.render(&messages[..i], &prompt)?;
+            let with_it = self.render(&messages[..=i], options)?;
+            let is_last = i + 1 == messages.len();
+            if !text.starts_with(&before) || !text.starts_with(&with_it) {
+                let reason = format!(
+                    "the chat template writes what comes before and with message {} otherwise once others follow, \
+                     so the answer is not to be found: it needs a template with {{% generation %}}",
+                    i + 1
+                );
+                return Err(Error::Argument { name: "messages", reason });
+            }
+            // What asks for an answer may hold more than is kept of it, like the start of a thought.
+            let common = common_prefix(asking.as_bytes(), text.as_bytes());
+            let start = text.floor_char_boundary(common).max(before.len());
+            let end = if is_last { text.len() } else { with_it.len() };
+            answers.push(start.min(end)..end);
+        }
+        Ok(answers)
+    }
+}
+
+/// How many items two lists have in common at their start.
+fn common_prefix<T: PartialEq>(a: &[T], b: &[T]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,34 @@
+//! Training data: from files to batches.
+//!
+//! ```text
+//! DataFile ─ Documents ─ Encoder ─ TokenFile ─ Batches ─ Batch: pieces of documents with what is to follow
+//! ```
+//!
+//! Documents are read as a stream, tokenized by all threads, and written once to a [`TokenFile`], which is mapped: no
+//! step needs memory for more than a few megabytes of text. [`Batches`] reads it in an order that depends on a seed
+//! alone.
+//!
+//! A document's tokens are inputs, each with the token after it as target; the last one's target is the end-of-text
+//! token, which is no input. So in an epoch each token but the first of each document is a target exactly once.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `documents` | [`DataFile`], [`Documents`]: what the files hold, and where |
+//! | `encode` | [`Encoder`]: a document as ids, and which of them count |
+//! | `tokens` | [`TokenFile`]: the tokens of all documents, mapped |
+//! | `batches` | [`Batches`]: pieces of documents, and a cursor to go on from |
+//! | `pairs` | [`read_pairs`]: contexts with continuations, for evaluation |
+
+mod batches;
+mod documents;
+mod encode;
+mod pairs;
+mod tokens;
+
+pub use batches::{Batch, Batches, Cursor, Packing, Pass, Piece};
+pub use documents::{Content, DataFile, Document, Documents, Kind, MAX_LINE, PIECE};
+pub use encode::{Encoded, Encoder};
+pub use pairs::{Pair, read_pairs};
+pub use tokens::TokenFile;
+
+pub(super) use documents::pieces;

@@ -1,0 +1,320 @@
+//! Batches: pieces of documents in an order that depends on a seed alone.
+//!
+//! In an epoch the documents stand in a shuffled order, and so do their inputs, one document's after another's.
+//! [`Packing`] says how rows of `seq_len` tokens are cut from them. A row that reaches the end of an epoch goes on in
+//! the next, so every batch has `batch_size * seq_len` tokens.
+//!
+//! The order of an epoch comes from the seed and the epoch's number, and what a row holds from how many tokens the
+//! rows before it had: so a cursor is one number.
+
+use serde::{Deserialize, Serialize};
+
+use super::tokens::TokenFile;
+use crate::error::{Error, Result};
+use crate::ops::IGNORE;
+use crate::sample::SplitMix64;
+
+/// Orders of epochs that are kept: streams may be in two at a time.
+const ORDERS: usize = 2;
+
+/// How rows are filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// Rows are cut from all documents one after another, and nothing passes from piece to piece: a document that
+    /// does not end in its row is cut, and what is left of it starts the next row as if it were another.
+    Documents,
+    /// Each row of a batch goes on where the same row of the batch before stopped, with its state. These streams are
+    /// equal shares of the epoch; a state starts afresh where a document starts, and where a share does. Gradients
+    /// end at the start of a row: back-propagation through time, truncated.
+    Carried,
+}
+
+/// A part of a document, as an input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// What the model reads, at least one token.
+    pub tokens: Vec<u32>,
+    /// What it is to predict after each of them; [`IGNORE`] where nothing counts.
+    pub targets: Vec<u32>,
+    /// The row that it stands in: with [`Packing::Carried`], whose state it goes on from and leaves its own to.
+    pub slot: usize,
+    /// Whether it starts with a fresh state.
+    pub is_start: bool,
+    /// Its document in the [`TokenFile`].
+    pub document: usize,
+}
+
+/// The pieces of one step, row by row.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Those of one row stand together, in their order.
+    pub pieces: Vec<Piece>,
+}
+
+impl Batch {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.tokens.len()).sum()
+    }
+
+    /// Number of targets that count.
+    pub fn counted(&self) -> usize {
+        let targets = self.pieces.iter().flat_map(|piece| &piece.targets);
+        targets.filter(|&&id| id != IGNORE).count()
+    }
+}
+
+/// Where batches go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Tokens that were given so far.
+    pub read: u64,
+    /// Inputs of the file that they came from: those of an epoch.
+    pub inputs: u64,
+    /// Its documents.
+    pub documents: u64,
+}
+
+/// Batches without end, epoch after epoch.
+///
+/// ```
+/// use boostr::train::data::{Batches, Packing, TokenFile};
+///
+/// let file = TokenFile::of_documents(&[vec![5, 6, 7], vec![8]], 0, 16)?;
+/// let mut batches = Batches::new(&file, Packing::Documents, 1, 4, 42)?;
+/// let first = batches.next();
+/// assert_eq!(first.tokens(), 4);
+///
+/// let cursor = batches.cursor();
+/// let second = batches.next();
+/// batches.seek(cursor)?;
+/// assert_eq!(batches.next(), second);
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub struct Batches<'a> {
+    file: &'a TokenFile,
+    packing: Packing,
+    batch_size: usize,
+    seq_len: usize,
+    /// `None` for one pass in the order of the file.
+    seed: Option<u64>,
+    read: u64,
+    orders: Vec<Order>,
+}
+
+impl<'a> Batches<'a> {
+    /// Batches of `batch_size` rows of `seq_len` tokens, from the start of the first epoch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when there are no rows, no tokens in them, or, for [`Packing::Carried`], fewer inputs than
+    /// rows.
+    pub fn new(
+        file: &'a TokenFile,
+        packing: Packing,
+        batch_size: usize,
+        seq_len: usize,
+        seed: u64,
+    ) -> Result<Self> {
+        for (name, value) in [("batch_size", batch_size), ("seq_len", seq_len)] {
+            if value == 0 {
+                return Err(Error::Argument {
+                    name,
+                    reason: "expected at least 1, found 0".into(),
+                });
+            }
+        }
+        if batch_size.checked_mul(seq_len).is_none_or(|tokens| tokens > u32::MAX as usize) {
+            let reason = format!("{batch_size} rows of {seq_len} tokens are more than 2^32 - 1");
+            return Err(Error::Argument { name: "batch_size", reason });
+        }
+        if packing == Packing::Carried && batch_size > file.inputs() {
+            let reason = format!("{batch_size} streams, but the data has {} tokens", file.inputs());
+            return Err(Error::Argument { name: "batch_size", reason });
+        }
+        let seed = Some(seed);
+        Ok(Self { file, packing, batch_size, seq_len, seed, read: 0, orders: Vec::new() })
+    }
+
+    /// The next batch, of `batch_size * seq_len` tokens.
+    #[expect(clippy::should_implement_trait, reason = "there is always a next one")]
+    pub fn next(&mut self) -> Batch {
+        let mut pieces = Vec::new();
+        for slot in 0..self.batch_size {
+            self.row(slot, &mut pieces);
+        }
+        self.read += self.batch_tokens();
+        Batch { pieces }
+    }
+
+    /// Where the next batch begins.
+    pub fn cursor(&self) -> Cursor {
+        let (inputs, documents) = (self.file.inputs() as u64, self.file.documents() as u64);
+        Cursor { read: self.read, inputs, documents }
+    }
+
+    /// Goes on from a cursor of the same data, in batches of the same shape: gives the batches that followed it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when it is of other data or no number of whole batches.
+    pub fn seek(&mut self, cursor: Cursor) -> Result<()> {
+        let own = Cursor { read: cursor.read, ..self.cursor() };
+        let refuse = |reason| Err(Error::Argument { name: "cursor", reason });
+        if cursor != own {
+            return refuse(format!(
+                "it is of data of {} documents with {} tokens, this has {} with {}",
+                cursor.documents, cursor.inputs, own.documents, own.inputs
+            ));
+        }
+        if !cursor.read.is_multiple_of(self.batch_tokens()) {
+            let (read, batch) = (cursor.read, self.batch_tokens());
+            return refuse(format!("{read} tokens are no whole number of batches of {batch}"));
+        }
+        self.read = cursor.read;
+        Ok(())
+    }
+
+    /// Epochs so far: 1.5 in the middle of the second.
+    pub fn epochs(&self) -> f64 {
+        self.read as f64 / self.file.inputs() as f64
+    }
+
+    fn batch_tokens(&self) -> u64 {
+        self.batch_size as u64 * self.seq_len as u64
+    }
+
+    /// Adds the pieces of row `slot` of the next batch.
+    fn row(&mut self, slot: usize, pieces: &mut Vec<Piece>) {
+        let inputs = self.file.inputs() as u64;
+        let (rows, row) = (self.batch_size as u64, slot as u64);
+        // The share of each epoch that this row's stream reads, and how much of it was read.
+        let (share, mut read) = match self.packing {
+            Packing::Documents => (0..inputs, self.read + row * self.seq_len as u64),
+            Packing::Carried => {
+                (part(inputs, row, rows)..part(inputs, row + 1, rows), self.read / rows)
+            }
+        };
+        let len = share.end - share.start;
+        let mut left = self.seq_len as u64;
+        while left > 0 {
+            let (epoch, at) = (read / len, share.start + read % len);
+            if epoch > 0 && self.seed.is_none() {
+                break;
+            }
+            let (document, offset) = self.order(epoch).find(at);
+            let rest = self.file.len(document) as u64 - 1 - offset;
+            let count = left.min(rest).min(share.end - at);
+            let is_start = self.packing == Packing::Documents || offset == 0 || at == share.start;
+            pieces.push(self.piece(document, offset as usize, count as usize, slot, is_start));
+            read += count;
+            left -= count;
+        }
+    }
+
+    fn piece(
+        &self,
+        document: usize,
+        offset: usize,
+        count: usize,
+        slot: usize,
+        is_start: bool,
+    ) -> Piece {
+        let words: Vec<(u32, bool)> = self.file.words(document, offset, count + 1).collect();
+        let tokens = words[..count].iter().map(|&(id, _)| id).collect();
+        let target = |&(id, counts): &(u32, bool)| if counts { id } else { IGNORE };
+        let targets = words[1..].iter().map(target).collect();
+        Piece { tokens, targets, slot, is_start, document }
+    }
+
+    /// The order of an epoch.
+    fn order(&mut self, epoch: u64) -> &Order {
+        let found = self.orders.iter().position(|order| order.epoch == epoch);
+        let index = found.unwrap_or_else(|| {
+            let oldest = (0..self.orders.len()).min_by_key(|&i| self.orders[i].epoch);
+            if let Some(oldest) = oldest.filter(|_| self.orders.len() >= ORDERS) {
+                self.orders.swap_remove(oldest);
+            }
+            self.orders.push(Order::new(self.file, self.seed, epoch));
+            self.orders.len() - 1
+        });
+        &self.orders[index]
+    }
+}
+
+/// Where share `row` of `rows` nearly equal ones begins.
+fn part(inputs: u64, row: u64, rows: u64) -> u64 {
+    (u128::from(inputs) * u128::from(row) / u128::from(rows)) as u64
+}
+
+/// Batches that end: every input once, in the order of the file.
+///
+/// With [`Packing::Carried`] a row that has read its share is missing from the last batch, or shorter.
+pub struct Pass<'a> {
+    batches: Batches<'a>,
+}
+
+impl<'a> Pass<'a> {
+    /// Batches of `batch_size` rows of `seq_len` tokens.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batches::new`].
+    pub fn new(
+        file: &'a TokenFile,
+        packing: Packing,
+        batch_size: usize,
+        seq_len: usize,
+    ) -> Result<Self> {
+        let batches = Batches::new(file, packing, batch_size, seq_len, 0)?;
+        Ok(Self { batches: Batches { seed: None, ..batches } })
+    }
+}
+
+impl Iterator for Pass<'_> {
+    type Item = Batch;
+
+    fn next(&mut self) -> Option<Batch> {
+        Some(self.batches.next()).filter(|batch| !batch.pieces.is_empty())
+    }
+}
+
+/// The documents of an epoch in their order.
+struct Order {
+    epoch: u64,
+    documents: Vec<u32>,
+    /// Inputs before each of them.
+    starts: Vec<u64>,
+}
+
+impl Order {
+    /// The order of the file, or by Fisher and Yates with numbers from the seed and the epoch.
+    fn new(file: &TokenFile, seed: Option<u64>, epoch: u64) -> Self {
+        let mut documents: Vec<u32> = (0..file.documents() as u32).collect();
+        if let Some(seed) = seed {
+            let mut random = SplitMix64(seed);
+            // Epochs of one seed are steps of its generator, each the seed of another.
+            random.0 = random.next().wrapping_add(epoch);
+            let mut random = SplitMix64(random.next());
+            for i in (1..documents.len()).rev() {
+                // Below i + 1, even to 1 part in 2^32.
+                let other = (u128::from(random.next()) * (i as u128 + 1)) >> 64;
+                documents.swap(i, other as usize);
+            }
+        }
+        let starts = documents.iter().scan(0, |inputs, &document| {
+            let start = *inputs;
+            *inputs += file.len(document as usize) as u64 - 1;
+            Some(start)
+        });
+        let starts = starts.collect();
+        Self { epoch, documents, starts }
+    }
+
+    /// The document that input `at` is in, and how many of its inputs are before it.
+    fn find(&self, at: u64) -> (usize, u64) {
+        let index = self.starts.partition_point(|&start| start <= at) - 1;
+        (self.documents[index] as usize, at - self.starts[index])
+    }
+}

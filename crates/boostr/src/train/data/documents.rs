@@ -1,0 +1,503 @@
+//! What files of training data hold, read as a stream.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// Longest piece of a text that is given, and tokenized, at once, in bytes: tokenizing takes memory of about a
+/// hundred times the text.
+pub const PIECE: usize = 256 << 10;
+
+/// Longest line of a file of JSON, in bytes.
+pub const MAX_LINE: usize = 64 << 20;
+
+/// Bytes that some programs write at the start of a text in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// How a file holds documents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Plain text.
+    Text {
+        /// The line that stands between two documents; all is one document when there is none. An empty one makes
+        /// each empty line end a document.
+        separator: Option<String>,
+    },
+    /// A JSON object a line, with `messages`, with `prompt` and `completion`, or with `text`: the first of these
+    /// that it has. `tools` go with `messages`; other keys are left alone, and so are empty lines.
+    Jsonl,
+}
+
+/// A file of documents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How it is to be read.
+    pub kind: Kind,
+}
+
+impl DataFile {
+    /// A file whose name says how it is to be read: `.txt` and `.md` are one document of plain text, `.jsonl` and
+    /// `.ndjson` are lines of JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for another name.
+    ///
+    /// ```
+    /// use boostr::train::data::{DataFile, Kind};
+    ///
+    /// assert_eq!(DataFile::new("a/chat.jsonl")?.kind, Kind::Jsonl);
+    /// assert_eq!(DataFile::new("a/book.TXT")?.kind, Kind::Text { separator: None });
+    /// assert!(DataFile::new("a/table.csv").is_err());
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn new(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let kind = match extension.to_str() {
+            Some("txt" | "md") => Kind::Text { separator: None },
+            Some("jsonl" | "ndjson") => Kind::Jsonl,
+            _ => {
+                let what = format!(
+                    "data file `{}`: its name should end in .txt or .md (plain text), .jsonl or .ndjson (a JSON \
+                     object a line), or its kind be given",
+                    path.display()
+                );
+                return Err(Error::Unsupported { what });
+            }
+        };
+        Ok(Self { path, kind })
+    }
+}
+
+/// A document, or a piece of one, with where it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Document {
+    /// What it says.
+    pub content: Content,
+    /// Its file.
+    pub path: Arc<Path>,
+    /// The line that it starts on, from 1.
+    pub line: usize,
+}
+
+/// What a document says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Content {
+    /// Text: all of a document, or, of a file of plain text, a piece that is not much longer than [`PIECE`].
+    Text {
+        /// The text.
+        text: String,
+        /// Whether a document starts with it.
+        is_first: bool,
+        /// Whether a document ends with it.
+        is_last: bool,
+    },
+    /// A conversation, from which the assistant's answers are to be learnt.
+    Messages {
+        /// The messages, at least one.
+        messages: Vec<Value>,
+        /// The tools on offer.
+        tools: Option<Vec<Value>>,
+    },
+    /// A text of which the second part is to be learnt.
+    Completion {
+        /// What is given.
+        prompt: String,
+        /// What is to follow.
+        completion: String,
+    },
+}
+
+impl Content {
+    /// Whether a document ends with it.
+    pub(super) fn is_last(&self) -> bool {
+        !matches!(self, Self::Text { is_last: false, .. })
+    }
+
+    /// The texts in it.
+    pub(in crate::train) fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Text { text, .. } => vec![text],
+            Self::Completion { prompt, completion } => vec![prompt, completion],
+            Self::Messages { messages, .. } => messages
+                .iter()
+                .filter_map(|message| message.get("content"))
+                .flat_map(|content| match content {
+                    Value::Array(parts) => {
+                        parts.iter().filter_map(|part| part.get("text")?.as_str()).collect()
+                    }
+                    other => other.as_str().into_iter().collect::<Vec<&str>>(),
+                })
+                .collect(),
+        }
+    }
+
+    /// What an object of JSON says.
+    fn read(value: Value) -> Result<Self, String> {
+        let Value::Object(mut object) = value else {
+            return Err(format!("expected a JSON object, found {}", kind_of(&value)));
+        };
+        let mut take = |key: &str| object.remove(key).filter(|value| !value.is_null());
+        if let Some(messages) = take("messages") {
+            let messages = objects("messages", messages)?;
+            if messages.is_empty() {
+                return Err("`messages` is empty".into());
+            }
+            let tools = take("tools").map(|tools| objects("tools", tools)).transpose()?;
+            return Ok(Self::Messages { messages, tools });
+        }
+        match (take("prompt"), take("completion"), take("text")) {
+            (Some(prompt), Some(completion), _) => Ok(Self::Completion {
+                prompt: text("prompt", prompt)?,
+                completion: text("completion", completion)?,
+            }),
+            (_, _, Some(value)) => {
+                Ok(Self::Text { text: text("text", value)?, is_first: true, is_last: true })
+            }
+            (prompt, completion, None) => {
+                let found = match (prompt, completion) {
+                    (Some(_), _) => "`prompt` alone",
+                    (_, Some(_)) => "`completion` alone",
+                    _ => "none of them",
+                };
+                Err(format!(
+                    "expected `messages`, `prompt` with `completion`, or `text`, found {found}"
+                ))
+            }
+        }
+    }
+}
+
+pub(super) fn text(key: &str, value: Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err(format!("`{key}`: expected a text, found {}", kind_of(&other))),
+    }
+}
+
+fn objects(key: &str, value: Value) -> Result<Vec<Value>, String> {
+    let Value::Array(items) = value else {
+        return Err(format!("`{key}`: expected a list of objects, found {}", kind_of(&value)));
+    };
+    match items.iter().find(|item| !item.is_object()) {
+        Some(other) => {
+            Err(format!("`{key}`: expected a list of objects, found {} in it", kind_of(other)))
+        }
+        None => Ok(items),
+    }
+}
+
+pub(super) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The documents of files, one file after another. After an error there is none.
+///
+/// Texts are what the files hold, to the byte, but for a byte order mark at the start of a file. Texts of white
+/// space alone are left out.
+pub struct Documents<'a> {
+    files: std::slice::Iter<'a, DataFile>,
+    reader: Option<Reader>,
+    read: u64,
+}
+
+impl<'a> Documents<'a> {
+    /// Reads `files`.
+    pub fn new(files: &'a [DataFile]) -> Self {
+        Self { files: files.iter(), reader: None, read: 0 }
+    }
+
+    /// Bytes of the files that were read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.read + self.reader.as_ref().map_or(0, |reader| reader.lines.read)
+    }
+
+    fn step(&mut self) -> Result<Option<Document>> {
+        loop {
+            if let Some(reader) = &mut self.reader {
+                if let Some(document) = reader.step()? {
+                    return Ok(Some(document));
+                }
+                self.read = self.bytes_read();
+                self.reader = None;
+            }
+            let Some(file) = self.files.next() else { return Ok(None) };
+            self.reader = Some(Reader::open(file)?);
+        }
+    }
+}
+
+impl Iterator for Documents<'_> {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let document = self.step().transpose();
+        if matches!(document, Some(Err(_))) {
+            self.files = [].iter();
+            self.reader = None;
+        }
+        document
+    }
+}
+
+/// One file.
+struct Reader {
+    path: Arc<Path>,
+    kind: Kind,
+    lines: Lines,
+    /// Text of a document of which no more than a piece is known yet.
+    pending: Vec<u8>,
+    /// The line that `pending` starts on.
+    line: usize,
+    /// Whether a document starts with `pending`.
+    is_first: bool,
+}
+
+impl Reader {
+    fn open(file: &DataFile) -> Result<Self> {
+        Ok(Self {
+            path: file.path.as_path().into(),
+            kind: file.kind.clone(),
+            lines: Lines::open(&file.path)?,
+            pending: Vec::new(),
+            line: 1,
+            is_first: true,
+        })
+    }
+
+    fn step(&mut self) -> Result<Option<Document>> {
+        match self.kind.clone() {
+            Kind::Jsonl => self.json(),
+            Kind::Text { separator } => self.text(separator.as_deref()),
+        }
+    }
+
+    fn json(&mut self) -> Result<Option<Document>> {
+        while let Some(line) = self.lines.json(&self.path)? {
+            self.line = self.lines.line;
+            let content =
+                Content::read(line).map_err(|reason| at(&self.path, self.line, &reason))?;
+            let is_blank = matches!(&content, Content::Text { text, .. } if text.trim().is_empty());
+            if !is_blank {
+                return Ok(Some(self.document(content)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn text(&mut self, separator: Option<&str>) -> Result<Option<Document>> {
+        loop {
+            if self.pending.len() > PIECE {
+                return self.piece().map(Some);
+            }
+            let line = self.lines.next(&self.path, PIECE)?;
+            let ends = match line {
+                Some(Line { bytes, is_whole }) => {
+                    is_whole && separator.is_some_and(|s| line_is(bytes, s))
+                }
+                None => true,
+            };
+            if !ends {
+                self.pending.extend_from_slice(line.map_or(&[], |line| line.bytes));
+                continue;
+            }
+            let is_end = line.is_none();
+            let document = self.rest()?;
+            self.line = self.lines.line + 1;
+            if document.is_some() || is_end {
+                return Ok(document);
+            }
+        }
+    }
+
+    /// The first part of a text that goes on.
+    fn piece(&mut self) -> Result<Document> {
+        let is_first = std::mem::take(&mut self.is_first);
+        // What is cut off at the end may be the start of a character.
+        let known = match str::from_utf8(&self.pending) {
+            Ok(text) => text,
+            Err(error) if error.error_len().is_none() => {
+                str::from_utf8(&self.pending[..error.valid_up_to()]).unwrap_or_default()
+            }
+            Err(error) => return Err(self.not_utf8(error.valid_up_to())),
+        };
+        let text = known[..place_to_cut(known)].to_owned();
+        self.pending.drain(..text.len());
+        let lines = text.matches('\n').count();
+        let document = self.document(Content::Text { text, is_first, is_last: false });
+        self.line += lines;
+        Ok(document)
+    }
+
+    /// The last part of a text, unless the text is blank.
+    fn rest(&mut self) -> Result<Option<Document>> {
+        let is_first = std::mem::replace(&mut self.is_first, true);
+        let text = match String::from_utf8(std::mem::take(&mut self.pending)) {
+            Ok(text) => text,
+            Err(error) => {
+                let at = error.utf8_error().valid_up_to();
+                self.pending = error.into_bytes();
+                return Err(self.not_utf8(at));
+            }
+        };
+        if is_first && text.trim().is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(self.document(Content::Text { text, is_first, is_last: true })))
+    }
+
+    fn document(&self, content: Content) -> Document {
+        Document { content, path: Arc::clone(&self.path), line: self.line }
+    }
+
+    /// The error for a byte of `pending` that is none of UTF-8.
+    fn not_utf8(&self, byte: usize) -> Error {
+        let before = &self.pending[..byte];
+        let line = self.line + before.iter().filter(|&&b| b == b'\n').count();
+        let column = before.iter().rev().take_while(|&&b| b != b'\n').count() + 1;
+        at(&self.path, line, &format!("not UTF-8 text: byte {column} of the line is wrong"))
+    }
+}
+
+/// The error for a line of a file.
+pub(super) fn at(path: &Path, line: usize, reason: &str) -> Error {
+    Error::format(path, format!("line {line}: {reason}"))
+}
+
+fn line_is(bytes: &[u8], line: &str) -> bool {
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    bytes.strip_suffix(b"\r").unwrap_or(bytes) == line.as_bytes()
+}
+
+/// The lines of a file, and where in it we are.
+pub(super) struct Lines {
+    reader: BufReader<File>,
+    buffer: Vec<u8>,
+    /// Whether the next byte is the first of a line.
+    is_start: bool,
+    /// The line that was read last, from 1.
+    pub(super) line: usize,
+    read: u64,
+}
+
+/// A line with its end, or a part of one.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    bytes: &'a [u8],
+    is_whole: bool,
+}
+
+impl Lines {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        // Asked before opening: opening a pipe waits for a writer.
+        if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
+            return Err(Error::io(path, std::io::Error::other("not a regular file")));
+        }
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let reader = BufReader::with_capacity(1 << 16, file);
+        Ok(Self { reader, buffer: Vec::new(), is_start: true, line: 0, read: 0 })
+    }
+
+    /// The next line, or of a longer one the next `max` bytes; `None` at the end of the file.
+    fn next(&mut self, path: &Path, max: usize) -> Result<Option<Line<'_>>> {
+        self.buffer.clear();
+        let part = self.reader.by_ref().take(max as u64).read_until(b'\n', &mut self.buffer);
+        let count = part.map_err(|e| Error::io(path, e))?;
+        if count == 0 {
+            return Ok(None);
+        }
+        let starts = self.is_start;
+        self.is_start = self.buffer.ends_with(b"\n");
+        let is_whole = starts && (self.is_start || count < max);
+        let mut bytes = &self.buffer[..];
+        if self.read == 0 {
+            bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
+        }
+        self.line += usize::from(starts);
+        self.read += count as u64;
+        Ok(Some(Line { bytes, is_whole }))
+    }
+
+    /// The value of the next line that is not empty; `None` at the end of the file.
+    pub(super) fn json(&mut self, path: &Path) -> Result<Option<Value>> {
+        loop {
+            let Some(Line { bytes, is_whole }) = self.next(path, MAX_LINE)? else {
+                return Ok(None);
+            };
+            let value = match (is_whole, bytes.trim_ascii()) {
+                (true, b"") => continue,
+                (true, bytes) => serde_json::from_slice(bytes).map_err(|e| reason_of(&e)),
+                (false, _) => Err(format!("a line of more than {MAX_LINE} bytes")),
+            };
+            return value.map(Some).map_err(|reason| at(path, self.line, &reason));
+        }
+    }
+}
+
+/// What is wrong with a line of JSON, without the number of the line that the reader counts.
+fn reason_of(error: &serde_json::Error) -> String {
+    let full = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let what = full.strip_suffix(&place).unwrap_or(&full);
+    format!("not JSON: {what} at byte {} of the line", error.column())
+}
+
+/// The pieces of a text, none much longer than [`PIECE`].
+pub(in crate::train) fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        if text.is_empty() {
+            return None;
+        }
+        let end = if text.len() > PIECE { place_to_cut(text) } else { text.len() };
+        let (piece, rest) = text.split_at(end);
+        text = rest;
+        Some(piece)
+    })
+}
+
+/// Where to cut a text that is longer than [`PIECE`], so that each half has the tokens that it has in the whole: before
+/// a space between two letters, where every tokenizer that splits texts does so. Else after a line, else anywhere.
+fn place_to_cut(text: &str) -> usize {
+    let end = text.floor_char_boundary(PIECE);
+    let head = &text[..end];
+    let is_between_letters = |space: usize| {
+        head[..space].chars().next_back().is_some_and(char::is_alphabetic)
+            && head[space + 1..].chars().next().is_some_and(char::is_alphabetic)
+    };
+    let space = head.rmatch_indices(' ').map(|(at, _)| at).find(|&at| is_between_letters(at));
+    space.or_else(|| head.rfind('\n').map(|at| at + 1)).unwrap_or(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_before_a_space_between_letters() {
+        let long = "word. ".repeat(PIECE / 6) + "some words, " + &"x".repeat(50);
+        let all: Vec<&str> = pieces(&long).collect();
+        assert_eq!(all.concat(), long);
+        assert!(all.len() == 2 && all[1].starts_with(" words, "), "{:?}", all[1]);
+        for text in ["\u{e9}".repeat(PIECE), "a\n".repeat(PIECE), " ".repeat(3 * PIECE)] {
+            let all: Vec<&str> = pieces(&text).collect();
+            assert_eq!(all.concat(), text);
+            assert!(all.iter().all(|piece| piece.len() <= PIECE && piece.len() > PIECE / 3));
+        }
+        assert_eq!(pieces("").count(), 0);
+    }
+}

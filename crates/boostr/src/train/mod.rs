@@ -1,0 +1,36 @@
+//! Training: what turns text and a model into a better model, and survives being stopped.
+//!
+//! ```text
+//! files ─ data::TokenFile ─ Batches ─ Trainer: Model<Recorded> ─ Tape ─ gradients ─ Optimizer ─ parameters ┐
+//!                                        └──────────────────── the next step's model ─────────────────────┘
+//! ```
+//!
+//! There is no second forward: a step makes the model of `models` on a client that records
+//! ([`Tape`](crate::ops::Tape)), and takes its parameters back when it has the gradients.
+
+pub mod bpe;
+mod crc32;
+pub mod data;
+mod log;
+mod lora;
+mod model;
+mod optimizer;
+mod plot;
+mod random;
+mod run;
+mod save;
+mod schedule;
+mod trainer;
+
+pub use log::{Metrics, MetricsLog, read_metrics};
+pub use lora::LoraConfig;
+pub use model::TrainableModel;
+pub use optimizer::{AdamWConfig, Gradients, Optimizer, Parameter, Parameters, decays};
+pub use plot::{Scale, loss_svg, write_loss_svg};
+pub use random::Random;
+pub use run::{Ended, Event, Loss, MAY_CHANGE, Method, RunConfig, TrainRun, evaluate};
+pub use save::{
+    Checkpoints, Latest, NamedTensor, Saved, TrainerState, Written, differing_keys, latest,
+};
+pub use schedule::{Schedule, ScheduleKind};
+pub use trainer::{StepReport, Trainer};

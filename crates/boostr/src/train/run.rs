@@ -1,0 +1,435 @@
+//! A run: a folder in which a model is trained, stopped, and trained on.
+//!
+//! ```text
+//! RUN/config.json, model.safetensors, tokenizer.json, ..   the model as it was when last saved
+//! RUN/step-000500/                                          a checkpoint: that model, the optimizer, the cursor
+//! RUN/metrics.jsonl, loss.svg                               what was measured
+//! ```
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::data::{Batches, Cursor, Packing, Pass, TokenFile};
+use super::lora::LoraConfig;
+use super::trainer::Trainer;
+use super::{
+    AdamWConfig, Checkpoints, Metrics, MetricsLog, Saved, Scale, Schedule, TrainableModel,
+    TrainerState, read_metrics, write_loss_svg,
+};
+use crate::backend::{Cpu, cpu};
+use crate::error::{Error, Result};
+use crate::models::Run as Tokens;
+use crate::ops::IGNORE;
+
+/// What is trained of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// All parameters.
+    Full,
+    /// Adapters beside those that stay.
+    Lora(LoraConfig),
+}
+
+/// How a run goes. The fields are the keys of a configuration file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// Rows of a batch.
+    pub batch_size: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+    /// Tokens that are run at once; less takes less memory.
+    pub tokens_at_once: usize,
+    /// Rows go on from the rows before, with gradients cut there; else documents are packed, each by itself.
+    pub carry_state: bool,
+    /// Of the parameters and the order of the data.
+    pub seed: u64,
+    /// Steps between two checkpoints.
+    pub save_every: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+    /// Steps between two measurements on the validation data.
+    pub eval_every: u64,
+    /// Tokens of the validation data that are measured on the way; all at the end.
+    pub eval_tokens: usize,
+    /// The schedule of the learning rate, and the number of steps.
+    pub schedule: Schedule,
+    /// How parameters are moved.
+    pub optimizer: AdamWConfig,
+    /// What is trained.
+    pub method: Method,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            batch_size: 8,
+            seq_len: 256,
+            tokens_at_once: 2048,
+            carry_state: false,
+            seed: 0,
+            save_every: 500,
+            keep: 2,
+            eval_every: 250,
+            eval_tokens: 32_768,
+            schedule: Schedule::default(),
+            optimizer: AdamWConfig::default(),
+            method: Method::Full,
+        }
+    }
+}
+
+/// Keys of a [`RunConfig`] that may be others when a run goes on.
+pub const MAY_CHANGE: [&str; 5] =
+    ["save_every", "keep", "eval_every", "eval_tokens", "tokens_at_once"];
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A step was made.
+    Step(&'a Metrics),
+    /// A checkpoint was written.
+    Saved(&'a Path),
+    /// Something went wrong that does not stop the run.
+    Warning(String),
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps were made.
+    Done,
+    /// The observer stopped it.
+    Stopped,
+}
+
+/// A loss over a text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loss {
+    /// Sum over the predicted tokens, in nats.
+    pub nats: f64,
+    /// Predicted tokens.
+    pub predicted: usize,
+}
+
+impl Loss {
+    /// Nats per predicted token.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.nats / self.predicted.max(1) as f64
+    }
+}
+
+/// A run in its folder.
+pub struct TrainRun {
+    folder: PathBuf,
+    config: RunConfig,
+    trainer: Trainer,
+    train: TokenFile,
+    valid: Option<TokenFile>,
+    checkpoints: Checkpoints,
+    log: MetricsLog,
+    cursor: Option<Cursor>,
+    tokens: u64,
+    seconds: f64,
+}
+
+impl TrainRun {
+    /// A new run of `model` in `folder`, which has no checkpoint yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when there is a run already or a setting is out of range, [`Error::Io`] when the
+    /// folder cannot be written.
+    pub fn new(
+        folder: &Path,
+        config: RunConfig,
+        mut model: TrainableModel,
+        train: TokenFile,
+        valid: Option<TokenFile>,
+    ) -> Result<Self> {
+        if super::latest(folder)?.is_some() {
+            let reason = format!(
+                "there is a run in `{}`: resume it, or take another folder",
+                folder.display()
+            );
+            return Err(Error::Argument { name: "out", reason });
+        }
+        match &config.method {
+            Method::Full => model.unfreeze(|_| true)?,
+            Method::Lora(lora) => model.add_adapters(lora, config.seed)?,
+        }
+        let checkpoints = Checkpoints::open(folder, config.keep)?;
+        let log = MetricsLog::create(&folder.join("metrics.jsonl"))?;
+        Self::with(folder, config, model, (train, valid), (checkpoints, log))
+    }
+
+    fn with(
+        folder: &Path,
+        config: RunConfig,
+        model: TrainableModel,
+        (train, valid): (TokenFile, Option<TokenFile>),
+        (checkpoints, log): (Checkpoints, MetricsLog),
+    ) -> Result<Self> {
+        let layers = model.config().family().layers();
+        if config.carry_state && layers.iter().any(|layer| layer.attention.is_some()) {
+            let what = "carried states of models with attention: what it keeps grows without end";
+            return Err(Error::Unsupported { what: what.into() });
+        }
+        let trainer = Trainer::new(
+            model,
+            config.optimizer.clone(),
+            config.schedule.clone(),
+            config.tokens_at_once,
+            config.carry_state,
+        )?;
+        let folder = folder.to_path_buf();
+        Ok(Self {
+            folder,
+            config,
+            trainer,
+            train,
+            valid,
+            checkpoints,
+            log,
+            cursor: None,
+            tokens: 0,
+            seconds: 0.0,
+        })
+    }
+
+    /// Goes on from the checkpoint `saved` of the run in `folder`, to the bit as if it had not stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when `config` differs from the run's in more than [`MAY_CHANGE`], or the data are
+    /// others; [`Error::Format`] for a checkpoint that is not whole.
+    pub fn resume(
+        folder: &Path,
+        saved: &Saved,
+        config: RunConfig,
+        mut model: TrainableModel,
+        train: TokenFile,
+        valid: Option<TokenFile>,
+    ) -> Result<Self> {
+        let value = to_value(&config)?;
+        saved.check_config(&value, &MAY_CHANGE)?;
+        match &config.method {
+            Method::Full => model.unfreeze(|_| true)?,
+            Method::Lora(_) => {
+                model.read_adapters(&saved.path)?;
+            }
+        }
+        let mut checkpoints = Checkpoints::open(folder, config.keep)?;
+        checkpoints.forget_after(saved.state.step)?;
+        let log = MetricsLog::resume(&folder.join("metrics.jsonl"), saved.state.step)?;
+        let mut run = Self::with(folder, config, model, (train, valid), (checkpoints, log))?;
+        let (states, own): (Vec<_>, Vec<_>) =
+            saved.optimizer()?.into_iter().partition(|tensor| tensor.name.starts_with(CARRIED));
+        run.trainer.optimizer_mut().restore(own)?;
+        run.trainer.restore_states(&states, CARRIED)?;
+        let cursor = serde_json::from_value(saved.state.cursor.clone());
+        run.cursor = Some(cursor.map_err(|e| Error::format(&saved.path, e.to_string()))?);
+        run.tokens = saved.state.tokens;
+        run.seconds = saved.state.seconds;
+        Ok(run)
+    }
+
+    /// The model as it is.
+    #[must_use]
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// Steps made, and to be made in all.
+    #[must_use]
+    pub fn steps(&self) -> (u64, u64) {
+        (self.trainer.steps(), self.config.schedule.total_steps)
+    }
+
+    /// Trains until all steps are made or `observe` stops it, and saves. `memory` tells the bytes that the
+    /// process takes.
+    ///
+    /// # Errors
+    ///
+    /// When a loss or a gradient is not finite: the last checkpoint is then as it was, nothing is written.
+    pub fn run(
+        &mut self,
+        memory: impl Fn() -> u64,
+        observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+    ) -> Result<Ended> {
+        let packing = if self.config.carry_state { Packing::Carried } else { Packing::Documents };
+        let (size, len) = (self.config.batch_size, self.config.seq_len);
+        let (_, total) = self.steps();
+        let mut speed = Speed::default();
+        let mut is_stopped = false;
+        while self.trainer.steps() < total && !is_stopped {
+            let start = Instant::now();
+            // The order of an epoch is made anew where a batch was taken; it is kept by nobody else.
+            let mut batches = Batches::new(&self.train, packing, size, len, self.config.seed)?;
+            if let Some(cursor) = self.cursor.take() {
+                batches.seek(cursor)?;
+            }
+            loop {
+                let began = Instant::now();
+                let batch = batches.next();
+                let report = self.trainer.step(&batch)?;
+                let step = self.trainer.steps();
+                self.tokens += report.tokens as u64;
+                speed.add(report.tokens, began.elapsed().as_secs_f64());
+                let mut metrics = Metrics {
+                    step,
+                    tokens: self.tokens,
+                    seconds: self.seconds + start.elapsed().as_secs_f64(),
+                    loss: report.loss,
+                    grad_norm: report.grad_norm,
+                    lr: report.lr,
+                    tokens_per_second: speed.tokens_per_second(),
+                    memory: memory(),
+                    ..Metrics::default()
+                };
+                let is_last = step >= total;
+                if let Some(valid) = &self.valid
+                    && (is_last || step.is_multiple_of(self.config.eval_every.max(1)))
+                {
+                    let most = if is_last { usize::MAX } else { self.config.eval_tokens };
+                    let loss = evaluate(self.trainer.model_mut(), valid, most)?;
+                    metrics.valid_loss = Some(loss.mean());
+                    if loss.predicted == valid.counted() {
+                        let bits = loss.nats / std::f64::consts::LN_2;
+                        metrics.bits_per_byte = Some(bits / valid.bytes() as f64);
+                    }
+                }
+                if let Err(error) = self.log.append(&metrics) {
+                    let _ = observe(&Event::Warning(format!("metrics: {error}")));
+                }
+                is_stopped = observe(&Event::Step(&metrics)).is_break();
+                let is_due = step.is_multiple_of(self.config.save_every.max(1));
+                if is_due || is_last || is_stopped {
+                    let state = TrainerState {
+                        step,
+                        tokens: self.tokens,
+                        seconds: metrics.seconds,
+                        seed: self.config.seed,
+                        rng: 0,
+                        cursor: to_value(&batches.cursor())?,
+                        schedule: self.config.schedule.clone(),
+                        config: to_value(&self.config)?,
+                    };
+                    match save(
+                        &self.trainer,
+                        &mut self.checkpoints,
+                        &self.folder,
+                        &self.config,
+                        &state,
+                    ) {
+                        Ok(path) => {
+                            let _ = observe(&Event::Saved(&path));
+                        }
+                        // A full disk is no reason to lose the training.
+                        Err(error) if !is_last && !is_stopped => {
+                            let _ = observe(&Event::Warning(format!("checkpoint: {error}")));
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    if let Err(error) = self.plot() {
+                        let _ = observe(&Event::Warning(format!("loss.svg: {error}")));
+                    }
+                }
+                if is_last || is_stopped {
+                    self.seconds = metrics.seconds;
+                    self.cursor = Some(batches.cursor());
+                    break;
+                }
+            }
+        }
+        Ok(if is_stopped { Ended::Stopped } else { Ended::Done })
+    }
+
+    fn plot(&self) -> Result<()> {
+        let metrics = read_metrics(&self.folder.join("metrics.jsonl"))?;
+        let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        write_loss_svg(&self.folder.join("loss.svg"), &name, &metrics, Scale::Linear)
+    }
+}
+
+/// What carried states are called among the optimizer's tensors.
+const CARRIED: &str = "carried.";
+
+/// Writes a checkpoint, and the model into the run's folder.
+fn save(
+    trainer: &Trainer,
+    checkpoints: &mut Checkpoints,
+    folder: &Path,
+    config: &RunConfig,
+    state: &TrainerState,
+) -> Result<PathBuf> {
+    let model = trainer.model();
+    let mut tensors = trainer.optimizer().tensors();
+    tensors.extend(trainer.states(CARRIED)?);
+    let write = |to: &Path| match &config.method {
+        Method::Full => model.write(to),
+        Method::Lora(lora) => model.write_adapters(to, "", lora),
+    };
+    let written = checkpoints.save(state, &tensors, write)?;
+    write(folder)?;
+    Ok(written.path)
+}
+
+fn to_value(x: &impl Serialize) -> Result<serde_json::Value> {
+    serde_json::to_value(x).map_err(|e| Error::Argument { name: "config", reason: e.to_string() })
+}
+
+/// Tokens per second over the last steps.
+#[derive(Default)]
+struct Speed(std::collections::VecDeque<(usize, f64)>);
+
+impl Speed {
+    fn add(&mut self, tokens: usize, seconds: f64) {
+        const STEPS: usize = 20;
+        self.0.push_back((tokens, seconds));
+        if self.0.len() > STEPS {
+            self.0.pop_front();
+        }
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        let (tokens, seconds) =
+            self.0.iter().fold((0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+        tokens as f64 / f64::max(seconds, 1e-9)
+    }
+}
+
+/// The loss of `model` on the first `most` tokens of `file`, each document by itself.
+///
+/// # Errors
+///
+/// When a token is none of the model's.
+pub fn evaluate(model: &mut TrainableModel, file: &TokenFile, most: usize) -> Result<Loss> {
+    const ROWS: usize = 4;
+    const LEN: usize = 512;
+    model.with_model::<Cpu, _>(cpu(), |model| {
+        let mut loss = Loss { nats: 0.0, predicted: 0 };
+        let mut states = (0..ROWS).map(|_| model.new_state()).collect::<Result<Vec<_>>>()?;
+        for batch in Pass::new(file, Packing::Carried, ROWS.min(file.inputs()), LEN)? {
+            for piece in &batch.pieces {
+                if piece.is_start {
+                    states[piece.slot] = model.new_state()?;
+                }
+                let state = &mut states[piece.slot];
+                let mut runs = [Tokens { tokens: &piece.tokens, state }];
+                let losses = model.losses(&mut runs, &[&piece.targets], None)?;
+                loss.nats += losses[0].iter().map(|&loss| f64::from(loss)).sum::<f64>();
+                loss.predicted += piece.targets.iter().filter(|&&id| id != IGNORE).count();
+            }
+            if loss.predicted >= most {
+                break;
+            }
+        }
+        Ok(loss)
+    })
+}

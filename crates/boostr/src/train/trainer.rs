@@ -1,0 +1,278 @@
+//! One step of training after another.
+
+use super::data::{Batch, Piece};
+use super::{AdamWConfig, Gradients, NamedTensor, Optimizer, Schedule, TrainableModel};
+use crate::backend::{Recorded, cpu};
+use crate::error::{Error, Result};
+use crate::models::{Run, State};
+use crate::ops::{IGNORE, Tape, to_vec};
+
+/// Streams that a batch can have.
+const MAX_STREAMS: usize = 1 << 20;
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReport {
+    /// Mean loss of the predicted tokens, in nats, before the step.
+    pub loss: f64,
+    /// Tokens that were predicted.
+    pub predicted: usize,
+    /// Tokens that were read.
+    pub tokens: usize,
+    /// Length of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub lr: f64,
+}
+
+/// A model, how it is moved, and what its sequences remember from one batch to the next.
+pub struct Trainer {
+    model: TrainableModel,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    /// Tokens that are run forward and back at once; the memory of a step is that of so many.
+    tokens_at_once: usize,
+    /// Whether states go on from batch to batch, gradients cut between.
+    carries: bool,
+    /// The states of carried streams, by slot.
+    carried: Vec<Option<State<Recorded>>>,
+}
+
+impl Trainer {
+    /// A trainer that has made no step; `tokens_at_once` bounds what is in memory at a time, in tokens, and
+    /// with `carries` states go on from batch to batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for settings out of range, or a model of which nothing is to be trained.
+    pub fn new(
+        model: TrainableModel,
+        optimizer: AdamWConfig,
+        schedule: Schedule,
+        tokens_at_once: usize,
+        carries: bool,
+    ) -> Result<Self> {
+        schedule.validate()?;
+        if model.parameters().is_empty() {
+            let reason = "expected parameters that are trained, found none".into();
+            return Err(Error::Argument { name: "model", reason });
+        }
+        let optimizer = Optimizer::new(optimizer, model.parameters())?;
+        let tokens_at_once = tokens_at_once.max(1);
+        Ok(Self { model, optimizer, schedule, tokens_at_once, carries, carried: Vec::new() })
+    }
+
+    /// The model as it is.
+    #[must_use]
+    pub fn model(&self) -> &TrainableModel {
+        &self.model
+    }
+
+    /// The model, to be run.
+    pub fn model_mut(&mut self) -> &mut TrainableModel {
+        &mut self.model
+    }
+
+    /// Gives the model up.
+    #[must_use]
+    pub fn into_model(self) -> TrainableModel {
+        self.model
+    }
+
+    /// The optimizer and what it remembers.
+    #[must_use]
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The optimizer, to be restored.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
+    }
+
+    /// Steps made.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    /// What carried streams remember, by names that begin with `prefix`: the convolution's windows and the SSM
+    /// states of each layer.
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    pub fn states(&self, prefix: &str) -> Result<Vec<NamedTensor<'static>>> {
+        let mut tensors = Vec::new();
+        for (slot, state) in self.carried.iter().enumerate() {
+            let Some(state) = state else { continue };
+            // Exact as floats in two halves.
+            let position = state.position();
+            tensors.push(NamedTensor {
+                name: format!("{prefix}{slot}.position"),
+                shape: vec![2],
+                values: vec![(position >> 20) as f32, (position & 0xf_ffff) as f32].into(),
+            });
+            for layer in 0..state.n_layer() {
+                let parts = [("conv", state.conv(layer)), ("ssm", state.ssm(layer))];
+                for (what, part) in parts {
+                    let Some(part) = part else { continue };
+                    tensors.push(NamedTensor {
+                        name: format!("{prefix}{slot}.{layer}.{what}"),
+                        shape: part.shape().to_vec(),
+                        values: to_vec(part)?.into(),
+                    });
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Takes up what [`states`](Self::states) gave.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when a tensor is of no layer of the model, [`Error::Shape`] for another shape.
+    pub fn restore_states(&mut self, tensors: &[NamedTensor<'_>], prefix: &str) -> Result<()> {
+        let client = Tape::new(cpu(), |_| false);
+        let carried = &mut self.carried;
+        self.model.with_model::<Recorded, _>(client.clone(), |model| {
+            for tensor in tensors {
+                let bad = || Error::Argument {
+                    name: "states",
+                    reason: format!("`{}` is of no stream", tensor.name),
+                };
+                let name = tensor.name.strip_prefix(prefix).ok_or_else(bad)?;
+                let parts: Vec<&str> = name.split('.').collect();
+                let number = |part: &str| part.parse::<usize>().map_err(|_| bad());
+                let slot = number(parts[0])?;
+                if slot >= MAX_STREAMS {
+                    return Err(bad());
+                }
+                if carried.len() <= slot {
+                    carried.resize_with(slot + 1, || None);
+                }
+                let state = match &mut carried[slot] {
+                    Some(state) => state,
+                    none => none.insert(model.new_state()?),
+                };
+                let values = || crate::ops::tensor(&client, &tensor.values, &tensor.shape);
+                match (&parts[1..], &tensor.values[..]) {
+                    (["position"], &[high, low]) => {
+                        state.set_position(((high as usize) << 20) | low as usize);
+                    }
+                    ([layer, "conv"], _) => state.set_conv(number(layer)?, values()?)?,
+                    ([layer, "ssm"], _) => state.set_ssm(number(layer)?, values()?)?,
+                    _ => return Err(bad()),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes one step on `batch`: the gradient of the mean loss of all its predicted tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for a batch that predicts nothing or has an unknown token, for a loss or a
+    /// gradient that is not finite, naming the step; parameters are then as they were.
+    pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
+        let step = self.steps() + 1;
+        let (gradients, loss, predicted) = self.gradients(batch)?;
+        if !loss.is_finite() {
+            let reason = format!("loss {loss} at step {step}");
+            return Err(Error::Argument { name: "loss", reason });
+        }
+        let lr = self.schedule.lr(self.steps());
+        let norm = self.optimizer.step(self.model.parameters_mut(), &gradients, 1.0, lr)?;
+        let tokens = batch.pieces.iter().map(|piece| piece.tokens.len()).sum();
+        Ok(StepReport { loss, predicted, tokens, grad_norm: norm, lr })
+    }
+
+    /// The gradient of the mean loss of `batch`, that loss, and the number of predicted tokens.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    pub fn gradients(&mut self, batch: &Batch) -> Result<(Gradients, f64, usize)> {
+        let counts = |piece: &Piece| piece.targets.iter().filter(|&&id| id != IGNORE).count();
+        let predicted: usize = batch.pieces.iter().map(counts).sum();
+        if predicted == 0 {
+            let reason = "expected tokens to predict, found none".into();
+            return Err(Error::Argument { name: "batch", reason });
+        }
+        let weight = (1.0 / predicted as f64) as f32;
+        let mut gradients = Gradients::new();
+        let mut loss = 0.0;
+        let mut rest = &batch.pieces[..];
+        while let Some(first) = rest.first() {
+            let mut tokens = first.tokens.len();
+            let mut count = 1;
+            while let Some(next) = rest.get(count) {
+                tokens += next.tokens.len();
+                // A stream's pieces follow one another: one at a time.
+                let again =
+                    rest[..count].iter().any(|piece| !next.is_start && piece.slot == next.slot);
+                if tokens > self.tokens_at_once || again {
+                    break;
+                }
+                count += 1;
+            }
+            let (group, after) = rest.split_at(count);
+            let (own, sum) = self.group(group, weight)?;
+            loss += sum;
+            add(&mut gradients, own);
+            rest = after;
+        }
+        Ok((gradients, loss / predicted as f64, predicted))
+    }
+
+    /// Gradients of `weight` times the losses of some pieces, and the sum of the losses.
+    fn group(&mut self, pieces: &[Piece], weight: f32) -> Result<(Gradients, f64)> {
+        let names: std::collections::BTreeSet<String> =
+            self.model.parameters().keys().cloned().collect();
+        let tape = Tape::new(cpu(), move |name| names.contains(name));
+        let (carries, carried) = (self.carries, &mut self.carried);
+        let slots = pieces.iter().map(|piece| piece.slot + 1).max().unwrap_or(0);
+        if carried.len() < slots {
+            carried.resize_with(slots, || None);
+        }
+        self.model.with_model::<Recorded, _>(tape.clone(), |model| {
+            let mut states = Vec::with_capacity(pieces.len());
+            for piece in pieces {
+                let kept = carried[piece.slot].take().filter(|_| !piece.is_start);
+                states.push(match kept {
+                    Some(state) => state,
+                    None => model.new_state()?,
+                });
+            }
+            let mut runs: Vec<Run<'_, Recorded>> = pieces
+                .iter()
+                .zip(&mut states)
+                .map(|(piece, state)| Run { tokens: &piece.tokens, state })
+                .collect();
+            let targets: Vec<&[u32]> = pieces.iter().map(|piece| &piece.targets[..]).collect();
+            let weights: Vec<Vec<f32>> =
+                pieces.iter().map(|piece| vec![weight; piece.tokens.len()]).collect();
+            let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+            let losses = model.losses(&mut runs, &targets, Some(&weights))?;
+            for (piece, state) in pieces.iter().zip(states).filter(|_| carries) {
+                carried[piece.slot] = Some(state);
+            }
+            let sum = losses.iter().flatten().map(|&loss| f64::from(loss)).sum();
+            Ok((tape.backward()?, sum))
+        })
+    }
+}
+
+/// Adds one gradient to another.
+fn add(to: &mut Gradients, from: Gradients) {
+    for (name, values) in from {
+        match to.get_mut(&name) {
+            Some(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
+            None => {
+                to.insert(name, values);
+            }
+        }
+    }
+}

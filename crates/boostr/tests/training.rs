@@ -1,0 +1,417 @@
+//! Training against PyTorch, and what must not matter: packing, splits, threads, being stopped.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use boostr::backend::{Cpu, Recorded, cpu};
+use boostr::checkpoint::Checkpoint;
+use boostr::load::OpenOptions;
+use boostr::models::{Logits, Model, Run};
+use boostr::ops::{IGNORE, Tape, to_vec};
+use boostr::train::data::{Batch, Piece, TokenFile};
+use boostr::train::{
+    AdamWConfig, Event, Gradients, LoraConfig, Method, RunConfig, Schedule, ScheduleKind, TrainRun,
+    TrainableModel, Trainer, decays, latest,
+};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn open(name: &str) -> TrainableModel {
+    let path = fixtures().join("models").join(name);
+    TrainableModel::open(&path, &OpenOptions::default()).unwrap()
+}
+
+fn all(name: &str) -> TrainableModel {
+    let mut model = open(name);
+    model.unfreeze(|_| true).unwrap();
+    model
+}
+
+fn constant(lr: f64) -> Schedule {
+    Schedule {
+        kind: ScheduleKind::Linear,
+        lr,
+        warmup_steps: 0,
+        total_steps: 1000,
+        floor: 1.0,
+        ..Schedule::default()
+    }
+}
+
+/// A row that is predicted token by token.
+fn piece(row: &[u32], slot: usize) -> Piece {
+    let (tokens, targets) = (row[..row.len() - 1].to_vec(), row[1..].to_vec());
+    Piece { tokens, targets, slot, is_start: true, document: slot }
+}
+
+fn trainer(model: TrainableModel, optimizer: AdamWConfig, lr: f64) -> Trainer {
+    Trainer::new(model, optimizer, constant(lr), 1 << 20, false).unwrap()
+}
+
+struct Golden(Checkpoint);
+
+impl Golden {
+    fn open(name: &str) -> Self {
+        let path = fixtures().join("train").join(format!("{name}.safetensors"));
+        Self(Checkpoint::open(&path, false).unwrap())
+    }
+
+    fn ids(&self, name: &str) -> Option<Vec<u32>> {
+        let data = &self.0.get(name)?.data;
+        let words = data.as_chunks::<8>().0.iter();
+        Some(words.map(|b| u32::try_from(i64::from_le_bytes(*b)).unwrap()).collect())
+    }
+
+    fn losses(&self) -> Vec<f64> {
+        let data = &self.0.get("losses").unwrap().data;
+        data.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+    }
+
+    /// The rows of step `step`.
+    fn batch(&self, step: usize) -> Batch {
+        let rows = (0..).map_while(|row| self.ids(&format!("ids.{step}.{row}")));
+        let pieces = rows.enumerate().map(|(slot, row)| piece(&row, slot)).collect();
+        Batch { pieces }
+    }
+
+    /// Compares with the tensors whose names begin with `kind`: their rows, and sums over columns where
+    /// rows are left out.
+    #[track_caller]
+    fn compare(
+        &self,
+        kind: &str,
+        got: &BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+        most: f64,
+        rms: f64,
+    ) {
+        let every = self.ids("every").unwrap()[0] as usize;
+        for (name, (shape, values)) in got {
+            let golden = self.0.get(&format!("{kind}.{name}"));
+            let want = golden.unwrap_or_else(|| panic!("{kind}.{name}")).to_f32().unwrap();
+            let width = *shape.last().unwrap_or(&1);
+            let is_cut = want.len() < values.len();
+            let step = if is_cut { every } else { 1 };
+            let row = if shape.len() > 2 { shape[1..].iter().product() } else { width };
+            let row = if shape.len() == 1 { 1 } else { row };
+            let rows: Vec<f32> =
+                values.chunks_exact(row).step_by(step).flatten().copied().collect();
+            close(&rows, &want, most, rms, &format!("{kind} {name}"));
+            if is_cut {
+                let sums = self.0.get(&format!("{kind}_sum.{name}")).unwrap().to_f32().unwrap();
+                let mut own = vec![0.0f64; row];
+                for values in values.chunks_exact(row) {
+                    own.iter_mut().zip(values).for_each(|(sum, x)| *sum += f64::from(*x));
+                }
+                let own: Vec<f32> = own.into_iter().map(|sum| sum as f32).collect();
+                let count = (values.len() / row) as f64;
+                // Errors of the rows add up.
+                close(&own, &sums, most * count, rms * count, &format!("{kind} sums of {name}"));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn close(got: &[f32], want: &[f32], most: f64, rms: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let errors = got.iter().zip(want).map(|(x, y)| f64::from(x - y).abs());
+    let worst = errors.clone().fold(0.0, f64::max);
+    let mean = (errors.map(|e| e * e).sum::<f64>() / got.len().max(1) as f64).sqrt();
+    assert!(worst <= most && mean <= rms, "{what}: worst {worst:e}, rms {mean:e}");
+}
+
+fn with_shapes(
+    model: &TrainableModel,
+    gradients: Gradients,
+) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let shapes = model.parameters();
+    gradients
+        .into_iter()
+        .map(|(name, values)| {
+            let shape = shapes[&name].shape.clone();
+            (name, (shape, values))
+        })
+        .collect()
+}
+
+#[test]
+fn losses_gradients_and_three_steps_are_those_of_pytorch() {
+    for name in ["mamba2-tiny", "nemotron-h-moe-tiny"] {
+        let golden = Golden::open(name);
+        let config =
+            AdamWConfig { weight_decay: 0.1, max_grad_norm: 0.0, ..AdamWConfig::default() };
+        let mut trainer = trainer(all(name), config, 1e-3);
+        let (gradients, loss, _) = trainer.gradients(&golden.batch(0)).unwrap();
+        let losses = golden.losses();
+        assert!((loss - losses[0]).abs() < 1e-5, "{name}: {loss} {}", losses[0]);
+        golden.compare("grad", &with_shapes(trainer.model(), gradients), 4e-6, 1e-6);
+        for (step, want) in losses.into_iter().enumerate() {
+            let report = trainer.step(&golden.batch(step)).unwrap();
+            assert!((report.loss - want).abs() < 1e-5, "{name} {step}: {} {want}", report.loss);
+        }
+        let after = trainer.model().parameters().iter();
+        let after = after.map(|(name, p)| (name.clone(), (p.shape.clone(), p.values.clone())));
+        golden.compare("after", &after.collect(), 2e-5, 1e-6);
+    }
+}
+
+fn ids(count: usize, from: usize) -> Vec<u32> {
+    (from..from + count).map(|i| u32::try_from((i * 7919 + 13) % 96).unwrap()).collect()
+}
+
+fn norm(gradients: &Gradients) -> f64 {
+    gradients.values().flatten().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt()
+}
+
+#[track_caller]
+fn same(a: &Gradients, b: &Gradients, what: &str) {
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    let most = 1e-5 * norm(a);
+    for (name, a) in a {
+        for (x, y) in a.iter().zip(&b[name]) {
+            assert!(f64::from((x - y).abs()) < most, "{what} {name}: {x} {y}");
+        }
+    }
+}
+
+#[test]
+fn packed_documents_give_the_losses_and_gradients_of_each_alone() {
+    for (name, lengths) in [
+        ("mamba2-tiny", &[5, 3, 8, 1, 15][..]),
+        ("nemotron-h-tiny", &[5, 3, 8, 1, 15]),
+        ("zamba2-tiny", &[2, 40, 1, 7]),
+        ("granitehybrid-moe-tiny", &[9, 1, 1, 20]),
+    ] {
+        let mut trainer = trainer(all(name), AdamWConfig::default(), 1e-3);
+        let mut first = 0;
+        let pieces: Vec<Piece> = lengths
+            .iter()
+            .enumerate()
+            .map(|(slot, &len)| {
+                first += len + 1;
+                piece(&ids(len + 1, first), slot)
+            })
+            .collect();
+        let total: usize = lengths.iter().sum();
+        let (packed, loss, predicted) =
+            trainer.gradients(&Batch { pieces: pieces.clone() }).unwrap();
+        assert_eq!(predicted, total);
+        let (mut apart, mut sum) = (Gradients::new(), 0.0);
+        for piece in pieces {
+            let share = piece.tokens.len() as f64 / total as f64;
+            let (own, loss, _) = trainer.gradients(&Batch { pieces: vec![piece] }).unwrap();
+            sum += share * loss;
+            for (name, values) in own {
+                let to = apart.entry(name).or_insert_with(|| vec![0.0; values.len()]);
+                to.iter_mut().zip(values).for_each(|(to, x)| *to += share as f32 * x);
+            }
+        }
+        assert!((loss - sum).abs() < 1e-6 * sum, "{name}: {loss} {sum}");
+        same(&packed, &apart, name);
+    }
+}
+
+#[test]
+fn two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
+    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny"] {
+        let mut model = all(name);
+        let row = ids(34, 5);
+        let mut gradients = |cut: usize| {
+            let tape = Tape::new(cpu(), |_| true);
+            model
+                .with_model::<Recorded, _>(tape.clone(), |model| {
+                    let mut state = model.new_state()?;
+                    for range in [0..cut, cut..33] {
+                        let targets: Vec<u32> = range.clone().map(|t| row[t + 1]).collect();
+                        let mut runs = [Run { tokens: &row[range], state: &mut state }];
+                        model.losses(&mut runs, &[&targets], None)?;
+                    }
+                    tape.backward()
+                })
+                .unwrap()
+        };
+        let whole = gradients(0);
+        for cut in [1, 16, 31] {
+            same(&whole, &gradients(cut), name);
+        }
+    }
+}
+
+#[test]
+fn gradients_have_the_same_bits_on_any_number_of_threads() {
+    for name in ["mamba2-tiny", "nemotron-h-moe-tiny"] {
+        let batch = Batch { pieces: (0..4).map(|i| piece(&ids(50, 60 * i), i)).collect() };
+        let with = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                trainer(all(name), AdamWConfig::default(), 1e-3).gradients(&batch).unwrap().0
+            })
+        };
+        let one = with(1);
+        assert!(one == with(2) && one == with(3), "{name}");
+    }
+}
+
+fn logits(model: &mut TrainableModel, tokens: &[u32]) -> Vec<f32> {
+    model
+        .with_model::<Cpu, _>(cpu(), |model: &Model<Cpu>| {
+            let mut state = model.new_state()?;
+            let logits = model.forward(&mut [Run { tokens, state: &mut state }], Logits::All)?;
+            to_vec(&logits)
+        })
+        .unwrap()
+}
+
+#[test]
+fn adapters_learn_are_saved_as_peft_saves_them_and_merge_into_the_same_model() {
+    for name in ["mamba2-tiny", "llama-tiny", "bamba-tiny"] {
+        let folder =
+            std::env::temp_dir().join(format!("boostr-lora-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut model = open(name);
+        let tokens = ids(20, 3);
+        let before = logits(&mut model, &tokens);
+        let config = LoraConfig { r: 4, alpha: 12.0, ..LoraConfig::default() };
+        model.add_adapters(&config, 1).unwrap();
+        assert_eq!(logits(&mut model, &tokens), before, "{name}: adapters begin as nothing");
+        assert!(model.parameters().keys().all(|name| name.contains(".lora_")));
+        let mut trainer = trainer(model, AdamWConfig::default(), 1e-2);
+        let batch = Batch { pieces: vec![piece(&tokens, 0)] };
+        let (gradients, ..) = trainer.gradients(&batch).unwrap();
+        for (name, gradient) in &gradients {
+            // A meets B's zeros; B's gradient is there at once.
+            let is_zero = gradient.iter().all(|g| *g == 0.0);
+            assert_eq!(is_zero, name.contains("lora_A"), "{name}");
+        }
+        let first = trainer.step(&batch).unwrap().loss;
+        for _ in 0..10 {
+            trainer.step(&batch).unwrap();
+        }
+        assert!(trainer.step(&batch).unwrap().loss < 0.9 * first, "{name} learns");
+        trainer.model().write_adapters(&folder, "base", &config).unwrap();
+        let mut unmerged = trainer.into_model();
+        let want = logits(&mut unmerged, &tokens);
+
+        let mut read = open(name);
+        assert_eq!(read.read_adapters(&folder).unwrap().r, 4);
+        assert_eq!(logits(&mut read, &tokens), want, "{name}: read back");
+        read.merge_adapters().unwrap();
+        let most = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (x, y) in logits(&mut read, &tokens).iter().zip(&want) {
+            assert!((x - y).abs() < 1e-5 * (1.0 + most), "{name}: merged {x}, beside {y}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+fn config() -> RunConfig {
+    RunConfig {
+        batch_size: 2,
+        seq_len: 24,
+        save_every: 7,
+        eval_every: 10,
+        schedule: Schedule { total_steps: 20, warmup_steps: 3, ..Schedule::default() },
+        ..RunConfig::default()
+    }
+}
+
+fn data() -> TokenFile {
+    let documents: Vec<Vec<u32>> = (0..9).map(|i| ids(11 + 7 * i, 100 * i)).collect();
+    TokenFile::of_documents(&documents, 0, 96).unwrap()
+}
+
+/// Losses of all steps of a run that is stopped after each number of steps in `stops`, and its parameters.
+fn losses(name: &str, carry_state: bool, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f32>>) {
+    let what = if carry_state { "carried" } else { "packed" };
+    let folder = std::env::temp_dir().join(format!(
+        "boostr-run-{}-{what}-{}",
+        std::process::id(),
+        stops.len()
+    ));
+    let _ = std::fs::remove_dir_all(&folder);
+    let config = RunConfig { carry_state, ..config() };
+    let mut losses = Vec::new();
+    let mut values = Vec::new();
+    for (i, stop) in stops.iter().chain([&u64::MAX]).enumerate() {
+        let mut run = if i == 0 {
+            TrainRun::new(&folder, config.clone(), open(name), data(), Some(data())).unwrap()
+        } else {
+            let saved = latest(&folder).unwrap().unwrap().checkpoint;
+            let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
+            TrainRun::resume(&folder, &saved, config.clone(), model, data(), Some(data())).unwrap()
+        };
+        run.run(|| 0, &mut |event| {
+            if let Event::Step(metrics) = event {
+                losses.push(metrics.loss);
+                if metrics.step == *stop {
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        values = run.trainer().model().parameters().values().map(|p| p.values.clone()).collect();
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    (losses, values)
+}
+
+#[test]
+fn a_run_that_was_stopped_goes_on_to_the_bit() {
+    for carry_state in [false, true] {
+        let whole = losses("mamba2-tiny", carry_state, &[]);
+        assert_eq!(whole.0.len(), 20);
+        let stopped = losses("mamba2-tiny", carry_state, &[1, 6, 13]);
+        assert!(whole == stopped, "carried: {carry_state}");
+    }
+}
+
+#[test]
+fn what_a_run_leaves_is_a_model_that_opens() {
+    let folder = std::env::temp_dir().join(format!("boostr-left-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut run = TrainRun::new(&folder, config(), open("mamba2-tiny"), data(), None).unwrap();
+    run.run(|| 0, &mut |_| ControlFlow::Continue(())).unwrap();
+    let lm =
+        boostr::load::LanguageModel::<Cpu>::open(&folder, &OpenOptions::default(), cpu()).unwrap();
+    let tokens = ids(9, 1);
+    let mut state = lm.model.new_state().unwrap();
+    let mut runs = [Run { tokens: &tokens, state: &mut state }];
+    let got = to_vec(&lm.model.forward(&mut runs, Logits::All).unwrap()).unwrap();
+    drop(run);
+    let mut saved = TrainableModel::open(&folder, &OpenOptions::default()).unwrap();
+    assert_eq!(got, logits(&mut saved, &tokens));
+    for file in ["metrics.jsonl", "loss.svg", "config.json"] {
+        assert!(folder.join(file).is_file(), "{file}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn bad_batches_and_settings_are_errors_that_change_nothing() {
+    let mut trainer = trainer(all("mamba2-tiny"), AdamWConfig::default(), 1e-3);
+    let before = trainer.model().parameters().clone();
+    let mut unknown = piece(&ids(5, 0), 0);
+    unknown.targets[2] = 5000;
+    let mut ignored = piece(&ids(5, 0), 0);
+    ignored.targets.fill(IGNORE);
+    for pieces in [vec![], vec![unknown], vec![ignored]] {
+        assert!(trainer.step(&Batch { pieces }).is_err());
+    }
+    assert_eq!(trainer.model().parameters(), &before);
+    assert!(
+        Trainer::new(open("mamba2-tiny"), AdamWConfig::default(), constant(1e-3), 1, false)
+            .is_err()
+    );
+    let targets = vec!["nothing".to_owned()];
+    let lora = LoraConfig { targets, ..LoraConfig::default() };
+    assert!(open("mamba2-tiny").add_adapters(&lora, 0).is_err());
+    assert!(decays("lm_head.weight", &[2, 2]));
+    let method = Method::Lora(LoraConfig { r: 0, ..LoraConfig::default() });
+    let folder = std::env::temp_dir().join(format!("boostr-bad-{}", std::process::id()));
+    let config = RunConfig { method, ..config() };
+    assert!(TrainRun::new(&folder, config, open("mamba2-tiny"), data(), None).is_err());
+}
