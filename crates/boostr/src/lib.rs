@@ -37,6 +37,7 @@
 //! | [`nn`] | layers that models share |
 //! | [`models`] | one architecture, one file |
 //! | [`sample`], [`load`], [`engine`] | choosing tokens, opening a model folder, generating |
+//! | [`train`] | from text to a model |
 
 pub mod backend;
 pub mod chat;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 14] = [
+const MODULES: [(&str, &[&str]); 15] = [
     ("error", &[]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
@@ -35,6 +35,21 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("convert", &["error", "ops", "checkpoint", "tokenizer", "nn", "models", "load"]),
     ("engine", &["error", "ops", "backend", "models", "sample"]),
     ("evaluate", &["error", "ops", "backend", "models"]),
+    (
+        "train",
+        &[
+            "error",
+            "ops",
+            "backend",
+            "checkpoint",
+            "tokenizer",
+            "chat",
+            "nn",
+            "models",
+            "load",
+            "convert",
+        ],
+    ),
 ];
 
 /// Where the tensor library may be named.
@@ -436,7 +451,7 @@ fn the_order_is_one_and_the_document_states_it() {
         }
     }
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let order = "error < ops < backend < checkpoint < nn < models < sample < load < convert < engine < evaluate";
+    let order = "error < ops < backend < checkpoint < nn < models < sample < load < convert < engine < evaluate < train";
     assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
 }
 

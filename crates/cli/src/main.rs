@@ -19,6 +19,7 @@ mod checks;
 mod completions;
 mod convert;
 mod doctor;
+mod eval;
 mod exit;
 mod logits;
 mod model;
@@ -30,6 +31,7 @@ mod stream;
 mod system;
 mod term;
 mod tokenizer;
+mod train;
 mod verify;
 
 use std::process::ExitCode;
@@ -81,6 +83,9 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Logits(args) => logits::run(&args, term),
         Command::Convert(args) => convert::run(&args, term),
         Command::Quantize(args) => convert::quantize(&args, term),
+        Command::Train(args) => train::run(&args, term),
+        Command::Tune(args) => train::tune(&args, term),
+        Command::Eval(args) => eval::run(&args, term),
         Command::Bench(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),

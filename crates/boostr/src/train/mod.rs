@@ -20,6 +20,7 @@ mod random;
 mod run;
 mod save;
 mod schedule;
+mod shape;
 mod trainer;
 
 pub use log::{Metrics, MetricsLog, read_metrics};
@@ -33,4 +34,5 @@ pub use save::{
     Checkpoints, Latest, NamedTensor, Saved, TrainerState, Written, differing_keys, latest,
 };
 pub use schedule::{Schedule, ScheduleKind};
+pub use shape::{Shape, TrainFile};
 pub use trainer::{StepReport, Trainer};

@@ -11,7 +11,7 @@ use super::random::Random;
 use super::{Parameter, Parameters};
 use crate::backend::Backend;
 use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
-use crate::convert::ModelFiles;
+use crate::convert::{ModelFiles, in_new_folder};
 use crate::error::{Error, Result};
 use crate::load::OpenOptions;
 use crate::models::{Config, Model};
@@ -228,6 +228,15 @@ impl TrainableModel {
             };
         }
         result
+    }
+
+    /// Writes the model to a new folder: whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn write_new(&self, folder: &Path) -> Result<()> {
+        in_new_folder(folder, |folder| self.write(folder))
     }
 
     /// Writes the model to `folder`, which is there, as transformers reads it.

@@ -62,6 +62,8 @@ pub struct RunConfig {
     pub optimizer: AdamWConfig,
     /// What is trained.
     pub method: Method,
+    /// The model that adapters stand beside.
+    pub base: String,
 }
 
 impl Default for RunConfig {
@@ -79,6 +81,7 @@ impl Default for RunConfig {
             schedule: Schedule::default(),
             optimizer: AdamWConfig::default(),
             method: Method::Full,
+            base: String::new(),
         }
     }
 }
@@ -373,7 +376,7 @@ fn save(
     tensors.extend(trainer.states(CARRIED)?);
     let write = |to: &Path| match &config.method {
         Method::Full => model.write(to),
-        Method::Lora(lora) => model.write_adapters(to, "", lora),
+        Method::Lora(lora) => model.write_adapters(to, &config.base, lora),
     };
     let written = checkpoints.save(state, &tensors, write)?;
     write(folder)?;
