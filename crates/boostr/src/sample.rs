@@ -371,7 +371,7 @@ impl SplitMix64 {
     }
 
     /// In [0, 1), a multiple of 2^-53.
-    fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

@@ -4,6 +4,7 @@
 //! answer begins where the text that asks for it ends, and ends where the conversation ends with it.
 
 use std::ops::Range;
+use std::time::SystemTime;
 
 use serde_json::Value;
 
@@ -44,7 +45,9 @@ impl ChatTemplate {
         messages: &[Value],
         options: &Options,
     ) -> Result<Answers> {
-        let options = Options { add_generation_prompt: false, ..options.clone() };
+        // One moment for all renderings.
+        let now = options.now.or_else(|| Some(SystemTime::now()));
+        let options = Options { add_generation_prompt: false, now, ..options.clone() };
         let (messages, options) = marked(tokenizer, messages, &options)?;
         let name = self.name(options.tools.is_some())?;
         let (text, answers) = if self.answers.get_template(name).is_ok() {
@@ -85,7 +88,6 @@ impl ChatTemplate {
             let before = self.render(&messages[..i], options)?;
             let asking = self.render(&messages[..i], &prompt)?;
             let with_it = self.render(&messages[..=i], options)?;
-            let is_last = i + 1 == messages.len();
             if !text.starts_with(&before) || !text.starts_with(&with_it) {
                 let reason = format!(
                     "the chat template writes what comes before and with message {} otherwise once others follow, \
@@ -97,8 +99,7 @@ impl ChatTemplate {
             // What asks for an answer may hold more than is kept of it, like the start of a thought.
             let common = common_prefix(asking.as_bytes(), text.as_bytes());
             let start = text.floor_char_boundary(common).max(before.len());
-            let end = if is_last { text.len() } else { with_it.len() };
-            answers.push(start.min(end)..end);
+            answers.push(start.min(with_it.len())..with_it.len());
         }
         Ok(answers)
     }

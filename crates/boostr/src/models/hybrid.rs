@@ -305,7 +305,7 @@ fn read_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
 /// The weights of what a layer mixes tokens with.
 pub(super) enum TokenMixer<B: Backend> {
     Mamba(Box<Mamba2Mixer<B>>),
-    Attention(Attention<B>),
+    Attention(Box<Attention<B>>),
 }
 
 impl<B: Backend> TokenMixer<B> {
@@ -317,7 +317,8 @@ impl<B: Backend> TokenMixer<B> {
     ) -> Result<Self> {
         if is_attention {
             let params = params.under("self_attn");
-            return Ok(Self::Attention(Attention::load(&config.attention, &params)?));
+            let attention = Attention::load(&config.attention, &params)?;
+            return Ok(Self::Attention(Box::new(attention)));
         }
         Ok(Self::Mamba(Box::new(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?)))
     }

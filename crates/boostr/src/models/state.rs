@@ -53,7 +53,7 @@ impl<B: Backend> State<B> {
         let mixers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref());
         let caches = self.layers.iter().filter_map(|layer| layer.cache.as_ref());
         mixers.map(|s| 4 * (s.conv.numel() + s.ssm.numel())).sum::<usize>()
-            + caches.map(|cache| cache.size_in_bytes()).sum::<usize>()
+            + caches.map(ops::KvCache::size_in_bytes).sum::<usize>()
     }
 
     /// Number of layers.

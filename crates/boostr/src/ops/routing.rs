@@ -28,18 +28,22 @@ const TINY: f32 = 1e-20;
 impl ExpertWeights {
     /// Weights of `experts` of one token whose scores are `scores`.
     #[must_use]
-    pub fn of(&self, scores: &[f32], experts: &[usize]) -> Vec<f32> {
+    pub fn of(self, scores: &[f32], experts: &[usize]) -> Vec<f32> {
         let mut weights = self.raw(scores, experts);
         if self.normalized {
             let sum = weights.iter().sum::<f32>() + TINY;
-            weights.iter_mut().for_each(|weight| *weight /= sum);
+            for weight in &mut weights {
+                *weight /= sum;
+            }
         }
-        weights.iter_mut().for_each(|weight| *weight *= self.scale);
+        for weight in &mut weights {
+            *weight *= self.scale;
+        }
         weights
     }
 
     /// Weights before they are normalized and scaled.
-    fn raw(&self, scores: &[f32], experts: &[usize]) -> Vec<f32> {
+    fn raw(self, scores: &[f32], experts: &[usize]) -> Vec<f32> {
         let chosen = |of: &[f32]| experts.iter().map(|&expert| of[expert]).collect::<Vec<f32>>();
         match self.routing {
             Routing::TopKSoftmax => softmax(&chosen(scores)),
@@ -50,13 +54,15 @@ impl ExpertWeights {
 
     /// The gradient of the scores from that of the weights, `dout`.
     #[must_use]
-    pub fn backward(&self, scores: &[f32], experts: &[usize], dout: &[f32]) -> Vec<f32> {
+    pub fn backward(self, scores: &[f32], experts: &[usize], dout: &[f32]) -> Vec<f32> {
         let raw = self.raw(scores, experts);
         let mut dweights: Vec<f32> = dout.iter().map(|dout| dout * self.scale).collect();
         if self.normalized {
             let sum = raw.iter().sum::<f32>() + TINY;
             let dot: f32 = raw.iter().zip(&dweights).map(|(weight, dw)| weight * dw).sum();
-            dweights.iter_mut().for_each(|dw| *dw = (*dw - dot / sum) / sum);
+            for dw in &mut dweights {
+                *dw = (*dw - dot / sum) / sum;
+            }
         }
         let mut dscores = vec![0.0; scores.len()];
         let of_chosen = raw.iter().zip(&dweights);

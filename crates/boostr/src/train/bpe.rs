@@ -26,7 +26,7 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 /// The fewest tokens: the end of a text and the bytes.
 pub const MIN_VOCAB: usize = 257;
 
-/// Bytes of text that are counted; what follows is left out. So no count is above 2^30.
+/// Bytes of text that are counted, more or less; what follows is left out. So no count is above 2^31.
 pub const MAX_COUNTED: u64 = 1 << 30;
 
 /// Tokens are made of pairs that are there at least so often.
@@ -66,10 +66,13 @@ pub fn train(
         let reason = "expected text to make tokens of, found none".into();
         return Err(Error::Argument { name: "files", reason });
     }
-    // The crate promises no panics.
-    let trained = catch_unwind(AssertUnwindSafe(|| merge(&words, vocab_size)));
+    guard(|| merge(&words, vocab_size))
+}
+
+/// Runs what calls the tokenizers crate; a panic in it becomes an error.
+fn guard<T>(body: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let failed = |reason| Error::Tokenizer { path: "tokenizer.json".into(), reason };
-    trained
+    catch_unwind(AssertUnwindSafe(body))
         .map_err(|_| failed("training failed inside the tokenizers crate".to_owned()))?
         .map_err(|error| failed(error.to_string()))
 }
@@ -99,7 +102,7 @@ fn count_words(
             break;
         }
         let counts: Vec<Result<HashMap<String, u64>>> =
-            texts.par_iter().map(|text| words_of(text)).collect();
+            texts.par_iter().map(|text| guard(|| words_of(text))).collect();
         for count in counts {
             for (word, count) in count? {
                 *words.entry(word).or_default() += count;
@@ -111,11 +114,9 @@ fn count_words(
     Ok(words)
 }
 
-fn words_of(text: &str) -> Result<HashMap<String, u64>> {
+fn words_of(text: &str) -> tokenizers::Result<HashMap<String, u64>> {
     let mut split = PreTokenizedString::from(text);
-    ByteLevel::new(false, true, true).pre_tokenize(&mut split).map_err(|error| {
-        Error::Tokenizer { path: "tokenizer.json".into(), reason: error.to_string() }
-    })?;
+    ByteLevel::new(false, true, true).pre_tokenize(&mut split)?;
     let mut words = HashMap::new();
     for (mut word, ..) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
         while !word.is_empty() {

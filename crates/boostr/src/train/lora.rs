@@ -156,7 +156,8 @@ impl TrainableModel {
     pub fn read_adapters(&mut self, folder: &Path) -> Result<LoraConfig> {
         #[derive(Deserialize)]
         struct Peft {
-            peft_type: String,
+            #[serde(rename = "peft_type")]
+            kind: String,
             r: usize,
             lora_alpha: f64,
             target_modules: Vec<String>,
@@ -169,8 +170,8 @@ impl TrainableModel {
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let about: Peft =
             serde_json::from_str(&text).map_err(|e| Error::format(&path, e.to_string()))?;
-        if about.peft_type != "LORA" || about.use_dora || about.use_rslora || about.r == 0 {
-            let reason = format!("expected plain LoRA, found {} of r {}", about.peft_type, about.r);
+        if about.kind != "LORA" || about.use_dora || about.use_rslora || about.r == 0 {
+            let reason = format!("expected plain LoRA, found {} of r {}", about.kind, about.r);
             return Err(Error::format(&path, reason));
         }
         let config =

@@ -50,7 +50,7 @@ impl AttentionOps<CpuRuntime> for Tape {
                     [self.all_rows(Some(&keys), &k)?, self.all_rows(Some(&values), &v)?]
                 }
             };
-            outs.push(self.attend(kernel.clone(), [&q, &keys, &values])?);
+            outs.push(self.attend(kernel, [&q, &keys, &values])?);
             *kept = Some([keys, values]);
         }
         let [nheads, d_value] = [dims.nheads, dims.sizes.d_value];

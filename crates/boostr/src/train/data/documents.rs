@@ -368,7 +368,7 @@ impl Reader {
     /// The error for a byte of `pending` that is none of UTF-8.
     fn not_utf8(&self, byte: usize) -> Error {
         let before = &self.pending[..byte];
-        let line = self.line + before.iter().filter(|&&b| b == b'\n').count();
+        let line = self.line + before.split(|&b| b == b'\n').count() - 1;
         let column = before.iter().rev().take_while(|&&b| b != b'\n').count() + 1;
         at(&self.path, line, &format!("not UTF-8 text: byte {column} of the line is wrong"))
     }
