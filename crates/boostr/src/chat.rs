@@ -25,15 +25,17 @@
 //! # Ok::<(), boostr::Error>(())
 //! ```
 
+use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::SystemTime;
 
 use minijinja::{Environment, ErrorKind};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ConfigFile;
+use crate::checkpoint::gguf::Metadata;
 use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
 use crate::tokenizer::Tokenizer;
@@ -61,6 +63,10 @@ const STACK: usize = 512 << 20;
 /// The template that is used when there are tools, where a model has several.
 const TOOL_USE: &str = "tool_use";
 const DEFAULT: &str = "default";
+
+/// Where a GGUF file has the template named `default`, with `.NAME` another one, and the names of these.
+const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
+const GGUF_NAMES: &str = "tokenizer.chat_templates";
 
 /// Longest reason of an error, in characters.
 const MAX_REASON: usize = 500;
@@ -119,11 +125,81 @@ impl Source {
         Ok(Some(Self { path: path.to_path_buf(), templates, special }))
     }
 
+    /// What [`Source::from_json`] reads: one text, or a list where there are names to tell.
+    pub fn to_json(&self) -> Value {
+        match self.templates.as_slice() {
+            [(name, text)] if name == DEFAULT => text.as_str().into(),
+            all => all.iter().map(|(name, text)| json!({"name": name, "template": text})).collect(),
+        }
+    }
+
+    /// The templates of a GGUF file: `tokenizer.chat_template`, and each `tokenizer.chat_template.NAME`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when one is no text.
+    ///
+    /// ```
+    /// use boostr::chat::Source;
+    /// use boostr::checkpoint::gguf::Metadata;
+    /// use boostr::generation_config::SpecialTokens;
+    ///
+    /// let mut metadata = Metadata::new("model.gguf");
+    /// metadata.set("tokenizer.chat_template", "{{ messages }}");
+    /// metadata.set("tokenizer.chat_template.tool_use", "{{ tools }}");
+    /// let source = Source::from_gguf(&metadata, SpecialTokens::default())?.unwrap();
+    /// assert_eq!(source.templates[1], ("tool_use".to_owned(), "{{ tools }}".to_owned()));
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn from_gguf(metadata: &Metadata, special: SpecialTokens) -> Result<Option<Self>> {
+        let mut templates = Vec::new();
+        for (key, _) in metadata.iter() {
+            let name = match key.strip_prefix(GGUF_TEMPLATE) {
+                Some("") => DEFAULT,
+                Some(rest) if rest.starts_with('.') => &rest[1..],
+                _ => continue,
+            };
+            if let Some(text) = metadata.text(key)? {
+                templates.push((name.to_owned(), text.to_owned()));
+            }
+        }
+        let path = metadata.path().to_path_buf();
+        Ok((!templates.is_empty()).then_some(Self { path, templates, special }))
+    }
+
+    /// Writes the templates into the metadata of a GGUF file, as llama.cpp's converter does: what is no letter, digit
+    /// or `_` of ASCII in a name becomes `_`.
+    ///
+    /// Returns what is not in it: templates whose names are the same then.
+    pub fn to_gguf(&self, metadata: &mut Metadata) -> Vec<String> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        let (mut names, mut lost) = (Vec::new(), Vec::new());
+        for (name, text) in &self.templates {
+            let plain: String = name.chars().map(plain).collect();
+            if name == DEFAULT {
+                metadata.set(GGUF_TEMPLATE, text.as_str());
+            } else if plain.is_empty() || plain == DEFAULT || names.contains(&plain) {
+                lost.push(format!(
+                    "GGUF has no name for the chat template `{}`",
+                    name.escape_debug()
+                ));
+            } else {
+                metadata.set(format!("{GGUF_TEMPLATE}.{plain}"), text.as_str());
+                names.push(plain);
+            }
+        }
+        if !names.is_empty() {
+            metadata.set(GGUF_NAMES, names.as_slice());
+        }
+        lost
+    }
+
     /// Compiles the templates.
     ///
     /// # Errors
     ///
-    /// As [`ChatTemplate::new`].
+    /// As [`ChatTemplate::new`], for the `default` one or a single one; another one that is wrong is an error when a
+    /// conversation needs it.
     pub fn compile(&self) -> Result<ChatTemplate> {
         let SpecialTokens { bos_token, eos_token, pad_token, unk_token, .. } = &self.special;
         let special = [
@@ -143,9 +219,16 @@ impl Source {
             env: env()?,
             answers: env()?,
             special: special.collect(),
+            broken: HashMap::new(),
         };
+        let is_single = self.templates.len() == 1;
         for (name, text) in &self.templates {
-            template.add(name, text)?;
+            match template.add(name, text) {
+                Err(Error::Format { reason, .. }) if !is_single && name != DEFAULT => {
+                    template.broken.insert(name.clone(), reason);
+                }
+                added => added?,
+            }
         }
         Ok(template)
     }
@@ -174,6 +257,8 @@ pub struct ChatTemplate {
     /// Of those with `{% generation %}`, what marks the text that this encloses.
     answers: Environment<'static>,
     special: Map<String, Value>,
+    /// Why templates could not be compiled, by name.
+    broken: HashMap<String, String>,
 }
 
 impl ChatTemplate {
@@ -236,6 +321,9 @@ impl ChatTemplate {
             variables.insert(name.to_owned(), value);
         }
         let name = self.name(options.tools.is_some())?;
+        if let Some(reason) = self.broken.get(name) {
+            return Err(Error::format(&self.path, reason.as_str()));
+        }
         let now = options.now.unwrap_or_else(SystemTime::now);
         deep(&self.path, || jinja::render(env, name, &variables, now))?
             .map_err(|error| self.error(&error))
@@ -265,7 +353,8 @@ impl ChatTemplate {
 
     /// The template for a conversation, by whether it has tools.
     fn name(&self, has_tools: bool) -> Result<&'static str> {
-        let has = |name: &str| self.env.get_template(name).is_ok();
+        let has =
+            |name: &str| self.env.get_template(name).is_ok() || self.broken.contains_key(name);
         if has_tools && has(TOOL_USE) {
             return Ok(TOOL_USE);
         }
@@ -293,7 +382,9 @@ impl ChatTemplate {
         // Some show the values that they are about.
         let what: String = what.chars().take(MAX_REASON).collect();
         let line = error.line().map_or_else(String::new, |line| format!(" line {line}:"));
-        Error::format(&self.path, format!("chat template:{line} {what}"))
+        let name = error.name().filter(|&name| name != DEFAULT);
+        let name = name.map_or_else(String::new, |name| format!(" `{}`", name.escape_debug()));
+        Error::format(&self.path, format!("chat template{name}:{line} {what}"))
     }
 }
 

@@ -16,12 +16,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{
     Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, create_beside, safetensors,
 };
 use crate::error::{Error, Result};
-use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of};
+use crate::generation_config::SpecialTokens;
+use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
 use crate::models::Config;
 use crate::nn::{Change, Stored, decay_rate};
 use crate::ops::Format;
@@ -130,7 +132,7 @@ pub fn convert(
     } else {
         in_new_folder(out, |folder| {
             for (name, text) in model.folder_files(model.rows())? {
-                atomic_write(&folder.join(name), |file| file.write_all(text.as_bytes()))?;
+                write_text(folder, &name, &text)?;
             }
             let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
             safetensors::write_each(&folder.join("model.safetensors"), &tensors, &about, &mut data)
@@ -217,6 +219,7 @@ pub(crate) struct ModelFiles {
 struct Files {
     tokenizer: Option<String>,
     text: TextFiles,
+    chat: Option<chat::Source>,
     eos: Vec<u32>,
 }
 
@@ -264,7 +267,7 @@ impl ModelFiles {
         let layout: Vec<(&str, Dtype, &[usize])> =
             plan.iter().map(|t| (t.stored.name.as_str(), t.dtype, &t.stored.shape[..])).collect();
         for (name, text) in self.folder_files(self.rows_of(&checkpoint))? {
-            atomic_write(&folder.join(name), |file| file.write_all(text.as_bytes()))?;
+            write_text(folder, &name, &text)?;
         }
         let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         let path = folder.join("model.safetensors");
@@ -288,8 +291,8 @@ impl ModelFiles {
                 let text = TextFiles::read(&folder, options)?;
                 let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
                 let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
-                let eos = text.special(&file)?.eos;
-                (Config::read(&file)?, Some(Files { tokenizer, text, eos }))
+                let (chat, eos) = (text.chat_template(&file)?, text.special(&file)?.eos);
+                (Config::read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
         let tied = config.adopt(&mut checkpoint)?;
@@ -441,7 +444,7 @@ impl ModelFiles {
     }
 
     /// The text files of the new folder, by name.
-    fn folder_files(&self, rows: usize) -> Result<Vec<(&'static str, String)>> {
+    fn folder_files(&self, rows: usize) -> Result<Vec<(String, String)>> {
         let family = self.config.family();
         let mut config = family.to_json()?;
         config["vocab_size"] = rows.into();
@@ -458,11 +461,12 @@ impl ModelFiles {
                     ("tokenizer.json", &files.tokenizer),
                     ("tokenizer_config.json", &files.text.tokenizer_config),
                     ("generation_config.json", &files.text.generation_config),
-                    ("chat_template.jinja", &files.text.chat_template),
                 ];
-                out.extend(
-                    texts.into_iter().filter_map(|(name, text)| Some((name, text.clone()?))),
-                );
+                let texts =
+                    texts.into_iter().filter_map(|(name, text)| Some((name, text.clone()?)));
+                out.extend(texts.map(|(name, text)| (name.to_owned(), text)));
+                let templates = files.text.chat_templates.iter();
+                out.extend(templates.map(|(name, text)| (template_file(name), text.clone())));
             }
             (None, Some(metadata)) => {
                 if let Some(text) = Tokenizer::from_gguf(metadata)? {
@@ -474,9 +478,10 @@ impl ModelFiles {
                         Some(json) => json.to_owned(),
                         None => text.tokenizer.to_json()?,
                     };
-                    out.push(("tokenizer.json", tokenizer));
+                    out.push(("tokenizer.json".to_owned(), tokenizer));
                     let flag = |key| metadata.bool(key);
                     let token = |id: Option<u32>| id.and_then(|id| text.tokenizer.token(id));
+                    let chat = chat::Source::from_gguf(metadata, SpecialTokens::default())?;
                     let about = serde_json::json!({
                         "tokenizer_class": "PreTrainedTokenizerFast",
                         "bos_token": token(text.bos),
@@ -485,9 +490,10 @@ impl ModelFiles {
                         "pad_token": token(text.pad),
                         "add_bos_token": flag("tokenizer.ggml.add_bos_token")?,
                         "add_eos_token": flag("tokenizer.ggml.add_eos_token")?,
-                        "chat_template": text.chat_template,
+                        "chat_template": chat.map(|chat| chat.to_json()),
                     });
-                    out.push(("tokenizer_config.json", self.json(&without_nulls(about))?));
+                    let about = self.json(&without_nulls(about))?;
+                    out.push(("tokenizer_config.json".to_owned(), about));
                     let generation = match metadata.text(GENERATION)? {
                         Some(text) => text.to_owned(),
                         None => self.json(&without_nulls(serde_json::json!({
@@ -496,12 +502,12 @@ impl ModelFiles {
                             "pad_token_id": text.pad,
                         })))?,
                     };
-                    out.push(("generation_config.json", generation));
+                    out.push(("generation_config.json".to_owned(), generation));
                 }
             }
             (None, None) => {}
         }
-        out.push(("config.json", self.json(&config)?));
+        out.push(("config.json".to_owned(), self.json(&config)?));
         Ok(out)
     }
 
@@ -533,6 +539,10 @@ fn parameter(checkpoint: &Checkpoint, name: &str, shown: &str) -> Result<(Tensor
 
 /// How many layers of a GGUF file predict more than the next token; none is read, so none is written.
 const NEXT: &str = ".nextn_predict_layers";
+/// The tokens that end a text, a turn and a message.
+const EOS: &str = "tokenizer.ggml.eos_token_id";
+const EOT: &str = "tokenizer.ggml.eot_token_id";
+const EOM: &str = "tokenizer.ggml.eom_token_id";
 /// `A_log` of all layers, one after another: a key of our own, for the way back.
 const A_LOG: &str = "boostr.mamba2.A_log";
 
@@ -551,19 +561,26 @@ impl Files {
             None => None,
         };
         let mut lost = tokenizer.to_gguf(json, config.as_ref(), rows, metadata)?;
-        if let Some(template) = &self.text.chat_template {
-            metadata.set("tokenizer.chat_template", template.as_str());
+        if let Some(chat) = &self.chat {
+            lost.extend(chat.to_gguf(metadata));
         }
-        for (&id, key) in self.eos.iter().zip(["eos", "eot", "eom"]) {
-            if id as usize >= rows {
-                let reason =
-                    format!("eos_token_id {id} is not below the {rows} rows of the embedding");
-                return Err(Error::Argument { name: "eos_token_id", reason });
+        if let Some(id) = self.eos.iter().find(|&&id| id as usize >= rows) {
+            let reason = format!("eos_token_id {id} is not below the {rows} rows of the embedding");
+            return Err(Error::Argument { name: "eos_token_id", reason });
+        }
+        // The tokenizer's own end first: it is what a chat template knows as `eos_token`.
+        let own = metadata.usize(EOS, 0..=rows)?.map(|id| id as u32);
+        let others = self.eos.iter().copied().filter(|&id| Some(id) != own);
+        let ends: Vec<u32> = own.into_iter().chain(others).collect();
+        for (&id, key) in ends.iter().zip([EOS, EOT, EOM]) {
+            metadata.set(key, id);
+        }
+        if ends.len() > 3 {
+            if self.text.generation_config.is_none() {
+                let generation = serde_json::json!({ "eos_token_id": ends });
+                metadata.set(GENERATION, generation.to_string());
             }
-            metadata.set(format!("tokenizer.ggml.{key}_token_id"), id);
-        }
-        if self.eos.len() > 3 {
-            lost.push(format!("GGUF has place for three end tokens, the model has {:?}", self.eos));
+            lost.push(format!("GGUF has place for three end tokens, the model has {ends:?}"));
         }
         Ok(lost.into_iter().map(|what| format!("tokenizer: {what}")).collect())
     }
@@ -575,6 +592,15 @@ fn without_nulls(mut value: serde_json::Value) -> serde_json::Value {
         object.retain(|_, field| !field.is_null());
     }
     value
+}
+
+/// Writes a text file of a model's new folder, which may be in a folder inside it.
+fn write_text(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let path = folder.join(name);
+    if let Some(inside) = path.parent().filter(|&inside| inside != folder) {
+        fs::create_dir_all(inside).map_err(|e| Error::io(inside, e))?;
+    }
+    atomic_write(&path, |file| file.write_all(text.as_bytes()))
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -58,7 +58,8 @@ pub struct LanguageModel<B: Backend> {
     pub tokenizer: Option<Tokenizer>,
     /// `generation_config.json`, or nothing set.
     pub defaults: GenerationDefaults,
-    /// Generation ends at any of these.
+    /// Generation ends at any of these: those of `generation_config.json`, else of `config.json`, and the
+    /// tokenizer's own; in a GGUF file those of [`GgufTokenizer::ends`](crate::tokenizer::GgufTokenizer::ends).
     pub eos: Vec<u32>,
     /// How a conversation becomes text, for models that were trained on some.
     pub chat_template: Option<chat::Source>,
@@ -115,17 +116,15 @@ impl<B: Backend> LanguageModel<B> {
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let (mut tokenizer, mut chat_template) = (None, None);
         if let Some(text) = text {
-            chat_template = text.chat_template.map(|template| {
-                let named = |id: Option<u32>| text.tokenizer.token(id?);
-                let special = SpecialTokens {
-                    bos_token: named(text.bos),
-                    eos_token: named(text.eos),
-                    pad_token: named(text.pad),
-                    unk_token: named(text.unk),
-                    ..SpecialTokens::default()
-                };
-                chat::Source::new(metadata.path(), template, special)
-            });
+            let named = |id: Option<u32>| text.tokenizer.token(id?);
+            let special = SpecialTokens {
+                bos_token: named(text.bos),
+                eos_token: named(text.eos),
+                pad_token: named(text.pad),
+                unk_token: named(text.unk),
+                ..SpecialTokens::default()
+            };
+            chat_template = chat::Source::from_gguf(metadata, special)?;
             eos.extend(text.ends);
             eos.sort_unstable();
             eos.dedup();
@@ -158,7 +157,7 @@ impl<B: Backend> LanguageModel<B> {
                 tokenizer: Some(tokenizer),
                 tokenizer_config: Some(files.tokenizer_config.into()),
                 generation_config: Some(files.generation_config.into()),
-                chat_template: None,
+                chat_templates: Vec::new(),
             },
             client,
         )
@@ -219,8 +218,8 @@ pub(crate) struct TextFiles {
     pub(crate) tokenizer_config: Option<String>,
     /// The text of `generation_config.json`.
     pub(crate) generation_config: Option<String>,
-    /// The text of `chat_template.jinja`.
-    pub(crate) chat_template: Option<String>,
+    /// Names and texts of the templates that have files of their own.
+    pub(crate) chat_templates: Vec<(String, String)>,
 }
 
 /// Tokens with a part of their own in generation, and its defaults.
@@ -245,21 +244,25 @@ impl TextFiles {
             tokenizer,
             tokenizer_config: read_text(&folder.join("tokenizer_config.json"))?,
             generation_config: read_text(&folder.join("generation_config.json"))?,
-            chat_template: read_text(&folder.join("chat_template.jinja"))?,
+            chat_templates: chat_templates(folder)?,
         })
     }
 
-    /// The chat template beside the configuration `file`: `chat_template.jinja`, else that in `tokenizer_config.json`.
+    /// The chat templates beside the configuration `file`: those with files of their own, else those in
+    /// `tokenizer_config.json`.
     pub(crate) fn chat_template(&self, file: &ConfigFile) -> Result<Option<chat::Source>> {
         let folder = file.path().parent().unwrap_or(Path::new(""));
         let path = folder.join("tokenizer_config.json");
         let config = self.tokenizer_config.as_deref();
-        if let Some(text) = &self.chat_template {
-            let special = config.map(|json| SpecialTokens::from_json(path, json)).transpose()?;
-            let path = folder.join("chat_template.jinja");
-            return Ok(Some(chat::Source::new(path, text, special.unwrap_or_default())));
-        }
-        config.map_or(Ok(None), |json| chat::Source::from_json(path, json))
+        let [(name, _), ..] = self.chat_templates.as_slice() else {
+            return config.map_or(Ok(None), |json| chat::Source::from_json(path, json));
+        };
+        let special = config.map(|json| SpecialTokens::from_json(path, json)).transpose()?;
+        Ok(Some(chat::Source {
+            path: folder.join(template_file(name)),
+            templates: self.chat_templates.clone(),
+            special: special.unwrap_or_default(),
+        }))
     }
 
     /// What these files say, and where they say nothing the configuration `file`.
@@ -280,9 +283,8 @@ impl TextFiles {
             Some(ids) => ids.clone(),
             None => file.ids("eos_token_id")?,
         };
-        if eos.is_empty() {
-            eos.extend(named(&special.eos_token));
-        }
+        // A model tuned for conversations may name the end of a turn there alone.
+        eos.extend(named(&special.eos_token).filter(|end| !eos.contains(end)));
         let bos =
             if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
         Ok(Special { defaults, eos, bos })
@@ -362,6 +364,36 @@ pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
     let reason = "no config.json (or params.json) in this folder: a model needs one beside its \
                   weights; take it from where the weights came from";
     Err(Error::format(folder, reason))
+}
+
+/// The file of a chat template, in a model's folder.
+pub(crate) fn template_file(name: &str) -> String {
+    match name {
+        "default" => "chat_template.jinja".to_owned(),
+        name => format!("additional_chat_templates/{name}.jinja"),
+    }
+}
+
+/// The chat templates that have files of their own, by name, the `default` one first.
+fn chat_templates(folder: &Path) -> Result<Vec<(String, String)>> {
+    let more = folder.join("additional_chat_templates");
+    let mut names = Vec::new();
+    if more.is_dir() {
+        for entry in fs::read_dir(&more).map_err(|e| Error::io(&more, e))? {
+            let file = entry.map_err(|e| Error::io(&more, e))?.file_name();
+            names.extend(file.to_string_lossy().strip_suffix(".jinja").map(str::to_owned));
+        }
+    }
+    names.retain(|name| name != "default");
+    names.sort();
+    names.insert(0, "default".to_owned());
+    let mut templates = Vec::new();
+    for name in names {
+        if let Some(text) = read_text(&folder.join(template_file(&name)))? {
+            templates.push((name, text));
+        }
+    }
+    Ok(templates)
 }
 
 /// Whether there is such a file; a link to nothing is an error.

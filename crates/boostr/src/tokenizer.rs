@@ -179,7 +179,7 @@ impl Tokenizer {
     }
 
     /// Ids of a text in parts. They are those of the joined text, unless a user's part holds, or
-    /// completes, a control token: then each part is encoded on its own.
+    /// completes, a control token: then each part is encoded on its own, without a space between them.
     ///
     /// # Errors
     /// As [`encode`](Self::encode); the limits hold for the joined text.
@@ -348,18 +348,12 @@ impl Inner {
         let mut ids = Vec::new();
         if !self.encode_joined(parts, &mut ids)? {
             ids.clear();
+            let mut parts = parts.iter().copied().filter(|part| !part.content().is_empty());
+            if let Some(first) = parts.next() {
+                ids = self.encode_part(first)?;
+            }
             for part in parts {
-                let vocabulary = match part {
-                    Part::Text(_) => &self.text_vocabulary,
-                    Part::Control(_) => self.hf.get_added_vocabulary(),
-                };
-                let split =
-                    vocabulary.extract_and_normalize(self.hf.get_normalizer(), part.content());
-                let users = match part {
-                    Part::Text(content) => Some(0..content.len()),
-                    Part::Control(_) => None,
-                };
-                self.tokenize(split, users.as_slice(), &mut ids)?;
+                ids.extend(self.encode_later_part(part)?);
             }
         }
         let frame = if add_special { &self.frame } else { &self.bare_frame };
@@ -374,6 +368,35 @@ impl Inner {
             }
         }
         Ok(framed)
+    }
+
+    /// The ids of a part on its own.
+    fn encode_part(&self, part: Part<'_>) -> Result<Vec<u32>> {
+        let (vocabulary, users) = match part {
+            Part::Text(content) => (&self.text_vocabulary, Some(0..content.len())),
+            Part::Control(_) => (self.hf.get_added_vocabulary(), None),
+        };
+        let split = vocabulary.extract_and_normalize(self.hf.get_normalizer(), part.content());
+        let mut ids = Vec::new();
+        self.tokenize(split, users.as_slice(), &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The same for a part that others stand before: without the space that some tokenizers put before a text. As
+    /// transformers does it, the part is encoded after a newline, whose ids are taken off again.
+    fn encode_later_part(&self, part: Part<'_>) -> Result<Vec<u32>> {
+        let text = format!("\n{}", part.content());
+        let after = match part {
+            Part::Text(_) => Part::Text(&text),
+            Part::Control(_) => Part::Control(&text),
+        };
+        if let (Ok(newline), Ok(ids)) =
+            (self.encode_part(Part::Text("\n")), self.encode_part(after))
+            && let Some(own) = ids.strip_prefix(newline.as_slice())
+        {
+            return Ok(own.to_vec());
+        }
+        self.encode_part(part)
     }
 
     /// Encodes the parts as one text with control tokens, or returns `false` if one of these would

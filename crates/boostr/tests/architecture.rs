@@ -32,7 +32,20 @@ const MODULES: [(&str, &[&str]); 15] = [
             "models",
         ],
     ),
-    ("convert", &["error", "ops", "checkpoint", "tokenizer", "nn", "models", "load"]),
+    (
+        "convert",
+        &[
+            "error",
+            "ops",
+            "checkpoint",
+            "tokenizer",
+            "generation_config",
+            "chat",
+            "nn",
+            "models",
+            "load",
+        ],
+    ),
     ("engine", &["error", "ops", "backend", "models", "sample"]),
     ("evaluate", &["error", "ops", "backend", "models"]),
     (

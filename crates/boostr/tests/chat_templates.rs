@@ -9,6 +9,7 @@ use std::{env, fs};
 
 use boostr::Error;
 use boostr::chat::{ChatTemplate, MAX_SOURCE, Options, Source};
+use boostr::checkpoint::gguf::Metadata;
 use boostr::generation_config::SpecialTokens;
 use boostr::tokenizer::{Part, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -224,6 +225,80 @@ fn of_several_templates_the_one_for_tools_is_used_with_tools() {
         let error = Source::from_json("c.json", bad).unwrap_err().to_string();
         assert!(error.contains("`chat_template`"), "{error}");
     }
+}
+
+#[test]
+fn a_gguf_file_has_all_templates_by_name() {
+    let special = || SpecialTokens { bos_token: Some("<s>".into()), ..SpecialTokens::default() };
+    let json = json!({"chat_template": [
+        {"name": "default", "template": "{{ bos_token }}plain"},
+        {"name": "tool_use", "template": "{{ bos_token }}{{ tools | length }} tools"},
+        {"name": "rag", "template": "{{ documents | length }} documents"},
+    ]});
+    let source = Source::from_json("c.json", &json.to_string()).unwrap().unwrap();
+    let mut metadata = Metadata::new("m.gguf");
+    assert_eq!(source.to_gguf(&mut metadata), [""; 0]);
+    let text = |key: &str| metadata.text(&format!("tokenizer.chat_template{key}")).unwrap();
+    assert_eq!(text(""), Some("{{ bos_token }}plain"));
+    assert_eq!(text(".rag"), Some("{{ documents | length }} documents"));
+    let names = metadata.strings("tokenizer.chat_templates").unwrap();
+    assert_eq!(names, Some(vec!["tool_use", "rag"]));
+
+    // The list of names is for other programs: the keys count.
+    metadata.retain(|key| key != "tokenizer.chat_templates");
+    let back = Source::from_gguf(&metadata, special()).unwrap().unwrap();
+    assert_eq!(back.templates, source.templates);
+    assert_eq!(back.to_json(), json["chat_template"]);
+    let template = back.compile().unwrap();
+    let render = |tools| template.render(&[], &Options { tools, ..Options::default() }).unwrap();
+    assert_eq!((render(None), render(Some(vec![]))), ("<s>plain".into(), "<s>0 tools".into()));
+
+    metadata.set("tokenizer.chat_template.rag", 1_u32);
+    let error = Source::from_gguf(&metadata, special()).unwrap_err().to_string();
+    assert!(error.contains("`tokenizer.chat_template.rag`: expected a string"), "{error}");
+    metadata.retain(|key| !key.starts_with("tokenizer.chat_template"));
+    assert_eq!(Source::from_gguf(&metadata, special()).unwrap(), None);
+}
+
+#[test]
+fn a_single_template_is_a_text_in_both_kinds_of_file() {
+    let source = Source::new("t.jinja", "text", SpecialTokens::default());
+    assert_eq!(source.to_json(), "text");
+    let mut metadata = Metadata::new("m.gguf");
+    source.to_gguf(&mut metadata);
+    assert_eq!(metadata.len(), 1);
+    assert_eq!(metadata.text("tokenizer.chat_template").unwrap(), Some("text"));
+}
+
+#[test]
+fn names_that_a_gguf_key_cannot_have_are_spelled_as_llama_cpp_does_or_told() {
+    let named = |names: &[&str]| Source {
+        templates: names.iter().map(|&name| (name.to_owned(), name.to_owned())).collect(),
+        ..Source::new("t", "", SpecialTokens::default())
+    };
+    let mut metadata = Metadata::new("m.gguf");
+    let lost = named(&["tool use", "ä.b", "tool-use", ""]).to_gguf(&mut metadata);
+    let names = metadata.strings("tokenizer.chat_templates").unwrap();
+    assert_eq!(names, Some(vec!["tool_use", "__b"]));
+    assert_eq!(metadata.text("tokenizer.chat_template.tool_use").unwrap(), Some("tool use"));
+    let message = |name: &str| format!("GGUF has no name for the chat template `{name}`");
+    assert_eq!(lost, [message("tool-use"), message("")]);
+}
+
+#[test]
+fn a_broken_template_is_an_error_only_for_whom_it_is() {
+    let source = |default: &str, tool_use: &str| {
+        let json = json!({"chat_template": [{"name": "tool_use", "template": tool_use},
+            {"name": "default", "template": default}]});
+        Source::from_json("c.json", &json.to_string()).unwrap().unwrap()
+    };
+    let template = source("plain", "\n{% if %}").compile().unwrap();
+    let render = |tools| template.render(&[], &Options { tools, ..Options::default() });
+    assert_eq!(render(None).unwrap(), "plain");
+    let error = render(Some(vec![])).unwrap_err().to_string();
+    assert!(error.starts_with("`c.json`: chat template `tool_use`: line 2: "), "{error}");
+    let error = source("{% if %}", "tools").compile().unwrap_err().to_string();
+    assert!(error.starts_with("`c.json`: chat template: line 1: "), "{error}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 
 use boostr::backend::{Cpu, cpu};
+use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
 use boostr::load::LanguageModel;
@@ -310,6 +311,59 @@ fn end_tokens_and_defaults_of_generation_go_there_and_back() {
     let out = folder.path().join("bad.gguf");
     let error = convert(&source, &out, &Options::default(), &mut |_, _| Continue(())).unwrap_err();
     assert!(message(&error).contains("9999"), "{error}");
+}
+
+/// A copy of mamba2-tiny without its files beside the weights.
+fn bare_copy(folder: &Folder, name: &str) -> PathBuf {
+    let source = folder.path().join(name);
+    std::fs::create_dir(&source).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(fixture("mamba2-tiny").join(file), source.join(file)).unwrap();
+    }
+    source
+}
+
+#[test]
+fn all_chat_templates_go_there_and_back() {
+    let folder = Folder::new();
+    let list = r#"{"bos_token": "<s>", "chat_template": [{"name": "rag", "template": "r"},
+        {"name": "default", "template": "{{ bos_token }}d"}, {"name": "tool_use", "template": "t"}]}"#;
+    let in_config = bare_copy(&folder, "in-config");
+    std::fs::write(in_config.join("tokenizer_config.json"), list).unwrap();
+    // In files of their own, as transformers 5 writes them; what the configuration has does not count then.
+    let in_files = bare_copy(&folder, "in-files");
+    let config = r#"{"bos_token": "<s>", "chat_template": "old"}"#;
+    std::fs::write(in_files.join("tokenizer_config.json"), config).unwrap();
+    std::fs::create_dir(in_files.join("additional_chat_templates")).unwrap();
+    for (file, text) in [
+        ("chat_template.jinja", "{{ bos_token }}d"),
+        ("additional_chat_templates/tool_use.jinja", "t"),
+        ("additional_chat_templates/rag.jinja", "r"),
+        ("additional_chat_templates/readme.txt", "{% no template %}"),
+    ] {
+        std::fs::write(in_files.join(file), text).unwrap();
+    }
+    for source in [in_config, in_files] {
+        let name = source.file_name().unwrap().to_string_lossy().into_owned();
+        let file = converted(&source, &folder, &format!("{name}.gguf"), None);
+        let back = converted(&file, &folder, &format!("{name}-back"), None);
+        let copy = converted(&source, &folder, &format!("{name}-copy"), None);
+        let again = converted(&back, &folder, &format!("{name}-again.gguf"), None);
+        for path in [&source, &file, &back, &copy, &again] {
+            let lm = open(path);
+            let chat = lm.chat_template.as_ref().unwrap();
+            let mut templates = chat.templates.clone();
+            templates.sort();
+            let expected = [("default", "{{ bos_token }}d"), ("rag", "r"), ("tool_use", "t")];
+            let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
+            assert_eq!(templates, expected, "{}", path.display());
+            let template = chat.compile().unwrap();
+            let render =
+                |tools| template.render(&[], &chat::Options { tools, ..Default::default() });
+            assert_eq!(render(None).unwrap(), "<s>d", "{}", path.display());
+            assert_eq!(render(Some(vec![])).unwrap(), "t", "{}", path.display());
+        }
+    }
 }
 
 #[test]

@@ -341,8 +341,7 @@ fn a_token_without_text_has_no_text_to_be_found_by() {
 
 #[test]
 fn a_tokenizer_json_comes_back_as_it_was() {
-    let config =
-        r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ x }}"}"#;
+    let config = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}"#;
     for (json, config, rows) in [
         (DEMO, None, 1024),
         (TINY, None, 600),
@@ -375,7 +374,6 @@ fn a_tokenizer_json_comes_back_as_it_was() {
             assert_eq!(read.tokenizer.max_id(), original.max_id());
             if config.is_some() {
                 assert_eq!((read.bos, read.eos, read.unk), (Some(1), Some(2), Some(0)));
-                assert_eq!(read.chat_template.as_deref(), Some("{{ x }}"));
             }
         }
     }
@@ -414,6 +412,80 @@ fn what_gguf_has_no_way_to_say_is_told() {
 
     let json = pieces_json().replace(r#"["a b","b c","▁ ab"]"#, r#"["b c","a b"]"#);
     assert_eq!(written(&json, None, 266).1[0], "scores cannot make its merges in their order");
+}
+
+#[test]
+fn the_ways_to_write_spaces_in_a_tokenizer_json_are_read_and_what_gguf_lacks_is_told() {
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    let normalizers =
+        |steps: &[serde_json::Value]| json!({"type": "Sequence", "normalizers": steps});
+    let nfc = normalizers(&[json!({"type": "NFC"}), prepend.clone(), replace.clone()]);
+    let split = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+    let metaspace = |scheme: &str, split: bool| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
+    let null = || serde_json::Value::Null;
+    for (normalizer, pre_tokenizer, is_before, told) in [
+        (normalizers(&[prepend, replace.clone()]), null(), true, None),
+        (replace.clone(), null(), false, None),
+        (replace, split, false, None),
+        (null(), metaspace("never", false), false, None),
+        (null(), metaspace("always", false), true, Some("starts with one too")),
+        (null(), metaspace("first", false), true, Some("after each control token")),
+        (null(), metaspace("never", true), false, Some("no name in GGUF: {\"type\":\"Metaspace\"")),
+        (nfc, null(), true, Some("no place for its normalizer: {\"type\":\"NFC\"}")),
+    ] {
+        let mut json: serde_json::Value = serde_json::from_str(&pieces_json()).unwrap();
+        (json["normalizer"], json["pre_tokenizer"]) = (normalizer, pre_tokenizer);
+        let json = json.to_string();
+        let original = Tokenizer::from_bytes("t", json.as_bytes()).unwrap();
+        let (mut metadata, lost) = written(&json, None, 266);
+        let before = metadata.bool("tokenizer.ggml.add_space_prefix").unwrap();
+        assert_eq!(before, Some(is_before), "{json}");
+        assert_eq!(lost.len(), usize::from(told.is_some()), "{lost:?}");
+        assert!(told.is_none_or(|told| lost[0].contains(told)), "{lost:?}");
+        metadata.retain(|key| key != JSON);
+        for text in ["ab", "a b", "", "c  ab"] {
+            let ids = original.encode(text, true).unwrap();
+            assert_eq!(read(&metadata).tokenizer.encode(text, true).unwrap(), ids, "{text}");
+        }
+        let ids = original.encode(" ab", true).unwrap();
+        let same = read(&metadata).tokenizer.encode(" ab", true).unwrap() == ids;
+        assert!(
+            same
+                || told.is_some_and(
+                    |told| told.contains("starts with one") || told.contains("after each")
+                ),
+            "{json}"
+        );
+    }
+}
+
+#[test]
+fn a_token_before_each_text_starts_a_text_though_no_configuration_says_so() {
+    for config in [None, Some("{}"), Some(r#"{"bos_token": null, "eos_token": "</s>"}"#)] {
+        let (mut metadata, lost) = written(&pieces_json(), config, 270);
+        assert_eq!(lost, [""; 0]);
+        metadata.retain(|key| key != JSON);
+        let read = read(&metadata);
+        assert_eq!((read.bos, read.tokenizer.encode("ab", true).unwrap()), (Some(1), vec![1, 265]));
+    }
+}
+
+#[test]
+fn rows_without_a_token_are_known_by_their_name() {
+    // As user-defined tokens in the files of mamba2 models, as unknown ones in those of Phi-3.
+    for kind in [1_i32, 2, 3, 4, 5] {
+        let mut metadata = bytes();
+        metadata.set(TYPES, [3_i32, 1, 1, 1, 1, 1, 1, 1, 1, 1, kind]);
+        let tokenizer = read(&metadata).tokenizer;
+        assert_eq!((tokenizer.token(10), tokenizer.max_id()), (None, 9));
+        assert!(!tokenizer.encode_control("<[PAD10]", false).unwrap().contains(&10));
+    }
+    // Another row's name is a name.
+    let mut metadata = bytes();
+    metadata.set(TOKENS, ["<s>", "a", "b", "c", "Ġ", "<", ">", "s", "ab", "Ġab", "[PAD9]"]);
+    metadata.set(TYPES, [3_i32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4]);
+    assert_eq!(read(&metadata).tokenizer.id("[PAD9]"), Some(10));
 }
 
 #[test]

@@ -453,6 +453,30 @@ fn c11_a_template_keeps_its_control_tokens_and_a_user_gets_none() {
 }
 
 #[test]
+fn c11_no_space_is_put_between_the_parts() {
+    let first =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
+    let mut metaspace = fallback();
+    metaspace["normalizer"] = Value::Null;
+    metaspace["pre_tokenizer"] = first;
+    for file in [fallback(), metaspace] {
+        let tokenizer = from_json(&file).unwrap();
+        let parts = [
+            Part::Control(""),
+            Part::Control("hell"),
+            Part::Text("</s>"),
+            Part::Text("o\nhe"),
+            Part::Control("</s>ll"),
+        ];
+        let ids = tokenizer.encode_parts(&parts, false).unwrap();
+        let after_control = if file["normalizer"].is_null() { "" } else { " " };
+        let text = format!("hell</s>o\nhe</s>{after_control}ll");
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        assert_eq!(ids.iter().filter(|&&id| id == 2).count(), 1);
+    }
+}
+
+#[test]
 fn c11_harmless_parts_are_encoded_as_one_text() {
     let demo = load(DEMO);
     let parts = [Part::Control("It is a tr"), Part::Text("uth universally"), Part::Control(" ack")];

@@ -14,7 +14,8 @@
 //!   type are special; tokens of type 4 are found in any text. Where two overlap, the first one in the text
 //!   counts, as in the tokenizers crate; in llama.cpp it is the longer one.
 //! - A file that does not name its rules for words has `default` ones, a guess of llama.cpp.
-//! - Unused tokens (5) have no text, like rows of the weights that no token has.
+//! - Unused tokens (5, and `[PAD7]` as the name of token 7) have no text, like rows of the weights that no
+//!   token has.
 //! - No text becomes a control or byte token by merges.
 //!
 //! `tokenizer.huggingface.json`, a key that the GGUF specification knows, holds a whole `tokenizer.json`. It
@@ -74,8 +75,9 @@ const PADDING: &str = "tokenizer.ggml.padding_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
-const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const HUGGINGFACE: &str = "tokenizer.huggingface.json";
+
+const PAD: &str = "[PAD";
 
 /// Tokens that end a turn or a text, by their names (llama.cpp, `src/llama-vocab.cpp`). Files often give
 /// them a wrong type.
@@ -111,8 +113,6 @@ pub struct GgufTokenizer {
     /// Generation ends at any of these: the ends of a text, a turn and a message, and tokens that are known
     /// by name to be one. Sorted.
     pub ends: Vec<u32>,
-    /// The Jinja text that turns messages into a prompt.
-    pub chat_template: Option<String>,
     /// Whether the tokenizer is the one of `tokenizer.huggingface.json`.
     pub is_copy: bool,
 }
@@ -255,6 +255,10 @@ impl<'a> Vocabulary<'a> {
             if ends.contains(&&*text) {
                 *kind = Type::Control;
             }
+            // Older converters give these, which stand for rows without a token, the type of another.
+            if text.starts_with(PAD) && *text == padding(id) {
+                *kind = Type::Unused;
+            }
             if *kind != Type::Unused
                 && let Some(other) = ids.insert(text.clone().into_owned(), id)
             {
@@ -286,7 +290,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn tokenizer(self) -> Result<GgufTokenizer> {
-        let (metadata, model) = (self.metadata, self.model);
+        let model = self.model;
         let pre = if model == Kind::Bytes { Some(self.pre()?) } else { None };
         let (bos, eos, unk) = match model {
             Kind::SentencePiece => {
@@ -304,7 +308,6 @@ impl<'a> Vocabulary<'a> {
 
         let add_bos = self.around(ADD_BOS, BOS, bos, pre.is_none_or(|pre| pre.add_bos))?;
         let add_eos = self.around(ADD_EOS, EOS, eos, false)?;
-        let chat_template = metadata.text(CHAT_TEMPLATE)?.map(str::to_owned);
 
         let copy = self.huggingface()?;
         let is_copy = copy.is_some();
@@ -323,7 +326,7 @@ impl<'a> Vocabulary<'a> {
             inner.frame.push(eos);
         }
         let tokenizer = Tokenizer { inner: Arc::new(inner) };
-        Ok(GgufTokenizer { tokenizer, bos, eos, unk, pad, ends, chat_template, is_copy })
+        Ok(GgufTokenizer { tokenizer, bos, eos, unk, pad, ends, is_copy })
     }
 
     /// `id` if the file, or else `default`, says that a text gets it.
@@ -439,7 +442,8 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// `SentencePiece` joins the two neighbours that make the token of the highest score. That is BPE
-    /// with a merge for each way to cut a token in two, tokens of higher score first.
+    /// with a merge for each way to cut a token in two, those of a higher score first. Of one score are the
+    /// runs of spaces in Llama's file; longer parts first is the order of transformers' converter.
     fn merges_by_score(&self) -> Result<Merges> {
         let scores = self.metadata.required(SCORES, self.metadata.floats(SCORES)?)?;
         same_length(self.metadata, SCORES, self.texts.len(), scores.len())?;
@@ -464,9 +468,17 @@ impl<'a> Vocabulary<'a> {
                 return Err(self.metadata.error(TOKENS, reason));
             }
         }
-        ways.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
+        let lens = |left: &str, right: &str| (left.chars().count(), right.chars().count());
+        ways.sort_by(|&(a, l, r), &(b, left, right)| {
+            b.total_cmp(&a).then_with(|| lens(left, right).cmp(&lens(l, r)))
+        });
         Ok(ways.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect())
     }
+}
+
+/// The name that converters give a row of the weights that no token has.
+fn padding(id: u32) -> String {
+    format!("{PAD}{id}]")
 }
 
 /// The start of a text from the file, for messages.

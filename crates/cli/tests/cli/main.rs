@@ -6,6 +6,7 @@
 
 mod chat;
 mod common;
+mod ends;
 mod gguf;
 mod models;
 mod process;

@@ -17,7 +17,7 @@ impl Tokenizer {
     /// | argument | what it is |
     /// |---|---|
     /// | `json` | the `tokenizer.json` that this tokenizer was read from; it goes into the metadata too, so that reading it back gives the same tokenizer |
-    /// | `config` | the `tokenizer_config.json` beside it, which names the tokens for the start and the end of a text and holds the chat template |
+    /// | `config` | the `tokenizer_config.json` beside it, which names the tokens for the start and the end of a text |
     /// | `rows` | rows of the embedding; those without a token get an unused one, `[PAD7]` |
     ///
     /// Returns what programs that do not use the copy will do differently; empty if nothing.
@@ -59,7 +59,7 @@ impl Tokenizer {
         let mut lost = Vec::new();
         let types: Vec<Type> = (0..rows as u32).map(|id| self.type_of(id, spaced)).collect();
         let texts = (0..).zip(&types).map(|(id, kind)| match (self.token(id), kind) {
-            (None, _) => format!("[PAD{id}]"),
+            (None, _) => padding(id),
             // Tokens of this type are looked for in the text itself.
             (Some(token), Type::UserDefined) if spaced => token.replace('▁', " "),
             (Some(token), _) => token,
@@ -68,8 +68,9 @@ impl Tokenizer {
         if spaced {
             metadata.set(MODEL, "llama");
             metadata.set(PRE, "default");
-            let normalizer = file["normalizer"].to_string();
-            metadata.set(ADD_SPACE, normalizer.contains(r#""type":"Prepend""#));
+            let (is_before, more) = spaces(&file);
+            metadata.set(ADD_SPACE, is_before);
+            lost.extend(more);
             let scores = scores(&merges, &texts, &types);
             metadata.set(SCORES, scores.as_slice());
         } else {
@@ -135,17 +136,11 @@ impl Tokenizer {
             for (flag, field) in flags.iter_mut().zip(["add_bos_token", "add_eos_token"]) {
                 *flag = config.bool(&[field])? == Some(true);
             }
-            // A list of named templates has no one text.
-            let template = config.get(&["chat_template"], "a string or a list", |value| {
-                (value.is_string() || value.is_array()).then(|| value.as_str())
-            })?;
-            if let Some(template) = template.flatten() {
-                metadata.set(CHAT_TEMPLATE, template);
-            }
         }
         let [bos, eos, unk, _] = &mut ids;
         *unk = unk.or(self.inner.unk_id);
         let frame = &self.inner.frame;
+        *bos = bos.or(frame.first().copied().filter(|&id| id != TEXT_SLOT));
         let at_start = bos.is_some() && frame.first().copied() == *bos;
         let at_end = eos.is_some() && frame.last().copied() == *eos;
         let [add_bos, add_eos] = flags;
@@ -162,6 +157,49 @@ impl Tokenizer {
             let tokens: Vec<String> = tokens.filter_map(|&id| self.token(id)).collect();
             format!("GGUF has no way to put around a text all of: {}", tokens.join(" "))
         }))
+    }
+}
+
+/// Whether a text gets a `▁` before it, for a `tokenizer.json` with spaces written so; and what else it does to a text,
+/// of which GGUF cannot tell.
+fn spaces(file: &Value) -> (bool, Vec<String>) {
+    let (mut is_before, mut lost) = (false, Vec::new());
+    for step in steps(&file["normalizer"], "normalizers") {
+        match step["type"].as_str() {
+            Some("Prepend") if step["prepend"] == "▁" => is_before = true,
+            Some("Replace") if step["pattern"]["String"] == " " && step["content"] == "▁" => {}
+            _ => lost.push(format!("GGUF has no place for its normalizer: {step}")),
+        }
+    }
+    for step in steps(&file["pre_tokenizer"], "pretokenizers") {
+        match step["type"].as_str() {
+            Some("Metaspace") if step["replacement"] == "▁" && step["split"] == false => {
+                let scheme = step["prepend_scheme"].as_str().unwrap_or("always");
+                is_before |= scheme != "never";
+                let too = match scheme {
+                    "never" => continue,
+                    "first" => ", and before the text after each control token",
+                    _ => "",
+                };
+                lost.push(format!("GGUF puts a space before a text that starts with one too{too}"));
+            }
+            // No space is left to be found.
+            Some("Split") if step["pattern"]["String"] == " " => {}
+            _ => lost.push(format!("its rules for words have no name in GGUF: {step}")),
+        }
+    }
+    (is_before, lost)
+}
+
+/// The steps of a sequence, of a single one, or of none.
+fn steps<'a>(value: &'a Value, name: &str) -> Vec<&'a Value> {
+    match value {
+        Value::Null => Vec::new(),
+        value if value["type"] == "Sequence" => {
+            let own = value[name].as_array().into_iter().flatten();
+            own.flat_map(|step| steps(step, name)).collect()
+        }
+        value => vec![value],
     }
 }
 
@@ -184,16 +222,21 @@ fn read_merges(model: &Value) -> Result<Vec<(&str, &str)>, String> {
     merges.iter().map(one_space).collect()
 }
 
-/// Scores that make the same merges: the earlier a token is made, the higher. Single characters follow.
+/// Scores that make the same merges: the earlier a token is made, the higher. Tokens that are made by turns have one
+/// score. Single characters follow.
 fn scores(merges: &[(&str, &str)], texts: &[String], types: &[Type]) -> Vec<f32> {
-    let mut order = HashMap::new();
-    for (left, right) in merges {
-        let next = order.len();
-        order.entry([*left, *right].concat()).or_insert(next);
+    let made = || merges.iter().map(|(left, right)| [*left, *right].concat()).enumerate();
+    let last: HashMap<String, usize> = made().map(|(at, text)| (text, at)).collect();
+    let (mut order, mut rank, mut end) = (HashMap::new(), 0, 0);
+    for (at, text) in made() {
+        if at > end {
+            rank += 1;
+        }
+        end = end.max(last[&text]);
+        order.insert(text, rank);
     }
-    let made = order.len();
-    let scores = (made..).zip(texts).zip(types).map(|((last, text), kind)| match kind {
-        Type::Normal => -(order.get(text).copied().unwrap_or(last) as f32),
+    let scores = (rank + 1..).zip(texts).zip(types).map(|((next, text), kind)| match kind {
+        Type::Normal => -(order.get(text).copied().unwrap_or(next) as f32),
         _ => 0.0,
     });
     scores.collect()
