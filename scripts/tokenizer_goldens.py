@@ -52,7 +52,6 @@ TEXTS = [
     "a                        b",
 ]
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Llama 3 and GPT-4 (tiktoken's cl100k_base); Qwen has one digit in place of three.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -180,7 +179,7 @@ def from_sentencepiece(path):
 
 
 def from_ranks(ranks, first_id):
-    """A vocabulary of tiktoken, bytes with a rank each: all ways to cut a token in two others are merges of its rank."""
+    """A vocabulary of tiktoken, bytes with a rank each: each way to cut a token in two is a merge of its rank."""
     characters = byte_characters()
     spelled = {token: "".join(characters[b] for b in token) for token in ranks}
     merges = []
@@ -253,13 +252,14 @@ def granite_4(path):
     special = [added(100256 + n, f"<|{name}|>") for n, name in enumerate(names)]
     words = sequence(split(LLAMA3), byte_level())
     end = "<|end_of_text|>"
-    config = {"bos_token": end, "eos_token": end, "pad_token": "<|pad|>", "unk_token": "<|unk|>", "add_bos_token": False}
+    config = {"bos_token": end, "eos_token": end, "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
+    config["add_bos_token"] = False
     data = byte_bpe(vocab, merges, special, pre_tokenizer=words, post_processor=byte_level())
     return data, config, "ibm-granite-granite-4.0"
 
 
 def nemotron(path):
-    """Mistral's tekken, whose control tokens NVIDIA names anew. A text starts with <s> though the config does not say so."""
+    """Mistral's tekken with other control tokens. A text starts with <s>, though the config does not say so."""
     data = json.loads(path.read_text("utf-8"))
     config = data["config"]
     count = config["default_vocab_size"] - config["default_num_special_tokens"]
