@@ -245,9 +245,9 @@ impl ModelFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),
             generation_config: Some(generation.to_string()),
-            chat_template: None,
+            chat_templates: Vec::new(),
         };
-        let files = Some(Files { tokenizer: Some(tokenizer), text, eos });
+        let files = Some(Files { tokenizer: Some(tokenizer), text, eos, chat: None });
         Ok(Self { checkpoint, config, tied, name: "model".into(), files })
     }
 
