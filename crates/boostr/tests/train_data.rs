@@ -734,7 +734,9 @@ fn token_bytes(words: &[u32], counts: [u64; 3]) -> Vec<u8> {
     let mut bytes = b"boostrTK".to_vec();
     bytes.extend([1_u32, 0, 8, 0].map(u32::to_le_bytes).concat());
     bytes.extend([7_u64, 9].map(u64::to_le_bytes).concat());
-    words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+    for word in words {
+        bytes.extend(word.to_le_bytes());
+    }
     bytes.extend(counts.map(u64::to_le_bytes).concat());
     bytes
 }

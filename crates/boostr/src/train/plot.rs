@@ -16,7 +16,7 @@ use crate::error::Result;
 /// Size of the picture.
 const SIZE: (f64, f64) = (800.0, 450.0);
 /// Where the curves are, from left to right and from top to bottom.
-const AREA: (Range<f64>, Range<f64>) = (68.0..776.0, 64.0..396.0);
+const AREA: (Range<f64>, Range<f64>) = (68.0..764.0, 64.0..396.0);
 /// Intervals between ticks that an axis has at most; their size is rounded up, to 2.5 times at most.
 const TICKS: f64 = 8.0;
 /// The smoothed curve averages over this share of all points on either side.
@@ -116,20 +116,32 @@ fn points(
     metrics.iter().filter_map(point).collect()
 }
 
-/// Each loss as the mean over its neighbours, twice; towards the ends over fewer, as many on either side.
-/// So a straight line stays as it is.
+/// Each loss as the mean over its neighbours, twice: over more of them as the run goes on, because losses
+/// change fast at first. Where the later neighbours are missing, the straight line that fits the others best
+/// goes on to the end. So a straight line stays as it is.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut points = points.to_vec();
-    let reach = (points.len() as f64 * SMOOTHING).ceil() as usize;
+    let count = points.len();
+    let widest = (count as f64 * SMOOTHING).ceil() as usize;
     for _ in 0..2 {
-        let mut sums = vec![0.0];
-        for point in &points {
-            sums.push(sums[sums.len() - 1] + point.1);
+        // Sums of the losses before each, and of their products with their places.
+        let mut sums = vec![(0.0, 0.0)];
+        for (i, (_, loss)) in points.iter().enumerate() {
+            let (sum, products) = sums[i];
+            sums.push((sum + loss, products + i as f64 * loss));
         }
-        let count = points.len();
         for (i, point) in points.iter_mut().enumerate() {
-            let reach = reach.min(i).min(count - 1 - i);
-            point.1 = (sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1) as f64;
+            let reach = widest.min(i.div_ceil(4));
+            let (start, end) = (i - reach, (i + reach + 1).min(count));
+            let n = (end - start) as f64;
+            let mean = (sums[end].0 - sums[start].0) / n;
+            let middle = (start + end - 1) as f64 / 2.0;
+            let off = i as f64 - middle;
+            point.1 = mean;
+            if off > 0.0 {
+                let products = sums[end].1 - sums[start].1 - middle * n * mean;
+                point.1 += off * products * 12.0 / (n * (n * n - 1.0));
+            }
         }
     }
     points
@@ -223,7 +235,7 @@ fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
@@ -294,13 +306,13 @@ impl Svg {
             self.line((at, down.end), (at, down.end + 5.0), FAINT, 1.0);
             self.text((at, down.end + 20.0), "middle", 12, FAINT, label);
         }
-        let middle = (across.start + across.end) / 2.0;
+        let middle = f64::midpoint(across.start, across.end);
         self.text((middle, SIZE.1 - 12.0), "middle", 13, INK, "step");
         let name = match scale {
             Scale::Linear => "loss, nats per token",
             Scale::Log => "loss, nats per token (log)",
         };
-        let middle = (down.start + down.end) / 2.0;
+        let middle = f64::midpoint(down.start, down.end);
         let _ = writeln!(
             self.0,
             "<text transform=\"translate(20 {middle:.1}) rotate(-90)\" text-anchor=\"middle\" font-size=\"13\" \
@@ -334,13 +346,13 @@ impl Svg {
 
     /// What the colours mean, at the upper right, from right to left.
     fn legend(&mut self, entries: &[(&str, &str)]) {
-        let mut right = AREA.0.end;
+        let mut right = SIZE.0 - 8.0;
         for (name, color) in entries.iter().rev() {
-            self.text((right, 26.0), "end", 13, INK, name);
-            // About what such letters take.
-            let left = right - 7.0 * name.len() as f64 - 6.0;
-            self.line((left - 20.0, 22.0), (left, 22.0), color, 3.0);
-            right = left - 36.0;
+            // A little more than the letters take.
+            let left = right - 8.5 * name.len() as f64 - 28.0;
+            self.line((left, 22.0), (left + 20.0, 22.0), color, 3.0);
+            self.text((left + 26.0, 26.0), "start", 13, INK, name);
+            right = left - 12.0;
         }
     }
 
@@ -518,15 +530,20 @@ mod tests {
 
     #[test]
     fn smoothing_keeps_lines_and_quiets_noise() {
-        let straight: Vec<(f64, f64)> =
-            (0..500).map(|i| (f64::from(i), 3.0 - 0.25 * f64::from(i))).collect();
-        for (a, b) in smoothed(&straight).iter().zip(&straight) {
-            assert!((a.1 - b.1).abs() < 1e-9);
+        for count in [1, 2, 3, 10, 500] {
+            let straight: Vec<(f64, f64)> =
+                (0..count).map(|i| (f64::from(i), 3.0 - 0.25 * f64::from(i))).collect();
+            for (a, b) in smoothed(&straight).iter().zip(&straight) {
+                assert!(a.0 == b.0 && (a.1 - b.1).abs() < 1e-9, "{a:?} {b:?}");
+            }
         }
         let noisy: Vec<(f64, f64)> =
-            (0..500).map(|i| (f64::from(i), if i % 2 == 0 { 1.0 } else { -1.0 })).collect();
-        // A mean over 15 alternating values is at most 1/15; over those of the means, less.
-        assert!(smoothed(&noisy)[20..480].iter().all(|point| point.1.abs() < 0.01));
+            (0..800).map(|i| (f64::from(i), if i % 2 == 0 { 1.0 } else { -1.0 })).collect();
+        let quiet = smoothed(&noisy);
+        // A mean over 21 alternating values is at most 1/21, and over those means 1/441.
+        assert!(quiet[100..780].iter().all(|point| point.1.abs() < 0.003));
+        // The line that ends the curve stands on half as many.
+        assert!(quiet[780..].iter().all(|point| point.1.abs() < 0.2));
     }
 
     #[test]

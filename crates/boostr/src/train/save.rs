@@ -40,7 +40,7 @@ const TRAINER: &str = "trainer.json";
 const MANIFEST: &str = "manifest.json";
 const LOCK: &str = ".lock";
 
-/// Version of what a checkpoint holds.
+/// Version of what a checkpoint holds, in its manifest.
 const FORMAT: u64 = 1;
 
 /// Longest `trainer.json` or `manifest.json` that is read.
@@ -243,7 +243,7 @@ impl Saved {
     /// the system refuses.
     pub fn open(path: &Path) -> Result<Self> {
         check(path)?;
-        let state = read_state(&path.join(TRAINER))?;
+        let state = read_json(&path.join(TRAINER))?;
         Ok(Self { path: path.to_path_buf(), state })
     }
 
@@ -473,24 +473,13 @@ fn read_tensors(path: &Path) -> Result<Vec<NamedTensor<'static>>> {
 
 fn write_state(path: &Path, state: &TrainerState) -> Result<()> {
     #[derive(Serialize)]
-    struct Versioned<'a> {
-        format: u64,
+    struct Signed<'a> {
+        /// The version that wrote it, for people.
         boostr: &'a str,
         #[serde(flatten)]
         state: &'a TrainerState,
     }
-    let versioned = Versioned { format: FORMAT, boostr: env!("CARGO_PKG_VERSION"), state };
-    write_json(path, &versioned)
-}
-
-fn read_state(path: &Path) -> Result<TrainerState> {
-    let value: Value = read_json(path)?;
-    let format = value.get("format").and_then(Value::as_u64);
-    if format != Some(FORMAT) {
-        let found = shown(value.get("format"));
-        return Err(Error::format(path, format!("format is {found}, this version reads {FORMAT}")));
-    }
-    TrainerState::deserialize(&value).map_err(|e| Error::format(path, e.to_string()))
+    write_json(path, &Signed { boostr: env!("CARGO_PKG_VERSION"), state })
 }
 
 /// What every file of a checkpoint but the manifest itself must be, by its path with `/` between names.
@@ -570,6 +559,10 @@ fn sum_of(path: &Path, sync: bool) -> Result<Sum> {
 fn check(folder: &Path) -> Result<()> {
     let manifest: Manifest = read_json(&folder.join(MANIFEST))?;
     let refuse = |path: &Path, reason: String| Err(Error::format(path, reason));
+    if manifest.format != FORMAT {
+        let reason = format!("format is {}, this version reads {FORMAT}", manifest.format);
+        return refuse(&folder.join(MANIFEST), reason);
+    }
     for (name, saved) in &manifest.files {
         let relative = Path::new(name);
         // The manifest may come from anywhere.

@@ -266,6 +266,9 @@ fn slope(p: &mut Problem, value: impl Fn(&mut Problem) -> &mut f32) -> f64 {
     difference / (f64::from(high) - f64::from(low))
 }
 
+/// One of a problem's inputs.
+type Values = fn(&mut Problem) -> &mut [f32];
+
 #[test]
 fn the_definition_equals_differences_of_the_loss() {
     for choices in 0..64 {
@@ -274,7 +277,7 @@ fn the_definition_equals_differences_of_the_loss() {
         let spread = [-2.0, 0.05, 0.6, 2.0];
         p.dt.iter_mut().zip(spread.iter().cycle()).for_each(|(dt, x)| *dt = 0.2 * *dt + x);
         let want = p.reference();
-        let checks: [(&str, &[f64], fn(&mut Problem) -> &mut [f32]); 9] = [
+        let checks: [(&str, &[f64], Values); 9] = [
             ("x", &want.dx, |p| &mut p.x),
             ("dt", &want.ddt, |p| &mut p.dt),
             ("b", &want.db, |p| &mut p.b),

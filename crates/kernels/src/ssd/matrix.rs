@@ -72,6 +72,19 @@ impl Matrix {
         }
     }
 
+    /// Becomes a `[rows, cols]` matrix of zeros.
+    pub(super) fn clear(&mut self, rows: usize, cols: usize) {
+        self.set_size(rows, cols);
+        (0..rows).for_each(|i| self.whole_row_mut(i).fill(0.0));
+    }
+
+    /// Puts zeros above the diagonal, and beside it.
+    pub(super) fn clear_above_diagonal(&mut self) {
+        for i in 0..self.rows {
+            self.whole_row_mut(i)[i + 1..].fill(0.0);
+        }
+    }
+
     /// Row `i`.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> &[f32] {
@@ -82,7 +95,7 @@ impl Matrix {
     #[inline(always)]
     pub(super) fn row_mut(&mut self, i: usize) -> &mut [f32] {
         let cols = self.cols;
-        &mut self.from_mut(i, 0)[..cols]
+        &mut self.tail_mut(i, 0)[..cols]
     }
 
     /// Row `i` with its filling.
@@ -95,7 +108,7 @@ impl Matrix {
     #[inline(always)]
     pub(super) fn whole_row_mut(&mut self, i: usize) -> &mut [f32] {
         let width = self.stride - LINE;
-        &mut self.from_mut(i, 0)[..width]
+        &mut self.tail_mut(i, 0)[..width]
     }
 
     /// Everything from row `i`, column `j` on.
@@ -105,7 +118,7 @@ impl Matrix {
     }
 
     #[inline(always)]
-    fn from_mut(&mut self, i: usize, j: usize) -> &mut [f32] {
+    fn tail_mut(&mut self, i: usize, j: usize) -> &mut [f32] {
         &mut self.data[self.start + i * self.stride + j..]
     }
 }
@@ -219,25 +232,23 @@ fn dots_body<S: Simd>(simd: S, out: &mut Matrix, part: Part, a: &Matrix, b: &Mat
                 }
             }
             for r in 0..HEIGHT {
-                out.from_mut(i + r, j)[..WIDTH].copy_from_slice(&simd.reduce4(acc[r]));
+                out.tail_mut(i + r, j)[..WIDTH].copy_from_slice(&simd.reduce4(acc[r]));
             }
         }
     }
 }
 
 dispatch! {
-    /// Row i of `out` is row i of `a` times `factors[i]`.
-    pub(super) fn scale_rows = scale_rows_body(out: &mut Matrix, a: &Matrix, factors: &[f32])
+    /// Multiplies row i of `a` by `factors[i]`.
+    pub(super) fn scale_rows = scale_rows_body(a: &mut Matrix, factors: &[f32])
 }
 
 #[inline(always)]
-fn scale_rows_body<S: Simd>(simd: S, out: &mut Matrix, a: &Matrix, factors: &[f32]) {
-    out.set_size(a.rows, a.cols);
+fn scale_rows_body<S: Simd>(simd: S, a: &mut Matrix, factors: &[f32]) {
     for (i, factor) in (0..a.rows).zip(factors) {
         let factor = simd.splat(*factor);
-        let (from, to) = (S::chunks(a.whole_row(i)).0, S::chunks_mut(out.whole_row_mut(i)).0);
-        for (from, to) in from.iter().zip(to) {
-            simd.store(simd.mul(factor, simd.load(from)), to);
+        for x in S::chunks_mut(a.whole_row_mut(i)).0 {
+            simd.store(simd.mul(factor, simd.load(x)), x);
         }
     }
 }
@@ -287,13 +298,13 @@ fn add_column_dots_body<S: Simd>(simd: S, out: &mut [f64], a: &Matrix, b: &Matri
 }
 
 dispatch! {
-    /// `out += a`; a matrix of zeros takes the size of `a`.
+    /// `out += a`
     pub(super) fn add = add_body(out: &mut Matrix, a: &Matrix)
 }
 
 #[inline(always)]
 fn add_body<S: Simd>(_simd: S, out: &mut Matrix, a: &Matrix) {
-    out.set_size(a.rows, a.cols);
+    debug_assert_eq!((out.rows, out.cols), (a.rows, a.cols));
     for i in 0..a.rows {
         for (out, a) in out.row_mut(i).iter_mut().zip(a.row(i)) {
             *out += a;
@@ -330,7 +341,7 @@ fn load_tile<S: Simd>(simd: S, keep: f32, out: &Matrix, i: usize, j: usize) -> [
 #[inline(always)]
 fn store_tile<S: Simd>(simd: S, acc: &[[S::F; 2]; TILE], out: &mut Matrix, i: usize, j: usize) {
     for r in 0..TILE {
-        let (pair, _) = S::chunks_mut(&mut out.from_mut(i + r, j)[..2 * S::LANES]);
+        let (pair, _) = S::chunks_mut(&mut out.tail_mut(i + r, j)[..2 * S::LANES]);
         simd.store(acc[r][0], &mut pair[0]);
         simd.store(acc[r][1], &mut pair[1]);
     }

@@ -27,6 +27,7 @@
 mod backward;
 #[cfg(test)]
 mod backward_reference;
+mod backward_team;
 #[cfg(test)]
 mod backward_tests;
 mod chunk_intra;
