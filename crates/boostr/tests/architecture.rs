@@ -59,6 +59,7 @@ const MODULES: [(&str, &[&str]); 15] = [
             "chat",
             "nn",
             "models",
+            "sample",
             "load",
             "convert",
         ],

@@ -651,7 +651,7 @@ mod tests {
         assert_eq!(
             message(&|t| {
                 let i = at(t, m);
-                t[i].shape = vec![1, 5]
+                t[i].shape = vec![1, 5];
             }),
             format!("tensor `{m}` has shape [1, 5], expected [5]")
         );
