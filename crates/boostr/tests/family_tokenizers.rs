@@ -108,7 +108,7 @@ fn texts() -> Vec<String> {
 }
 
 #[test]
-fn texts_have_the_ids_of_python() {
+fn case_42_texts_have_the_ids_of_python() {
     for family in Family::all() {
         let (name, tokenizer) = (&family.name, &family.tokenizer);
         for (n, text) in texts().iter().enumerate() {
@@ -123,7 +123,7 @@ fn texts_have_the_ids_of_python() {
 }
 
 #[test]
-fn control_tokens_have_the_ids_of_python() {
+fn case_42_control_tokens_have_the_ids_of_python() {
     for family in Family::all() {
         for control in family.golden["control"].as_array().unwrap() {
             let text = control["text"].as_str().unwrap();
@@ -134,7 +134,7 @@ fn control_tokens_have_the_ids_of_python() {
 }
 
 #[test]
-fn conversations_have_the_ids_of_transformers() {
+fn case_42_conversations_have_the_ids_of_transformers() {
     let mut count = 0;
     for family in Family::all() {
         let name = &family.name;
@@ -148,7 +148,7 @@ fn conversations_have_the_ids_of_transformers() {
 }
 
 #[test]
-fn a_text_starts_with_one_token_for_the_start_whoever_writes_it() {
+fn case_42_a_text_starts_with_one_token_for_the_start_whoever_writes_it() {
     let mut written = 0;
     let model = root().join("fixtures/models/mamba2-tiny");
     for family in Family::all() {
