@@ -2,11 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Logits, Model, Run};
-use crate::ops;
-
-/// Tokens whose logits are held at once.
-const PIECE: usize = 128;
+use crate::models::{Model, PIECE, Run};
 
 /// What a model gives a text: the sum over its tokens, from the second on, of -ln of their probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,19 +66,11 @@ pub fn score<B: Backend>(
         return Err(Error::Argument { name: "ids", reason });
     }
     let (inputs, targets) = (&ids[..ids.len() - 1], &ids[1..]);
-    let rows = model.vocab_rows();
     let mut state = model.new_state()?;
     let mut nats = 0.0;
     for (i, (tokens, next)) in inputs.chunks(PIECE).zip(targets.chunks(PIECE)).enumerate() {
-        let logits = model.forward(&mut [Run { tokens, state: &mut state }], Logits::All)?;
-        let logits = ops::to_vec(&logits)?;
-        for (row, &id) in logits.chunks_exact(rows).zip(next) {
-            let Some(&logit) = row.get(id as usize) else {
-                let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
-                return Err(Error::Argument { name: "ids", reason });
-            };
-            nats += log_sum_exp(row) - f64::from(logit);
-        }
+        let losses = model.losses(&mut [Run { tokens, state: &mut state }], &[next], None)?;
+        nats += losses[0].iter().map(|&loss| f64::from(loss)).sum::<f64>();
         if !nats.is_finite() {
             let reason = format!("logits near token {} are not finite", i * PIECE);
             return Err(Error::Argument { name: "model", reason });
@@ -90,21 +78,4 @@ pub fn score<B: Backend>(
         progress(i * PIECE + tokens.len(), inputs.len());
     }
     Ok(Score { nats, tokens: targets.len(), bytes })
-}
-
-fn log_sum_exp(row: &[f32]) -> f64 {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|&x| f64::from((x - max).exp())).sum();
-    f64::from(max) + sum.ln()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_logits_leave_the_choice_among_all() {
-        assert!((log_sum_exp(&[3.0; 8]) - (3.0 + 8f64.ln())).abs() < 1e-12);
-        assert!(log_sum_exp(&[f32::NAN, 1.0]).is_nan());
-    }
 }

@@ -314,7 +314,13 @@ impl<B: Backend> Model<B> {
                 }
                 let scale = self.frame.logits_scale;
                 let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
-                let all = self.client.cross_entropy(&h, head, scale, &of_rows, &factors)?;
+                let all = self.client.cross_entropy(
+                    &h,
+                    head,
+                    scale,
+                    (&of_rows, &factors),
+                    self.precise_head,
+                )?;
                 let mut all = &ops::to_vec(&all)?[..];
                 for &(run, len) in &pass {
                     let (own, rest) = all.split_at(len);

@@ -401,6 +401,29 @@ impl LinearOps<CpuRuntime> for CpuClient {
         product(x, w, bias, add_to, kernels::quant::linear_quantized_precise)
     }
 
+    fn cross_entropy(
+        &self,
+        h: &Cpu,
+        head: &Weight<CpuRuntime>,
+        scale: f32,
+        (targets, weights): (&[u32], &[f32]),
+        is_precise: bool,
+    ) -> Result<Cpu> {
+        super::generic::check_targets(h, head, targets, weights)?;
+        let weight = match &head.storage {
+            Storage::Dense(w, _) if w.dtype() == DType::F32 => host::slice("head", w)?,
+            _ => {
+                return super::cross_entropy_by_rows(self, h, head, scale, targets, is_precise);
+            }
+        };
+        let h = with_rows(h)?;
+        let mut losses = host::zeros(&[targets.len()])?;
+        let kernel = kernels::cross_entropy::Head { weight, scale };
+        let to = host::slice_mut("losses", &mut losses)?;
+        kernels::cross_entropy::cross_entropy(host::rows("h", &h)?, &kernel, targets, to);
+        Ok(losses)
+    }
+
     fn embedding(&self, w: &Weight<CpuRuntime>, ids: &[u32]) -> Result<Cpu> {
         let width = super::generic::check_ids(w, ids)?;
         let mut out = host::zeros(&[ids.len(), width])?;

@@ -32,6 +32,7 @@ mod weight;
 use numr::ops::{ScalarOps, ShapeOps, TensorOps};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
+use rayon::prelude::*;
 
 pub use numr::dtype::DType;
 
@@ -463,7 +464,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     /// `[T]`, and 0 where the target is [`IGNORE`].
     ///
     /// A backend that records takes the gradient of `sum of weights[t] * loss[t]`. The `[T, V]` logits
-    /// are never there at once.
+    /// are never there at once. `is_precise` is for [`linear_precise`](Self::linear_precise).
     ///
     /// # Errors
     ///
@@ -473,19 +474,11 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
         h: &Tensor<R>,
         head: &Weight<R>,
         scale: f32,
-        targets: &[u32],
-        weights: &[f32],
+        (targets, weights): (&[u32], &[f32]),
+        is_precise: bool,
     ) -> Result<Tensor<R>> {
         generic::check_targets(h, head, targets, weights)?;
-        let mut losses = Vec::with_capacity(targets.len());
-        for first in (0..targets.len()).step_by(LOSS_ROWS) {
-            let count = LOSS_ROWS.min(targets.len() - first);
-            let rows = h.narrow(0, first, count)?;
-            let logits = to_vec(&self.linear(&rows, head, None, None)?)?;
-            let logits = logits.chunks_exact(head.shape()[0]);
-            losses.extend(logits.zip(&targets[first..]).map(|(row, &id)| loss(row, scale, id)));
-        }
-        tensor(self, &losses, &[losses.len()])
+        cross_entropy_by_rows(self, h, head, scale, targets, is_precise)
     }
 
     /// `a = -exp(a_log)` `[H]`, rounded once: the same wherever it is computed.
@@ -523,6 +516,30 @@ const LOSS_ROWS: usize = 64;
 #[must_use]
 pub fn decay_rate(a_log: f32) -> f32 {
     (-f64::from(a_log).exp()) as f32
+}
+
+/// Losses by the logits of a few rows at a time, whatever the head's type.
+fn cross_entropy_by_rows<R: Runtime<DType = DType>, C: LinearOps<R>>(
+    client: &C,
+    h: &Tensor<R>,
+    head: &Weight<R>,
+    scale: f32,
+    targets: &[u32],
+    is_precise: bool,
+) -> Result<Tensor<R>> {
+    let mut losses = Vec::with_capacity(targets.len());
+    for first in (0..targets.len()).step_by(LOSS_ROWS) {
+        let rows = h.narrow(0, first, LOSS_ROWS.min(targets.len() - first))?;
+        let logits = if is_precise {
+            client.linear_precise(&rows, head, None, None)?
+        } else {
+            client.linear(&rows, head, None, None)?
+        };
+        let logits = to_vec(&logits)?;
+        let rows = logits.par_chunks_exact(head.shape()[0].max(1)).zip(&targets[first..]);
+        losses.par_extend(rows.map(|(row, &id)| loss(row, scale, id)));
+    }
+    tensor(client, &losses, &[losses.len()])
 }
 
 /// `-ln softmax(scale * logits)[target]`

@@ -45,7 +45,7 @@ type Backward = Box<dyn FnOnce(&mut Gradients) -> Result<()> + Send>;
 /// let head = tape.weight(HostBytes::new(Arc::new(bytes), 0..16)?, ops::DType::F32, &[2, 2])?;
 /// tape.parameter("head", &head);
 /// let h = ops::tensor::<Cpu>(&tape, &[0.0, 0.0], &[1, 2])?;
-/// let loss = tape.cross_entropy(&h, &head, 1.0, &[1], &[1.0])?;
+/// let loss = tape.cross_entropy(&h, &head, 1.0, (&[1], &[1.0]), false)?;
 /// assert_eq!(ops::to_vec(&loss)?, [2f32.ln()]);
 /// let gradients = tape.backward()?;
 /// assert_eq!(gradients["head"], [0.0; 4]); // softmax is (1/2, 1/2), but h is zero

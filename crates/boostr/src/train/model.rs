@@ -245,12 +245,25 @@ impl TrainableModel {
     ///
     /// [`Error::Io`] when the system refuses, [`Error::Unsupported`] for a family without such files.
     pub fn write(&self, folder: &Path) -> Result<()> {
+        self.write_with(folder, |_| None)
+    }
+
+    /// The same, with other values of the parameters that `values` has some of, as averages.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn write_with<'a>(
+        &self,
+        folder: &Path,
+        values: impl Fn(&str) -> Option<&'a [f32]>,
+    ) -> Result<()> {
         let mut tensors = self.entries();
         for (name, parameter) in &self.parameters {
             let entry = TensorEntry {
                 dtype: Dtype::F32,
                 shape: parameter.shape.clone(),
-                data: Bytes::new(Dtype::F32.encode(&parameter.values)?),
+                data: Bytes::new(Dtype::F32.encode(values(name).unwrap_or(&parameter.values))?),
                 file: Path::new("memory").into(),
             };
             tensors.insert(name.clone(), entry);

@@ -1,7 +1,7 @@
 //! A run: a folder in which a model is trained, stopped, and trained on.
 //!
 //! ```text
-//! RUN/config.json, model.safetensors, tokenizer.json, ..   the model as it was when last saved
+//! RUN/config.json, model.safetensors, tokenizer.json, ..   the model as it was when last saved, or its average
 //! RUN/step-000500/                                          a checkpoint: that model, the optimizer, the cursor
 //! RUN/metrics.jsonl, loss.svg                               what was measured
 //! ```
@@ -117,6 +117,8 @@ pub struct Loss {
     pub nats: f64,
     /// Predicted tokens.
     pub predicted: usize,
+    /// Whether it is of the whole text.
+    pub is_whole: bool,
 }
 
 impl Loss {
@@ -302,7 +304,7 @@ impl TrainRun {
                     let most = if is_last { usize::MAX } else { self.config.eval_tokens };
                     let loss = evaluate(self.trainer.model_mut(), valid, most)?;
                     metrics.valid_loss = Some(loss.mean());
-                    if loss.predicted == valid.counted() {
+                    if loss.is_whole {
                         let bits = loss.nats / std::f64::consts::LN_2;
                         metrics.bits_per_byte = Some(bits / valid.bytes() as f64);
                     }
@@ -379,7 +381,11 @@ fn save(
         Method::Lora(lora) => model.write_adapters(to, &config.base, lora),
     };
     let written = checkpoints.save(state, &tensors, write)?;
-    write(folder)?;
+    match &config.method {
+        // What is run later is the average, where one is kept; what is trained on is in the checkpoint.
+        Method::Full => model.write_with(folder, |name| trainer.optimizer().average(name))?,
+        Method::Lora(_) => write(folder)?,
+    }
     Ok(written.path)
 }
 
@@ -416,9 +422,13 @@ pub fn evaluate(model: &mut TrainableModel, file: &TokenFile, most: usize) -> Re
     const ROWS: usize = 4;
     const LEN: usize = 512;
     model.with_model::<Cpu, _>(cpu(), |model| {
-        let mut loss = Loss { nats: 0.0, predicted: 0 };
+        let mut loss = Loss { nats: 0.0, predicted: 0, is_whole: true };
         let mut states = (0..ROWS).map(|_| model.new_state()).collect::<Result<Vec<_>>>()?;
         for batch in Pass::new(file, Packing::Carried, ROWS.min(file.inputs()), LEN)? {
+            if loss.predicted >= most {
+                loss.is_whole = false;
+                break;
+            }
             for piece in &batch.pieces {
                 if piece.is_start {
                     states[piece.slot] = model.new_state()?;
@@ -428,9 +438,6 @@ pub fn evaluate(model: &mut TrainableModel, file: &TokenFile, most: usize) -> Re
                 let losses = model.losses(&mut runs, &[&piece.targets], None)?;
                 loss.nats += losses[0].iter().map(|&loss| f64::from(loss)).sum::<f64>();
                 loss.predicted += piece.targets.iter().filter(|&&id| id != IGNORE).count();
-            }
-            if loss.predicted >= most {
-                break;
             }
         }
         Ok(loss)

@@ -11,3 +11,4 @@ mod gguf;
 mod models;
 mod process;
 mod run;
+mod training;

@@ -177,8 +177,8 @@ impl LinearOps<CpuRuntime> for Tape {
         h: &Cpu,
         head: &Weight<CpuRuntime>,
         scale: f32,
-        targets: &[u32],
-        weights: &[f32],
+        (targets, weights): (&[u32], &[f32]),
+        _: bool,
     ) -> Result<Cpu> {
         generic::check_targets(h, head, targets, weights)?;
         let mut inputs = vec![("h", h)];

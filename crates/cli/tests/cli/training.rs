@@ -1,0 +1,149 @@
+//! `train`, `tune` and `eval` as a user runs them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+
+/// Some kilobytes of text, the same each time.
+fn text(folder: &Path) -> String {
+    let subjects = ["The sea", "A ship", "The captain", "Every sailor", "The wind"];
+    let rest = ["was calm", "went home", "sang at night", "knew the way", "turned north"];
+    let lines =
+        (0..400).map(|i| format!("{} {}.\n", subjects[i * 7 % 5], rest[(i * i + i % 3) % 5]));
+    let path = folder.join("text.txt");
+    fs::write(&path, lines.collect::<String>()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn path(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+/// Sizes of a model that is trained in a second.
+const SMALL: [&str; 12] = [
+    "--d-model",
+    "64",
+    "--n-layer",
+    "1",
+    "--d-state",
+    "16",
+    "--vocab-size",
+    "300",
+    "--seq-len",
+    "32",
+    "--batch-size",
+    "2",
+];
+
+fn train(data: &str, out: &str, more: &[&str]) -> Ended {
+    let line = ["train", "--data", data, "--valid", data, "--out", out, "--seed", "1"];
+    boostr(&[&line[..], &SMALL, more].concat())
+}
+
+#[test]
+fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
+    let folder = folder("training");
+    let (data, run) = (text(&folder), path(&folder, "run"));
+    let first = train(&data, &run, &["--steps", "12", "--lr", "0.01", "--json"]).ok().json();
+    assert_eq!((first["steps"].as_u64(), first["of_steps"].as_u64()), (Some(12), Some(12)));
+    assert!(first["bits_per_byte"].as_f64().unwrap() > 0.0);
+    let lines = fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
+    let losses: Vec<f64> = lines
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64().unwrap()
+        })
+        .collect();
+    assert_eq!(losses.len(), 12);
+    assert!(losses[11] < 0.9 * losses[0], "{losses:?}");
+    assert!(fs::read_to_string(folder.join("run/loss.svg")).unwrap().starts_with("<svg"));
+
+    // The folder of a run is a model.
+    assert!(!boostr(&["run", &run, "-p", "The", "-n", "8"]).ok().stdout.trim().is_empty());
+    let eval = boostr(&["eval", &run, "--data", &data, "--json"]).ok().json();
+    let bits = eval["bits_per_byte"].as_f64().unwrap();
+    assert!((bits / first["bits_per_byte"].as_f64().unwrap() - 1.0).abs() < 0.02, "{bits}");
+    let quantized = path(&folder, "run-q8_0.gguf");
+    boostr(&["quantize", &run, &quantized, "-T", "q8_0"]).ok();
+    boostr(&["run", &quantized, "-p", "The", "-n", "4"]).ok();
+
+    // A run is not written over, and only what fits it goes on.
+    let again = train(&data, &run, &["--steps", "12"]).fails(2);
+    assert!(again.stderr.contains("--resume"), "{}", again.stderr);
+    let other = boostr(&["train", "--resume", &run, "--lr", "0.5"]).fails(2);
+    assert!(other.stderr.contains("schedule.lr"), "{}", other.stderr);
+
+    // Adapters beside it, and in it.
+    let (tuned, merged) = (path(&folder, "tuned"), path(&folder, "merged"));
+    let line = ["tune", &run, "--data", &data, "--out", &tuned, "--lora", "2", "--steps", "3"];
+    boostr(&[&line[..], &["--seq-len", "32", "--batch-size", "2"]].concat()).ok();
+    assert!(folder.join("tuned/adapter_model.safetensors").is_file());
+    boostr(&["tune", &run, "--merge", &tuned, "--out", &merged]).ok();
+    boostr(&["run", &merged, "-p", "The", "-n", "4"]).ok();
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn ctrl_c_saves_and_the_run_goes_on_to_where_it_would_have_been() {
+    let folder = folder("training-stopped");
+    let (data, run, whole) = (text(&folder), path(&folder, "run"), path(&folder, "whole"));
+    let steps = ["--steps", "60"];
+    let line = ["train", "--data", &data, "--valid", &data, "--out", &run, "--seed", "1"];
+    let mut child = command(&[&line[..], &SMALL, &steps].concat()).spawn().unwrap();
+    let metrics = PathBuf::from(&run).join("metrics.jsonl");
+    let start = Instant::now();
+    while fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 5 {
+        assert!(start.elapsed() < Duration::from_mins(1), "no step was made");
+        sleep(Duration::from_millis(5));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    boostr(&["train", "--resume", &run]).ok();
+    train(&data, &whole, &steps).ok();
+    let weights = |run: &str| fs::read(Path::new(run).join("model.safetensors")).unwrap();
+    assert!(weights(&run) == weights(&whole));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn continuations_are_measured_and_choices_counted() {
+    let folder = folder("eval-pairs");
+    let data = path(&folder, "pairs.jsonl");
+    let lines = [
+        r#"{"context": "It is a truth", "continuation": " universally"}"#,
+        r#"{"context": "It is a truth", "continuation": " xylophone"}"#,
+        r#"{"context": "She was", "continuation": " not"}"#,
+    ];
+    fs::write(&data, lines.join("\n")).unwrap();
+    let found = boostr(&["eval", &demo(), "--data", &data, "--json"]).ok().json();
+    assert_eq!(found["contexts"].as_u64(), Some(2));
+    assert_eq!(found["choice_accuracy"].as_f64(), Some(1.0));
+    assert!(found["nats_per_token"].as_f64().unwrap() > 0.0);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_an_error_that_names_it() {
+    let folder = folder("training-bad");
+    let (data, out) = (text(&folder), path(&folder, "run"));
+    let (table, toml) = (path(&folder, "table.csv"), path(&folder, "bad.toml"));
+    fs::write(&table, "a,b\n").unwrap();
+    fs::write(&toml, "[run]\nsteps = 3\n").unwrap();
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["train", "--out", &out], 2, "--data"),
+        (&["train", "--data", &data], 2, "--out"),
+        (&["train", "--data", &table, "--out", &out], 2, "table.csv"),
+        (&["train", "--data", &data, "--out", &out, "--config", &toml], 2, "steps"),
+        (&["train", "--resume", &out], 2, "no checkpoint"),
+        (&["train", "--data", "/no/such.txt", "--out", &out], 1, "/no/such.txt"),
+    ];
+    for (line, code, what) in cases {
+        let ended = boostr(line).fails(code);
+        assert!(ended.stderr.contains(what), "{line:?}: {}", ended.stderr);
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
