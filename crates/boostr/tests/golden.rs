@@ -9,27 +9,14 @@ use boostr::checkpoint::Checkpoint;
 use boostr::load::LanguageModel;
 use boostr::models::{Logits, Model, Run, State};
 use boostr::ops::to_vec;
-use common::Folder;
+use common::{Folder, MODELS};
 
 /// The bound that the fixtures suggest for f32.
 const TOLERANCE: f64 = 2e-4;
 /// Between two ways of ours to compute the same, as a share of 1 and the largest value: rounding only.
 const ROUNDING: f64 = 1e-5;
-/// Those of them whose original clamps the steps of a prompt, but not of decoding.
+/// Those of all models whose original clamps the steps of a prompt, but not of decoding.
 const CLAMPING: usize = 3;
-const MODELS: [&str; 11] = [
-    "mamba2-tiny",
-    "mamba2-tiny-g2",
-    "llama-tiny",
-    "bamba-tiny",
-    "granitehybrid-dense-tiny",
-    "granitehybrid-moe-tiny",
-    "falcon-h1-tiny",
-    "falcon-h1-rms-tiny",
-    "nemotron-h-tiny",
-    "nemotron-h-moe-tiny",
-    "zamba2-tiny",
-];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)

@@ -1,5 +1,7 @@
 //! Gradients of whole models: against differences of their losses, over every parameter of every family.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -7,20 +9,7 @@ use boostr::backend::{Cpu, Recorded, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::models::{Config, Model, Run};
 use boostr::ops::{IGNORE, Tape};
-
-const MODELS: [&str; 11] = [
-    "mamba2-tiny",
-    "mamba2-tiny-g2",
-    "llama-tiny",
-    "bamba-tiny",
-    "granitehybrid-dense-tiny",
-    "granitehybrid-moe-tiny",
-    "falcon-h1-tiny",
-    "falcon-h1-rms-tiny",
-    "nemotron-h-tiny",
-    "nemotron-h-moe-tiny",
-    "zamba2-tiny",
-];
+use common::MODELS;
 
 type Values = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 

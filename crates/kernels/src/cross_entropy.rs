@@ -23,6 +23,7 @@
 use rayon::prelude::*;
 
 use crate::linear::{Weights, linear_at};
+use crate::linear_backward::transpose;
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
@@ -307,45 +308,10 @@ fn times_body<S: Simd>(_simd: S, factor: f32, x: &mut [f32]) {
     }
 }
 
-/// Writes the columns of `x` `[rows, width]` as rows of `out` `[width, rows]`.
-///
-/// Goes by squares of 16, which are turned in a copy of their own: rows a power of two apart would push each
-/// other out of the cache.
-#[track_caller]
-pub(crate) fn transpose(x: Rows<'_>, out: &mut [f32]) {
-    const SQUARE: usize = 16;
-    assert_eq!(out.len(), x.len() * x.width(), "out");
-    if out.is_empty() {
-        return;
-    }
-    let rows = x.len();
-    out.par_chunks_mut(SQUARE * rows).enumerate().for_each(|(band, out)| {
-        let x = x.columns(band * SQUARE, out.len() / rows);
-        let mut square = [[0.0; SQUARE]; SQUARE];
-        for first in (0..rows).step_by(SQUARE) {
-            let count = SQUARE.min(rows - first);
-            for i in 0..count {
-                let row = x.row(first + i);
-                if let Ok(row) = <&[f32; SQUARE]>::try_from(row) {
-                    for j in 0..SQUARE {
-                        square[j][i] = row[j];
-                    }
-                } else {
-                    for (square, x) in square.iter_mut().zip(row) {
-                        square[i] = *x;
-                    }
-                }
-            }
-            for (out, row) in out.chunks_exact_mut(rows).zip(&square) {
-                out[first..first + count].copy_from_slice(&row[..count]);
-            }
-        }
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gradcheck::slopes;
     use crate::testing::{Rng, close};
 
     /// f32 against f64, of logits up to about ten and sums of some hundred terms.
@@ -389,26 +355,6 @@ mod tests {
             }
         }
         [losses, dh, dweight]
-    }
-
-    /// The slope of `f` along each element of `x`, by central differences of the fourth order.
-    ///
-    /// Elements of [`Rng`] are multiples of 2^-23 below 1, so a step to either side is exact.
-    fn slopes(x: &[f32], f: impl Fn(&[f32]) -> f64) -> Vec<f32> {
-        let step = 2.0f32.powi(-9);
-        let mut moved = x.to_vec();
-        (0..x.len())
-            .map(|i| {
-                let mut at = |steps: f32| {
-                    moved[i] = x[i] + steps * step;
-                    f(&moved)
-                };
-                let near = at(1.0) - at(-1.0);
-                let far = at(2.0) - at(-2.0);
-                moved[i] = x[i];
-                ((8.0 * near - far) / (12.0 * f64::from(step))) as f32
-            })
-            .collect()
     }
 
     #[test]
@@ -585,17 +531,6 @@ mod tests {
                 let blocks = tokens.div_ceil(rows);
                 assert!(blocks * rows < tokens + ROW_STEP * blocks, "{tokens} in blocks of {rows}");
             }
-        }
-    }
-
-    #[test]
-    fn transposing_exchanges_rows_and_columns() {
-        let wide = Rng::new(96).floats(37 * 60);
-        let x = Rows::new(&wide, 37, 60, 5, 50);
-        let mut out = vec![f32::NAN; 37 * 50];
-        transpose(x, &mut out);
-        for (i, out) in out.iter().enumerate() {
-            assert_eq!(*out, x.row(i % 37)[i / 37]);
         }
     }
 

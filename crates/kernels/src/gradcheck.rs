@@ -16,6 +16,26 @@ pub(crate) fn numeric_gradient(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64>
         .collect()
 }
 
+/// The slope of `f` along each element of `x`, by central differences of the fourth order.
+///
+/// Elements of [`Rng`](crate::testing::Rng) are multiples of 2^-23 below 1, so a step to either side is exact.
+pub(crate) fn slopes(x: &[f32], f: impl Fn(&[f32]) -> f64) -> Vec<f32> {
+    let step = 2.0f32.powi(-9);
+    let mut moved = x.to_vec();
+    (0..x.len())
+        .map(|i| {
+            let mut at = |steps: f32| {
+                moved[i] = x[i] + steps * step;
+                f(&moved)
+            };
+            let near = at(1.0) - at(-1.0);
+            let far = at(2.0) - at(-2.0);
+            moved[i] = x[i];
+            ((8.0 * near - far) / (12.0 * f64::from(step))) as f32
+        })
+        .collect()
+}
+
 /// Asserts that a gradient by definition is what differences give: the test of a test's own truth.
 #[track_caller]
 pub(crate) fn assert_gradient(name: &str, got: &[f64], numeric: &[f64]) {

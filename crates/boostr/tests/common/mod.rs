@@ -6,6 +6,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The folders of fixtures/models.
+pub const MODELS: [&str; 11] = [
+    "mamba2-tiny",
+    "mamba2-tiny-g2",
+    "llama-tiny",
+    "bamba-tiny",
+    "granitehybrid-dense-tiny",
+    "granitehybrid-moe-tiny",
+    "falcon-h1-tiny",
+    "falcon-h1-rms-tiny",
+    "nemotron-h-tiny",
+    "nemotron-h-moe-tiny",
+    "zamba2-tiny",
+];
+
 /// A new folder for one test.
 pub struct Folder(PathBuf);
 

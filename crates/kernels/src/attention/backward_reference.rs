@@ -85,27 +85,8 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 mod tests {
     use super::super::attention_reference;
     use super::*;
+    use crate::gradcheck::slopes;
     use crate::testing::{Rng, close};
-
-    /// The slope of `f` along each element of `x`, by central differences of the fourth order.
-    ///
-    /// Elements of [`Rng`] are multiples of 2^-23 below 1, so a step to either side is exact.
-    fn slopes(x: &[f32], f: impl Fn(&[f32]) -> f64) -> Vec<f32> {
-        let step = 2.0f32.powi(-9);
-        let mut moved = x.to_vec();
-        (0..x.len())
-            .map(|i| {
-                let mut at = |steps: f32| {
-                    moved[i] = x[i] + steps * step;
-                    f(&moved)
-                };
-                let near = at(1.0) - at(-1.0);
-                let far = at(2.0) - at(-2.0);
-                moved[i] = x[i];
-                ((8.0 * near - far) / (12.0 * f64::from(step))) as f32
-            })
-            .collect()
-    }
 
     #[test]
     fn the_formulas_are_the_slopes_of_the_definition() {
