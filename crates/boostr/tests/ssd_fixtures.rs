@@ -5,6 +5,8 @@ use std::path::Path;
 use boostr::backend::{Cpu, CpuClient, Tensor, cpu};
 use boostr::checkpoint::Checkpoint;
 use boostr::ops::{SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr_kernels::Rows;
+use boostr_kernels::ssd::{Ssd, SsdGradients, ssd_backward};
 
 /// The bound that the fixtures suggest: |got - want| <= 1e-5 (1 + max |want|).
 const TOLERANCE: f64 = 1e-5;
@@ -234,5 +236,94 @@ fn the_whole_equals_the_recurrence_in_both_bodies() {
         let case = Case::open(name);
         whole(&case, Bodies::Portable);
         whole(&case, Bodies::Kernels);
+    }
+}
+
+/// The bound that the fixtures suggest for gradients.
+const GRADIENT_TOLERANCE: f64 = 1e-4;
+
+#[test]
+fn gradients_are_those_of_the_recurrence() {
+    for name in CASES {
+        let case = Case::open(name);
+        let shape = case.shape("in.x");
+        let (batch, seqlen, nheads, headdim) = (shape[0], shape[1], shape[2], shape[3]);
+        let [ngroups, dstate] = [case.shape("in.B")[2], case.shape("in.B")[3]];
+        let values = |name: &str| case.file.get(name).map(|entry| entry.to_f32().unwrap());
+        let of = |name: &str| values(name).unwrap();
+        let [x, dt, a, b, c] = ["in.x", "in.dt", "in.A", "in.B", "in.C"].map(of);
+        let [z, dt_bias, d] = ["in.z", "in.dt_bias", "in.D"].map(values);
+        let (width, state_len) = (nheads * headdim, nheads * headdim * dstate);
+        let input = Ssd {
+            nheads,
+            headdim,
+            ngroups,
+            dstate,
+            x: Rows::dense(&x, width),
+            dt: Rows::dense(&dt, nheads),
+            a: &a,
+            b: Rows::dense(&b, ngroups * dstate),
+            c: Rows::dense(&c, ngroups * dstate),
+            dt_bias: dt_bias.as_deref(),
+            d: d.as_deref(),
+            z: z.as_deref().map(|z| Rows::dense(z, width)),
+            dt_softplus: case.dt_softplus,
+            dt_limit: case.dt_limit,
+        };
+        // A row's first sequence has its initial state, its last one its final state.
+        let own = case.runs(seqlen);
+        let runs = own.repeat(batch);
+        let initial = values("in.initial_states").unwrap_or_else(|| vec![0.0; batch * state_len]);
+        let last = of("in.grad_final_state");
+        let (mut states, mut dstates) = (Vec::new(), Vec::new());
+        for row in 0..batch {
+            let part = |all: &[f32]| all[row * state_len..][..state_len].to_vec();
+            for run in 0..own.len() {
+                let zeros = vec![0.0; state_len];
+                states.push(if run == 0 { part(&initial) } else { zeros.clone() });
+                dstates.push(if run + 1 == own.len() { part(&last) } else { zeros });
+            }
+        }
+        let states: Vec<&[f32]> = states.iter().map(Vec::as_slice).collect();
+        let mut of_states: Vec<&mut [f32]> = dstates.iter_mut().map(Vec::as_mut_slice).collect();
+        let zeros = |x: &[f32]| vec![0.0; x.len()];
+        let [mut dx, mut ddt, mut da, mut db, mut dc] = [&x, &dt, &a, &b, &c].map(|x| zeros(x));
+        let [mut dz, mut ddt_bias, mut dd] = [&z, &dt_bias, &d].map(|x| x.as_deref().map(zeros));
+        let dout = of("in.grad_y");
+        let out = SsdGradients {
+            dx: &mut dx,
+            ddt: &mut ddt,
+            db: &mut db,
+            dc: &mut dc,
+            dz: dz.as_deref_mut(),
+            da: &mut da,
+            ddt_bias: ddt_bias.as_deref_mut(),
+            dd: dd.as_deref_mut(),
+        };
+        ssd_backward(&input, &runs, &states, Rows::dense(&dout, width), &mut of_states, out);
+        let firsts: Vec<f32> = dstates.iter().step_by(own.len()).flatten().copied().collect();
+        let initial = case.file.get("in.initial_states").map(|_| firsts);
+        let got = [
+            ("grad.x", Some(dx)),
+            ("grad.dt", Some(ddt)),
+            ("grad.A", Some(da)),
+            ("grad.B", Some(db)),
+            ("grad.C", Some(dc)),
+            ("grad.z", dz),
+            ("grad.dt_bias", ddt_bias),
+            ("grad.D", dd),
+            ("grad.initial_states", initial),
+        ];
+        for (what, got) in got {
+            let Some(got) = got else { continue };
+            let want = case.want(what);
+            assert_eq!(got.len(), want.len(), "{name}: {what}");
+            let most = want.iter().fold(0.0f64, |most, w| most.max(w.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                let bound = GRADIENT_TOLERANCE * (1.0 + most);
+                assert!(error <= bound, "{name}: {what}[{i}] = {got}, not {want}");
+            }
+        }
     }
 }
