@@ -2,8 +2,10 @@
 //!
 //! Every run and every team of neighbouring heads is a task of its own: nothing of one reaches another.
 //! What all heads of a group add to the gradients of b and c is summed within a team by the task, and over
-//! teams, in their order, when all tasks are done. So no result depends on threads or on company, and
-//! the memory beyond the outputs is a task's for each worker, and two `[T, N]` for each team.
+//! teams, in their order, when all tasks are done. So no result depends on threads or on company.
+//!
+//! Memory beyond the outputs: a `[K, heads, P, N]` of states for each worker, for the run and the team
+//! that it is at, and two `[T, N]` for each team of a group but the first.
 //!
 //! The mathematics is that of one task: [`backward_team`](super::backward_team).
 
@@ -12,13 +14,12 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Ssd;
-use super::backward_team::{Sums, Task, Worker};
-use super::cumsum::timestep;
+use super::backward_team::{Call, Sums, Task, Worker};
 use crate::rows::{Rows, column_blocks};
 use crate::simd::Level;
 
-/// Most heads of a team. They share products with B and C; teams run in parallel.
-const TEAM: usize = 4;
+/// Most heads of a team: they share loads and products of b and c, but do not run in parallel.
+const TEAM: usize = 6;
 /// Tokens of a parallel task that sums over teams.
 const ROW_BLOCK: usize = 64;
 
@@ -99,19 +100,22 @@ pub(super) fn ssd_backward_at(
         out.dc.fill(0.0);
         return;
     }
-    let call = Call::new(level, input, dout);
-    let team = team_size(nheads / input.ngroups);
-    let nteams = nheads / team;
-    let mut parts = vec![0.0; input.x.len() * nteams * 2 * dstate];
-    let tasks = tasks(input, team, runs, states, dstates, &mut parts, &mut out);
-    let worker = || Worker::new(team, headdim, dstate);
-    let run = |worker: &mut Worker, task: Task<'_>| worker.run(&call, task);
-    let sums: Vec<Sums> = tasks.into_par_iter().map_init(worker, run).collect();
-    for (i, sums) in sums.iter().enumerate() {
-        let first = i % nteams * team;
-        out.add(first..first + team, headdim, sums);
-    }
-    sum_teams(input, nteams, runs, &parts, &mut out);
+    // Enters the thread pool once, not anew for each parallel loop in there.
+    rayon::scope(|_| {
+        let call = Call::new(level, input, dout);
+        let team = team_size(input);
+        let nteams = nheads / team;
+        let mut parts = vec![0.0; (nteams - input.ngroups) * 2 * input.x.len() * dstate];
+        let tasks = tasks(input, team, runs, states, dstates, &mut parts, &mut out);
+        let worker = || Worker::new(team, headdim, dstate);
+        let run = |worker: &mut Worker, task: Task<'_>| worker.run(&call, task);
+        let sums: Vec<Sums> = tasks.into_par_iter().map_init(worker, run).collect();
+        for (i, sums) in sums.iter().enumerate() {
+            let first = i % nteams * team;
+            out.add(first..first + team, headdim, sums);
+        }
+        sum_teams(input, team, runs, &parts, &mut out);
+    });
 }
 
 impl SsdGradients<'_> {
@@ -153,42 +157,11 @@ impl SsdGradients<'_> {
     }
 }
 
-/// What is the same for all tasks.
-pub(super) struct Call<'a> {
-    pub(super) level: Level,
-    pub(super) input: &'a Ssd<'a>,
-    pub(super) dout: Rows<'a>,
-    /// Steps `[T, H]`, after their limits.
-    pub(super) dt: Vec<f32>,
-    /// Their derivatives by the raw steps, `[T, H]`.
-    pub(super) slopes: Vec<f32>,
-}
-
-impl<'a> Call<'a> {
-    fn new(level: Level, input: &'a Ssd<'a>, dout: Rows<'a>) -> Self {
-        let mut dt = Vec::with_capacity(input.dt.len() * input.nheads);
-        (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
-        let no_limit = (f32::NEG_INFINITY, f32::INFINITY);
-        timestep(&mut dt, input.dt_bias, input.dt_softplus, no_limit);
-        let mut slopes = dt.clone();
-        timestep(&mut dt, None, false, input.dt_limit);
-        let slope = |(slope, dt): (&mut f32, &f32)| {
-            let limited = *slope != *dt;
-            *slope = match (limited, input.dt_softplus) {
-                (true, _) => 0.0,
-                // The sigmoid of what softplus was taken of.
-                (false, true) => -(-dt).exp_m1(),
-                (false, false) => 1.0,
-            };
-        };
-        slopes.par_iter_mut().zip(&dt).with_min_len(1 << 12).for_each(slope);
-        Self { level, input, dout, dt, slopes }
-    }
-}
-
-/// Heads of a team, of those of a group: a share of them, so that teams are equal.
-fn team_size(heads_per_group: usize) -> usize {
-    (1..=TEAM).rev().find(|team| heads_per_group.is_multiple_of(*team)).unwrap_or(1)
+/// Heads of a team: an equal share of a group's, and at most half of all.
+fn team_size(input: &Ssd<'_>) -> usize {
+    let most = TEAM.min(input.nheads.div_ceil(2));
+    let heads_per_group = input.nheads / input.ngroups;
+    (1..=most).rev().find(|team| heads_per_group.is_multiple_of(*team)).unwrap_or(1)
 }
 
 /// The tasks of one run after another, each with its own piece of every output.
@@ -201,31 +174,40 @@ fn tasks<'a>(
     parts: &'a mut [f32],
     out: &'a mut SsdGradients<'_>,
 ) -> Vec<Task<'a>> {
-    let Ssd { nheads, headdim: p, dstate: n, .. } = *input;
-    let nteams = nheads / team;
-    let mut tasks = Vec::with_capacity(runs.len() * nteams);
-    let (mut dx, mut ddt, mut parts) = (&mut *out.dx, &mut *out.ddt, parts);
-    let mut dz = out.dz.as_deref_mut();
+    let Ssd { nheads, headdim: p, ngroups, dstate: n, .. } = *input;
+    let teams_per_group = nheads / ngroups / team;
+    let mut tasks = Vec::with_capacity(runs.len() * nheads / team);
+    let (mut dx, mut ddt, mut parts) = (Rest(out.dx), Rest(out.ddt), Rest(parts));
+    let (mut db, mut dc) = (Rest(out.db), Rest(out.dc));
+    let mut dz = out.dz.as_deref_mut().map(Rest);
     let mut first = 0;
     for ((&len, state), dstate) in runs.iter().zip(states).zip(dstates) {
-        let dx = column_blocks(cut(&mut dx, len * nheads * p), nheads * p, team * p);
+        let dx = column_blocks(dx.take(len * nheads * p), nheads * p, team * p);
         let mut dz = dz
             .as_mut()
-            .map(|dz| column_blocks(cut(dz, len * nheads * p), nheads * p, team * p).into_iter());
-        let ddt = column_blocks(cut(&mut ddt, len * nheads), nheads, team);
-        let mut dstate = &mut **dstate;
+            .map(|dz| column_blocks(dz.take(len * nheads * p), nheads * p, team * p).into_iter());
+        let ddt = column_blocks(ddt.take(len * nheads), nheads, team);
+        let bands = |rest: &mut Rest<'a>| {
+            let rows = rest.take(len * ngroups * n);
+            column_blocks(rows, (ngroups * n).max(1), n.max(1)).into_iter()
+        };
+        let (mut db, mut dc) = (bands(&mut db), bands(&mut dc));
+        let mut dstate = Rest(dstate);
         for (i, (dx, ddt)) in dx.into_iter().zip(ddt).enumerate() {
             let state_len = team * p * n;
+            // The first team of a group writes to the outputs themselves.
+            let is_first = i % teams_per_group == 0;
+            let (db, dc) = if is_first { (db.next(), dc.next()) } else { (None, None) };
             tasks.push(Task {
                 tokens: first..first + len,
                 heads: i * team..(i + 1) * team,
                 state: &state[i * state_len..][..state_len],
-                dstate: cut(&mut dstate, state_len),
+                dstate: dstate.take(state_len),
                 dx,
                 ddt,
                 dz: dz.as_mut().and_then(Iterator::next),
-                db: cut(&mut parts, len * n),
-                dc: cut(&mut parts, len * n),
+                db: db.unwrap_or_else(|| rows(parts.take(len * n), n)),
+                dc: dc.unwrap_or_else(|| rows(parts.take(len * n), n)),
             });
         }
         first += len;
@@ -233,41 +215,47 @@ fn tasks<'a>(
     tasks
 }
 
-/// Takes the first `len` elements off a slice.
-#[expect(clippy::mut_mut, reason = "a slice that is shortened in its place")]
-fn cut<'a>(data: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    let (piece, rest) = std::mem::take(data).split_at_mut(len);
-    *data = rest;
-    piece
+/// What is left of a slice that is given away in pieces.
+struct Rest<'a>(&'a mut [f32]);
+
+impl<'a> Rest<'a> {
+    /// Takes off the first `len` elements.
+    fn take(&mut self, len: usize) -> &'a mut [f32] {
+        let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(len);
+        self.0 = rest;
+        piece
+    }
 }
 
-/// Writes dB and dC, the sums over the teams of a group; `parts` is `[nteams, 2, L, N]` for each run.
+/// Rows of `width` floats; none if they are empty.
+fn rows(data: &mut [f32], width: usize) -> Vec<&mut [f32]> {
+    data.chunks_exact_mut(width.max(1)).collect()
+}
+
+/// Adds to dB and dC the parts of all teams of a group but the first, whose part is there already;
+/// `parts` is `[teams, 2, L, N]` for each run.
 fn sum_teams(
     input: &Ssd<'_>,
-    nteams: usize,
+    team: usize,
     runs: &[usize],
     parts: &[f32],
     out: &mut SsdGradients<'_>,
 ) {
-    let (n, row) = (input.dstate, input.ngroups * input.dstate);
-    if n == 0 {
+    let (n, ngroups, row) = (input.dstate, input.ngroups, input.ngroups * input.dstate);
+    let more = input.nheads / ngroups / team - 1;
+    if more * n == 0 {
         return;
     }
-    let (mut db, mut dc) = (&mut *out.db, &mut *out.dc);
+    let (mut db, mut dc) = (Rest(out.db), Rest(out.dc));
     let mut first = 0;
     for &len in runs {
-        let parts = &parts[first * nteams * 2 * n..][..len * nteams * 2 * n];
-        for (which, out) in
-            [cut(&mut db, len * row), cut(&mut dc, len * row)].into_iter().enumerate()
-        {
+        let parts = &parts[first * ngroups * more * 2 * n..];
+        for (which, out) in [db.take(len * row), dc.take(len * row)].into_iter().enumerate() {
             out.par_chunks_mut(ROW_BLOCK * row).enumerate().for_each(|(block, out)| {
                 for (i, out) in out.chunks_exact_mut(n).enumerate() {
-                    let (t, group) = (block * ROW_BLOCK + i / input.ngroups, i % input.ngroups);
-                    let teams =
-                        group * nteams / input.ngroups..(group + 1) * nteams / input.ngroups;
-                    out.fill(0.0);
-                    for team in teams {
-                        let part = &parts[((team * 2 + which) * len + t) * n..][..n];
+                    let (t, group) = (block * ROW_BLOCK + i / ngroups, i % ngroups);
+                    for part in group * more..(group + 1) * more {
+                        let part = &parts[((part * 2 + which) * len + t) * n..][..n];
                         out.iter_mut().zip(part).for_each(|(out, part)| *out += part);
                     }
                 }

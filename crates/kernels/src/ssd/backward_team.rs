@@ -33,18 +33,30 @@
 
 use std::ops::Range;
 
-use super::backward::Call;
-use super::cumsum::exponent_sums;
+use super::Ssd;
+use super::cumsum::{exponent_sums, timestep};
 use super::matrix::{
-    Matrix, Part, add, add_column_dots, dots, multiply, multiply_transposed, row_dots, scale_rows,
+    Matrix, Part, Stack, View, add, add_column_dots, add_scaled_columns, dots, multiply,
+    multiply_transposed, row_dots, scale_rows,
 };
 use crate::math::exp_lanes;
 use crate::norm::gate;
 use crate::rows::Rows;
-use crate::simd::{Simd, dispatch};
+use crate::simd::{Level, Simd, dispatch};
 
-/// Q: whole vectors of every instruction set.
+/// Q: whole vectors of every instruction set, and whole tiles of every product.
 const CHUNK: usize = 48;
+
+/// What is the same for all tasks.
+pub(super) struct Call<'a> {
+    level: Level,
+    input: &'a Ssd<'a>,
+    dout: Rows<'a>,
+    /// Steps `[T, H]`, after their limits.
+    dt: Vec<f32>,
+    /// Their derivatives by the raw steps, `[T, H]`.
+    slopes: Vec<f32>,
+}
 
 /// One run and one team, with their pieces of the outputs: rows are those of the run's tokens.
 pub(super) struct Task<'a> {
@@ -60,10 +72,10 @@ pub(super) struct Task<'a> {
     pub(super) ddt: Vec<&'a mut [f32]>,
     /// `[L][heads * P]`, if there is a gate
     pub(super) dz: Option<Vec<&'a mut [f32]>>,
-    /// The team's part, `[L, N]`
-    pub(super) db: &'a mut [f32],
-    /// The team's part, `[L, N]`
-    pub(super) dc: &'a mut [f32],
+    /// The team's part, `[L][N]`; no rows if N is 0
+    pub(super) db: Vec<&'a mut [f32]>,
+    /// The team's part, `[L][N]`; no rows if N is 0
+    pub(super) dc: Vec<&'a mut [f32]>,
 }
 
 /// What a task has for parameters: sums over the tokens of its run.
@@ -78,8 +90,10 @@ pub(super) struct Sums {
 
 /// Memory of one worker, kept from task to task.
 pub(super) struct Worker {
-    /// S of every chunk and head, `[K, heads, P, N]`
-    states: Vec<f32>,
+    /// Skip weights, `[heads * P]`
+    d: Vec<f32>,
+    /// S of every chunk and head, `[K, heads]` of `[P, N]`
+    states: Stack,
     /// What goes from chunk to chunk, of each head: S on the way to the end, dS on the way back.
     carried: Vec<Matrix>,
     /// B and C, `[Q, N]`
@@ -91,8 +105,7 @@ pub(super) struct Worker {
     db: Matrix,
     dc: Matrix,
     w: Matrix,
-    /// One head's S `[P, N]`, X, dY and dX `[Q, P]`, V and M `[Q, Q]`, and its term of dC `[Q, N]`
-    state: Matrix,
+    /// One head's X, dY and dX `[Q, P]`, V and M `[Q, Q]`, and its term of dC `[Q, N]`
     x: Matrix,
     dy: Matrix,
     dx: Matrix,
@@ -100,50 +113,61 @@ pub(super) struct Worker {
     m: Matrix,
     head_dc: Matrix,
     /// `<dS', S>` by rows, `[P]`
-    through: Vec<f32>,
+    past: Vec<f32>,
 }
 
 impl Worker {
     pub(super) fn new(team: usize, headdim: usize, dstate: usize) -> Self {
         let rows = |width| Matrix::zeros(CHUNK, width);
-        let state = || Matrix::zeros(headdim, dstate);
         Self {
-            states: Vec::new(),
-            carried: (0..team).map(|_| state()).collect(),
+            d: vec![0.0; team * headdim],
+            states: Stack::default(),
+            carried: (0..team).map(|_| Matrix::zeros(headdim, dstate)).collect(),
             b: rows(dstate),
             c: rows(dstate),
             cb: rows(CHUNK),
             db: rows(dstate),
             dc: rows(dstate),
             w: rows(CHUNK),
-            state: state(),
             x: rows(headdim),
             dy: rows(headdim),
             dx: rows(headdim),
             v: rows(CHUNK),
             m: rows(CHUNK),
             head_dc: rows(dstate),
-            through: vec![0.0; headdim],
+            past: vec![0.0; headdim],
         }
     }
 
+    /// Takes the heads of a task to the end of their run and back.
     pub(super) fn run(&mut self, call: &Call<'_>, mut task: Task<'_>) -> Sums {
-        let (p, n) = (call.input.headdim, call.input.dstate);
+        let Ssd { nheads, headdim: p, dstate: n, .. } = *call.input;
         let heads = task.heads.len();
+        let first = task.heads.start;
+        match call.input.d {
+            None => self.d.fill(0.0),
+            Some(d) if d.len() == nheads => {
+                (0..heads).for_each(|i| self.d[i * p..][..p].fill(d[first + i]));
+            }
+            Some(d) => self.d.copy_from_slice(&d[first * p..][..heads * p]),
+        }
+        let of_head = |data, i| Rows::new(data, heads * p, n, 0, n).slice(i * p, p);
+        let nchunks = task.dx.len().div_ceil(CHUNK);
+        for i in 0..heads {
+            self.carried[i].load(of_head(task.state, i));
+        }
+        self.states.reset(nchunks * heads, &self.carried[0]);
+        for chunk in 0..nchunks {
+            self.carried.iter().for_each(|state| self.states.push(state));
+            if chunk + 1 < nchunks {
+                self.next_states(call, &task, chunk);
+            }
+        }
+        for i in 0..heads {
+            self.carried[i].load(of_head(task.dstate, i));
+        }
         let mut sums =
             Sums { da: vec![0.0; heads], ddt_bias: vec![0.0; heads], dd: vec![0.0; heads * p] };
-        let nchunks = task.dx.len().div_ceil(CHUNK);
-        self.states.resize(nchunks * heads * p * n, 0.0);
-        let carried = |data, i| Rows::new(data, heads * p, n, 0, n).slice(i * p, p);
-        for i in 0..heads {
-            self.carried[i].load(carried(task.state, i));
-        }
-        for chunk in 0..nchunks {
-            self.keep_states(call, &task, chunk, chunk + 1 < nchunks);
-        }
-        for i in 0..heads {
-            self.carried[i].load(carried(task.dstate, i));
-        }
         for chunk in (0..nchunks).rev() {
             self.chunk(call, &mut task, chunk, &mut sums);
         }
@@ -153,25 +177,17 @@ impl Worker {
         sums
     }
 
-    /// Keeps the states that enter a chunk, and takes them through it if there is another.
-    fn keep_states(&mut self, call: &Call<'_>, task: &Task<'_>, chunk: usize, go_on: bool) {
-        let (level, p, n) = (call.level, call.input.headdim, call.input.dstate);
+    /// Takes the states of all heads through a chunk.
+    fn next_states(&mut self, call: &Call<'_>, task: &Task<'_>, chunk: usize) {
+        let Self { b, x, carried, .. } = self;
         let tokens = task.chunk(chunk);
-        self.b.load(call.of_group(call.input.b, task.heads.start, &tokens));
-        let mut kept = &mut self.states[chunk * task.heads.len() * p * n..];
-        for (head, state) in task.heads.clone().zip(&mut self.carried) {
-            for i in 0..p {
-                let (row, rest) = kept.split_at_mut(n);
-                row.copy_from_slice(state.row(i));
-                kept = rest;
-            }
-            if go_on {
-                let decays = call.decays(head, &tokens);
-                self.x.load(call.of_head(call.input.x, head, &tokens));
-                scale_rows(level, &mut self.x, &decays.weight);
-                let through = decays.entered[tokens.len() - 1];
-                multiply_transposed(level, state, through, &self.x, Part::Full, &self.b);
-            }
+        b.load(call.of_group(call.input.b, task.heads.start, &tokens));
+        for (head, state) in task.heads.clone().zip(carried) {
+            let decays = call.decays(head, &tokens);
+            x.load(call.of_head(call.input.x, head, &tokens));
+            scale_rows(call.level, x, &decays.weight);
+            let end = decays.entered[tokens.len() - 1];
+            multiply_transposed(call.level, state, end, x.view(), Part::Full, b.view());
         }
     }
 
@@ -182,7 +198,7 @@ impl Worker {
         let len = tokens.len();
         self.b.load(call.of_group(call.input.b, task.heads.start, &tokens));
         self.c.load(call.of_group(call.input.c, task.heads.start, &tokens));
-        dots(level, &mut self.cb, Part::Lower, &self.c, &self.b);
+        dots(level, &mut self.cb, Part::Lower, self.c.view(), self.b.view());
         self.cb.clear_above_diagonal();
         self.db.clear(len, n);
         self.dc.clear(len, n);
@@ -190,12 +206,13 @@ impl Worker {
         for i in 0..task.heads.len() {
             self.head(call, task, chunk, i, sums);
         }
-        multiply_transposed(level, &mut self.db, 1.0, &self.w, Part::Lower, &self.c);
-        multiply(level, &mut self.dc, 1.0, &self.w, Part::Lower, &self.b);
-        for t in 0..len {
-            let row = (chunk * CHUNK + t) * n;
-            task.db[row..row + n].copy_from_slice(self.db.row(t));
-            task.dc[row..row + n].copy_from_slice(self.dc.row(t));
+        let (b, c, w) = (self.b.view(), self.c.view(), self.w.view());
+        multiply_transposed(level, &mut self.db, 1.0, w, Part::Lower, c);
+        multiply(level, &mut self.dc, 1.0, w, Part::Lower, b);
+        for (out, sum) in [(&mut task.db, &self.db), (&mut task.dc, &self.dc)] {
+            for (t, out) in out.iter_mut().skip(chunk * CHUNK).take(len).enumerate() {
+                out.copy_from_slice(sum.row(t));
+            }
         }
     }
 
@@ -209,38 +226,43 @@ impl Worker {
         sums: &mut Sums,
     ) {
         let (level, input) = (call.level, call.input);
-        let (p, n, head) = (input.headdim, input.dstate, task.heads.start + i);
+        let (p, head) = (input.headdim, task.heads.start + i);
         let tokens = task.chunk(chunk);
         let (rows, channels) = (chunk * CHUNK..chunk * CHUNK + tokens.len(), i * p..(i + 1) * p);
         let of_head = |rows| call.of_head(rows, head, &tokens);
         let z = input.z.map(of_head);
         let decays = call.decays(head, &tokens);
-        let Self { state, x, dy, dx, v, m, b, c, .. } = self;
+        let end = decays.entered[tokens.len() - 1];
+        let Self { x, dy, dx, v, m, head_dc, .. } = self;
+        let (b, c, d) = (self.b.view(), self.c.view(), &self.d[channels.clone()]);
         let dstate = &mut self.carried[i];
+        let state = self.states.get(chunk * task.heads.len() + i, dstate);
 
-        let kept = &self.states[(chunk * task.heads.len() + i) * p * n..][..p * n];
-        state.load(Rows::new(kept, p, n, 0, n));
+        row_dots(level, &mut self.past, dstate.view(), state);
+        let past = f64::from(end) * self.past.iter().copied().map(f64::from).sum::<f64>();
+
+        // X, dY
         x.load(of_head(input.x));
         dy.load(of_head(call.dout));
         if let Some(z) = z {
             (0..z.len()).for_each(|t| gate(level, dy.row_mut(t), z.row(t)));
         }
-        add_column_dots(level, &mut sums.dd[channels.clone()], dy, x);
+        add_column_dots(level, &mut sums.dd[channels.clone()], dy.view(), x.view());
 
         // M, W
-        dots(level, v, Part::Lower, dy, x);
+        dots(level, v, Part::Lower, dy.view(), x.view());
         v.clear_above_diagonal();
-        let paths = pairs(level, &self.cb, &decays, v, m, &mut self.w);
+        let paths = pairs(level, self.cb.view(), &decays, v.view(), m, &mut self.w);
 
         // dX
         let mut to_state = [0.0; CHUNK];
-        dots(level, dx, Part::Full, b, dstate);
-        row_dots(level, &mut to_state, x, dx);
+        dots(level, dx, Part::Full, b, dstate.view());
+        row_dots(level, &mut to_state, x.view(), dx.view());
         scale_rows(level, dx, &decays.weight);
-        multiply_transposed(level, dx, 1.0, m, Part::Lower, dy);
+        multiply_transposed(level, dx, 1.0, m.view(), Part::Lower, dy.view());
+        add_scaled_columns(level, dx, dy.view(), d);
         for (t, out) in task.dx[rows.clone()].iter_mut().enumerate() {
             out[channels.clone()].copy_from_slice(dx.row(t));
-            input.add_skip(head, dy.row(t), &mut out[channels.clone()]);
         }
 
         // dZ
@@ -248,29 +270,24 @@ impl Worker {
             let dout = of_head(call.dout);
             dots(level, dx, Part::Full, c, state);
             scale_rows(level, dx, &decays.entered);
-            multiply(level, dx, 1.0, m, Part::Lower, x);
+            multiply(level, dx, 1.0, m.view(), Part::Lower, x.view());
+            add_scaled_columns(level, dx, x.view(), d);
             for (t, dz) in dz[rows.clone()].iter_mut().enumerate() {
-                let dz = &mut dz[channels.clone()];
-                dz.copy_from_slice(dx.row(t));
-                input.add_skip(head, x.row(t), dz);
-                gate_slope(level, dout.row(t), z.row(t), dz);
+                gate_slope(level, dx.row(t), dout.row(t), z.row(t), &mut dz[channels.clone()]);
             }
         }
 
         // dB, dC
         let mut from_state = [0.0; CHUNK];
         scale_rows(level, x, &decays.weight);
-        multiply(level, &mut self.db, 1.0, x, Part::Full, dstate);
+        multiply(level, &mut self.db, 1.0, x.view(), Part::Full, dstate.view());
         scale_rows(level, dy, &decays.entered);
-        multiply(level, &mut self.head_dc, 0.0, dy, Part::Full, state);
-        row_dots(level, &mut from_state, c, &self.head_dc);
-        add(level, &mut self.dc, &self.head_dc);
+        multiply(level, head_dc, 0.0, dy.view(), Part::Full, state);
+        row_dots(level, &mut from_state, c, head_dc.view());
+        add(level, &mut self.dc, head_dc.view());
 
         // dS
-        let end = decays.entered[tokens.len() - 1];
-        row_dots(level, &mut self.through, dstate, state);
-        let past = f64::from(end) * self.through.iter().copied().map(f64::from).sum::<f64>();
-        multiply_transposed(level, dstate, end, dy, Part::Full, c);
+        multiply_transposed(level, dstate, end, dy.view(), Part::Full, c);
 
         // Exponents: paths past the chunk, to its end, from its start, and within.
         let mut dexponent = [past; CHUNK];
@@ -303,7 +320,27 @@ impl Task<'_> {
     }
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    pub(super) fn new(level: Level, input: &'a Ssd<'a>, dout: Rows<'a>) -> Self {
+        let mut dt = Vec::with_capacity(input.dt.len() * input.nheads);
+        (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
+        let no_limit = (f32::NEG_INFINITY, f32::INFINITY);
+        timestep(&mut dt, input.dt_bias, false, no_limit);
+        let mut slopes = vec![1.0; dt.len()];
+        if input.dt_softplus {
+            slopes.copy_from_slice(&dt);
+            sigmoid(level, &mut slopes);
+        }
+        timestep(&mut dt, None, input.dt_softplus, no_limit);
+        for (slope, dt) in slopes.iter_mut().zip(&dt) {
+            if *dt < input.dt_limit.0 || *dt > input.dt_limit.1 {
+                *slope = 0.0;
+            }
+        }
+        timestep(&mut dt, None, false, input.dt_limit);
+        Self { level, input, dout, dt, slopes }
+    }
+
     /// One head's columns of `[T, H * P]`.
     fn of_head<'r>(&self, rows: Rows<'r>, head: usize, tokens: &Range<usize>) -> Rows<'r> {
         let p = self.input.headdim;
@@ -344,21 +381,29 @@ dispatch! { fn decays = decays_body(len: usize, dt: [f32; CHUNK], a: f32) -> Dec
 
 #[inline(always)]
 fn decays_body<S: Simd>(simd: S, len: usize, dt: [f32; CHUNK], a: f32) -> Decays {
-    let [mut high, mut low, mut entered, mut leaving, mut weight] = [[0.0; CHUNK]; 5];
+    let [mut high, mut low, entered, leaving, weight] = [[0.0; CHUNK]; 5];
     exponent_sums(&dt[..len], a, &mut high, &mut low);
-    let end = (simd.splat(high[len - 1]), simd.splat(low[len - 1]));
-    for first in (0..len).step_by(S::LANES) {
-        let high = simd.load(&S::chunks(&high[first..]).0[0]);
-        let low = simd.load(&S::chunks(&low[first..]).0[0]);
-        simd.store(exp_lanes(simd, high), &mut S::chunks_mut(&mut entered[first..]).0[0]);
-        let rest = simd.add(simd.sub(end.0, high), simd.sub(end.1, low));
-        let rest = exp_lanes(simd, simd.min(simd.splat(0.0), rest));
-        simd.store(rest, &mut S::chunks_mut(&mut leaving[first..]).0[0]);
+    let mut decays = Decays { len, dt, high, low, entered, leaving, weight };
+    for i in 0..len.div_ceil(S::LANES) {
+        let cum = simd.load(&S::chunks(&decays.high).0[i]);
+        simd.store(exp_lanes(simd, cum), &mut S::chunks_mut(&mut decays.entered).0[i]);
+        let rest = decays.to_token(simd, len - 1, i);
+        simd.store(rest, &mut S::chunks_mut(&mut decays.leaving).0[i]);
     }
     for t in 0..len {
-        weight[t] = leaving[t] * dt[t];
+        decays.weight[t] = decays.leaving[t] * decays.dt[t];
     }
-    Decays { len, dt, high, low, entered, leaving, weight }
+    decays
+}
+
+impl Decays {
+    /// The decays to token t from those of vector `i`; 1 from those after t.
+    #[inline(always)]
+    fn to_token<S: Simd>(&self, simd: S, t: usize, i: usize) -> S::F {
+        let high = simd.sub(simd.splat(self.high[t]), simd.load(&S::chunks(&self.high).0[i]));
+        let low = simd.sub(simd.splat(self.low[t]), simd.load(&S::chunks(&self.low).0[i]));
+        exp_lanes(simd, simd.min(simd.splat(0.0), simd.add(high, low)))
+    }
 }
 
 /// What paths within a chunk carry.
@@ -371,76 +416,117 @@ struct Paths {
 
 dispatch! {
     /// Fills M and adds to W, from V and `C Bᵀ` that are 0 above the diagonal.
-    fn pairs = pairs_body(cb: &Matrix, decays: &Decays, v: &Matrix, m: &mut Matrix, w: &mut Matrix) -> Paths
+    ///
+    /// A tile is as many rows as a vector has lanes. Left of the tile on the diagonal, the decay from s to
+    /// t is that from s to the tile's first token times that from there to t: both are at most 1. Above
+    /// the tiles on the diagonal M holds the zeros that it was made with.
+    fn pairs = pairs_body(
+        cb: View<'_>, decays: &Decays, v: View<'_>, m: &mut Matrix, w: &mut Matrix,
+    ) -> Paths
 }
 
 #[inline(always)]
 fn pairs_body<S: Simd>(
     simd: S,
-    cb: &Matrix,
+    cb: View<'_>,
     decays: &Decays,
-    v: &Matrix,
+    v: View<'_>,
     m: &mut Matrix,
     w: &mut Matrix,
 ) -> Paths {
     let len = decays.len;
-    m.clear(len, len);
+    m.set_size(len, len);
     let mut dexponent = [0.0; CHUNK];
     // The sum over the rows from the last to this one, by s.
     let mut ddt = [0.0; CHUNK];
     // The steps of the tokens before this row's.
     let mut dt_before = decays.dt;
+    let (mut to_first, mut within) = ([0.0; CHUNK], S::ZERO);
     let dt = S::chunks(&decays.dt).0;
-    let (high, low) = (S::chunks(&decays.high).0, S::chunks(&decays.low).0);
-    for t in (0..len).rev() {
-        dt_before[t] = 0.0;
-        let (cb, v) = (S::chunks(cb.whole_row(t)).0, S::chunks(v.whole_row(t)).0);
-        let m = S::chunks_mut(m.whole_row_mut(t)).0;
-        let w = S::chunks_mut(w.whole_row_mut(t)).0;
-        let here = (simd.splat(decays.high[t]), simd.splat(decays.low[t]));
-        let (ddt, dt_before) = (S::chunks_mut(&mut ddt).0, S::chunks(&dt_before).0);
-        let mut across = simd.splat(0.0);
-        for i in 0..=t / S::LANES {
-            let high = simd.sub(here.0, simd.load(&high[i]));
-            let low = simd.sub(here.1, simd.load(&low[i]));
-            let decay = exp_lanes(simd, simd.min(simd.splat(0.0), simd.add(high, low)));
-            let (pair, carried) = (simd.mul(decay, simd.load(&cb[i])), simd.load(&v[i]));
-            let step = simd.load(&dt[i]);
-            simd.store(simd.mul(pair, step), &mut m[i]);
-            let sum = simd.mul_add(simd.mul(decay, step), carried, simd.load(&w[i]));
-            simd.store(sum, &mut w[i]);
-            let sum = simd.mul_add(pair, carried, simd.load(&ddt[i]));
-            simd.store(sum, &mut ddt[i]);
-            across = simd.mul_add(sum, simd.load(&dt_before[i]), across);
+    for tile in (0..len.div_ceil(S::LANES)).rev() {
+        let first = tile * S::LANES;
+        for i in 0..tile {
+            simd.store(decays.to_token(simd, first, i), &mut S::chunks_mut(&mut to_first).0[i]);
         }
-        dexponent[t] = simd.reduce(across);
+        for t in (first..len.min(first + S::LANES)).rev() {
+            dt_before[t] = 0.0;
+            let (cb, v) = (S::chunks(cb.whole_row(t)).0, S::chunks(v.whole_row(t)).0);
+            let m = S::chunks_mut(m.whole_row_mut(t)).0;
+            let w = S::chunks_mut(w.whole_row_mut(t)).0;
+            let (ddt, dt_before) = (S::chunks_mut(&mut ddt).0, S::chunks(&dt_before).0);
+            let to_first = S::chunks(&to_first).0;
+            simd.store(decays.to_token(simd, t, tile), &mut within);
+            let mut from_first = [0.0];
+            S::write_tail(&within, &mut from_first);
+            let from_first = simd.splat(from_first[0]);
+            let mut across = simd.splat(0.0);
+            for i in 0..=tile {
+                let decay = if i < tile {
+                    simd.mul(from_first, simd.load(&to_first[i]))
+                } else {
+                    simd.load(&within)
+                };
+                let (pair, carried) = (simd.mul(decay, simd.load(&cb[i])), simd.load(&v[i]));
+                let step = simd.load(&dt[i]);
+                simd.store(simd.mul(pair, step), &mut m[i]);
+                let sum = simd.mul_add(simd.mul(decay, step), carried, simd.load(&w[i]));
+                simd.store(sum, &mut w[i]);
+                let sum = simd.mul_add(pair, carried, simd.load(&ddt[i]));
+                simd.store(sum, &mut ddt[i]);
+                across = simd.mul_add(sum, simd.load(&dt_before[i]), across);
+            }
+            dexponent[t] = simd.reduce(across);
+        }
     }
     Paths { dexponent, ddt }
 }
 
-dispatch! { fn gate_slope = gate_slope_body(dout: &[f32], z: &[f32], dz: &mut [f32]) }
+dispatch! {
+    /// The gradient of the gate, `dout y silu'(z)`.
+    fn gate_slope = gate_slope_body(y: &[f32], dout: &[f32], z: &[f32], dz: &mut [f32])
+}
 
-/// Turns y in `dz` into the gradient of the gate, `dout y silu'(z)`.
 #[inline(always)]
-fn gate_slope_body<S: Simd>(simd: S, dout: &[f32], z: &[f32], dz: &mut [f32]) {
+fn gate_slope_body<S: Simd>(simd: S, y: &[f32], dout: &[f32], z: &[f32], dz: &mut [f32]) {
+    let (y, y_rest) = S::chunks(y);
     let (dout, dout_rest) = S::chunks(dout);
     let (z, z_rest) = S::chunks(z);
     let (dz, dz_rest) = S::chunks_mut(dz);
-    for ((dout, z), dz) in dout.iter().zip(z).zip(dz) {
-        let y = simd.mul(simd.load(dout), simd.load(dz));
-        simd.store(simd.mul(y, silu_slope(simd, simd.load(z))), dz);
+    for (((y, dout), z), dz) in y.iter().zip(dout).zip(z).zip(dz) {
+        let dgate = simd.mul(simd.load(y), simd.load(dout));
+        simd.store(simd.mul(dgate, silu_slope(simd, simd.load(z))), dz);
     }
-    let mut tail = S::tail(dz_rest);
-    let y = simd.mul(simd.load(&S::tail(dout_rest)), simd.load(&tail));
-    simd.store(simd.mul(y, silu_slope(simd, simd.load(&S::tail(z_rest)))), &mut tail);
+    let dgate = simd.mul(simd.load(&S::tail(y_rest)), simd.load(&S::tail(dout_rest)));
+    let mut tail = S::ZERO;
+    simd.store(simd.mul(dgate, silu_slope(simd, simd.load(&S::tail(z_rest)))), &mut tail);
     S::write_tail(&tail, dz_rest);
 }
 
 /// `s (1 + z (1 - s))` with the sigmoid s of z.
 #[inline(always)]
 fn silu_slope<S: Simd>(simd: S, z: S::F) -> S::F {
-    let one = simd.splat(1.0);
-    let e = exp_lanes(simd, simd.sub(simd.splat(0.0), z));
-    let s = simd.div(one, simd.add(one, e));
+    let (one, s) = (simd.splat(1.0), sigmoid_lanes(simd, z));
     simd.mul(s, simd.mul_add(z, simd.sub(one, s), one))
+}
+
+dispatch! {
+    /// Replaces each element by `1 / (1 + exp(-x))`.
+    fn sigmoid = sigmoid_body(x: &mut [f32])
+}
+
+#[inline(always)]
+fn sigmoid_body<S: Simd>(simd: S, x: &mut [f32]) {
+    let (chunks, rest) = S::chunks_mut(x);
+    for chunk in chunks {
+        simd.store(sigmoid_lanes(simd, simd.load(chunk)), chunk);
+    }
+    let mut tail = S::tail(rest);
+    simd.store(sigmoid_lanes(simd, simd.load(&tail)), &mut tail);
+    S::write_tail(&tail, rest);
+}
+
+#[inline(always)]
+fn sigmoid_lanes<S: Simd>(simd: S, x: S::F) -> S::F {
+    let one = simd.splat(1.0);
+    simd.div(one, simd.add(one, exp_lanes(simd, simd.sub(simd.splat(0.0), x))))
 }

@@ -102,17 +102,13 @@ impl Ssd<'_> {
     /// Adds the skip to one head's output `[P]` of token `t`.
     #[inline(always)]
     pub(crate) fn skip(&self, t: usize, head: usize, y: &mut [f32]) {
-        self.add_skip(head, &self.x.row(t)[head * self.headdim..][..y.len()], y);
-    }
-
-    /// Adds `d x` of one head, `[P]`.
-    #[inline(always)]
-    pub(crate) fn add_skip(&self, head: usize, x: &[f32], y: &mut [f32]) {
         let Some(d) = self.d else { return };
+        let first = head * self.headdim;
+        let x = &self.x.row(t)[first..][..y.len()];
         if d.len() == self.nheads {
             y.iter_mut().zip(x).for_each(|(y, x)| *y += d[head] * x);
         } else {
-            let d = &d[head * self.headdim..][..y.len()];
+            let d = &d[first..][..y.len()];
             y.iter_mut().zip(x).zip(d).for_each(|((y, x), d)| *y += d * x);
         }
     }

@@ -18,6 +18,9 @@ use crate::simd::{Simd, dispatch};
 const LINE: usize = 16;
 /// Rows of a tile of [`multiply`] and [`multiply_transposed`].
 const TILE: usize = 6;
+/// Rows and columns of a tile of [`dots`].
+const DOTS_HEIGHT: usize = 3;
+const DOTS_WIDTH: usize = 4;
 /// Rows are filled up to a multiple of this: whole tiles of each product.
 const WHOLE_ROWS: usize = 12;
 /// Columns are filled up to a multiple of this: two vectors of the widest instruction set.
@@ -33,6 +36,23 @@ pub(super) struct Matrix {
     /// From row to row: an odd number of cache lines, so that a column does not fall into few sets
     /// of the cache.
     stride: usize,
+}
+
+/// A matrix to be read.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    /// From the first row on.
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+/// Copies of matrices of one size, one after another.
+#[derive(Default)]
+pub(super) struct Stack {
+    data: Vec<f32>,
+    start: usize,
 }
 
 /// Which entries of a product's left operand, or of the result of [`dots`], count.
@@ -51,7 +71,7 @@ impl Matrix {
         // One row more, so that a tile of columns can be cut from its first float on in whole strides.
         let len = (rows.next_multiple_of(WHOLE_ROWS) + 1) * stride;
         let data = vec![0.0; len + LINE];
-        let start = data.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        let start = start(&data);
         Self { data, start, rows, cols, stride }
     }
 
@@ -88,44 +108,89 @@ impl Matrix {
     /// Row `i`.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> &[f32] {
-        &self.from(i, 0)[..self.cols]
+        &self.data[self.start + i * self.stride..][..self.cols]
     }
 
     /// Row `i`.
     #[inline(always)]
     pub(super) fn row_mut(&mut self, i: usize) -> &mut [f32] {
         let cols = self.cols;
-        &mut self.tail_mut(i, 0)[..cols]
-    }
-
-    /// Row `i` with its filling.
-    #[inline(always)]
-    pub(super) fn whole_row(&self, i: usize) -> &[f32] {
-        &self.from(i, 0)[..self.stride - LINE]
+        &mut self.at_mut(i, 0)[..cols]
     }
 
     /// Row `i` with its filling.
     #[inline(always)]
     pub(super) fn whole_row_mut(&mut self, i: usize) -> &mut [f32] {
         let width = self.stride - LINE;
-        &mut self.tail_mut(i, 0)[..width]
+        &mut self.at_mut(i, 0)[..width]
+    }
+
+    #[inline(always)]
+    pub(super) fn view(&self) -> View<'_> {
+        let data = &self.data[self.start..];
+        View { data, rows: self.rows, cols: self.cols, stride: self.stride }
     }
 
     /// Everything from row `i`, column `j` on.
     #[inline(always)]
-    fn from(&self, i: usize, j: usize) -> &[f32] {
-        &self.data[self.start + i * self.stride + j..]
-    }
-
-    #[inline(always)]
-    fn tail_mut(&mut self, i: usize, j: usize) -> &mut [f32] {
+    fn at_mut(&mut self, i: usize, j: usize) -> &mut [f32] {
         &mut self.data[self.start + i * self.stride + j..]
     }
 }
 
+impl<'a> View<'a> {
+    /// Row `i`.
+    #[inline(always)]
+    pub(super) fn row(self, i: usize) -> &'a [f32] {
+        &self.at(i, 0)[..self.cols]
+    }
+
+    /// Row `i` with its filling.
+    #[inline(always)]
+    pub(super) fn whole_row(self, i: usize) -> &'a [f32] {
+        &self.at(i, 0)[..self.stride - LINE]
+    }
+
+    /// Everything from row `i`, column `j` on.
+    #[inline(always)]
+    fn at(self, i: usize, j: usize) -> &'a [f32] {
+        &self.data[i * self.stride + j..]
+    }
+}
+
+impl Stack {
+    /// Empties the stack, and makes room for `count` matrices like `matrix`.
+    pub(super) fn reset(&mut self, count: usize, matrix: &Matrix) {
+        self.data.clear();
+        self.data.reserve_exact(LINE + count * Self::len(matrix) + matrix.stride);
+        self.start = start(&self.data);
+        self.data.resize(self.start, 0.0);
+    }
+
+    /// Puts a copy of `matrix` on top.
+    pub(super) fn push(&mut self, matrix: &Matrix) {
+        self.data.extend_from_slice(&matrix.data[matrix.start..][..Self::len(matrix)]);
+    }
+
+    /// Matrix `i`, which has the size of `like`.
+    pub(super) fn get(&self, i: usize, like: &Matrix) -> View<'_> {
+        View { data: &self.data[self.start + i * Self::len(like)..], ..like.view() }
+    }
+
+    /// Floats of a matrix and its filling, as far as products read it.
+    fn len(matrix: &Matrix) -> usize {
+        (matrix.rows.next_multiple_of(DOTS_WIDTH) + 1) * matrix.stride
+    }
+}
+
+/// The first float on a cache line.
+fn start(data: &[f32]) -> usize {
+    data.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE)
+}
+
 dispatch! {
     /// `out = keep * out + a b`; with a `keep` of 0 it does not matter what `out` holds.
-    pub(super) fn multiply = multiply_body(out: &mut Matrix, keep: f32, a: &Matrix, part: Part, b: &Matrix)
+    pub(super) fn multiply = multiply_body(out: &mut Matrix, keep: f32, a: View<'_>, part: Part, b: View<'_>)
 }
 
 #[inline(always)]
@@ -133,9 +198,9 @@ fn multiply_body<S: Simd>(
     simd: S,
     out: &mut Matrix,
     keep: f32,
-    a: &Matrix,
+    a: View<'_>,
     part: Part,
-    b: &Matrix,
+    b: View<'_>,
 ) {
     debug_assert_eq!(a.cols, b.rows);
     out.set_size(a.rows, b.cols);
@@ -144,10 +209,10 @@ fn multiply_body<S: Simd>(
             let depth = if part == Part::Lower { b.rows.min(i + TILE) } else { b.rows };
             let mut left: [&[f32]; TILE] = [&[]; TILE];
             for r in 0..TILE {
-                left[r] = &a.from(i + r, 0)[..depth];
+                left[r] = &a.at(i + r, 0)[..depth];
             }
             let mut acc = load_tile(simd, keep, out, i, j);
-            for (k, right) in (0..depth).zip(b.from(0, j).chunks_exact(b.stride)) {
+            for (k, right) in (0..depth).zip(b.at(0, j).chunks_exact(b.stride)) {
                 let right = load_pair(simd, right);
                 for r in 0..TILE {
                     acc[r] = add_scaled(simd, acc[r], left[r][k], right);
@@ -161,7 +226,7 @@ fn multiply_body<S: Simd>(
 dispatch! {
     /// `out = keep * out + aᵀ b`; with a `keep` of 0 it does not matter what `out` holds.
     pub(super) fn multiply_transposed = multiply_transposed_body(
-        out: &mut Matrix, keep: f32, a: &Matrix, part: Part, b: &Matrix,
+        out: &mut Matrix, keep: f32, a: View<'_>, part: Part, b: View<'_>,
     )
 }
 
@@ -170,17 +235,17 @@ fn multiply_transposed_body<S: Simd>(
     simd: S,
     out: &mut Matrix,
     keep: f32,
-    a: &Matrix,
+    a: View<'_>,
     part: Part,
-    b: &Matrix,
+    b: View<'_>,
 ) {
     debug_assert_eq!(a.rows, b.rows);
     out.set_size(a.cols, b.cols);
     for j in (0..b.cols).step_by(2 * S::LANES) {
         for i in (0..a.cols).step_by(TILE) {
             let first = if part == Part::Lower { a.rows.min(i) } else { 0 };
-            let left = a.from(first, i).chunks_exact(a.stride);
-            let right = b.from(first, j).chunks_exact(b.stride);
+            let left = a.at(first, i).chunks_exact(a.stride);
+            let right = b.at(first, j).chunks_exact(b.stride);
             let mut acc = load_tile(simd, keep, out, i, j);
             for ((left, right), _) in left.zip(right).zip(first..a.rows) {
                 let left = &left[..TILE];
@@ -196,43 +261,41 @@ fn multiply_transposed_body<S: Simd>(
 
 dispatch! {
     /// `out = a bᵀ`; the filling of one of the two must be zeros, and of the other no infinity or NaN.
-    pub(super) fn dots = dots_body(out: &mut Matrix, part: Part, a: &Matrix, b: &Matrix)
+    pub(super) fn dots = dots_body(out: &mut Matrix, part: Part, a: View<'_>, b: View<'_>)
 }
 
 #[inline(always)]
-fn dots_body<S: Simd>(simd: S, out: &mut Matrix, part: Part, a: &Matrix, b: &Matrix) {
-    const HEIGHT: usize = 3;
-    const WIDTH: usize = 4;
+fn dots_body<S: Simd>(simd: S, out: &mut Matrix, part: Part, a: View<'_>, b: View<'_>) {
     debug_assert_eq!(a.cols, b.cols);
     out.set_size(a.rows, b.rows);
     let width = a.cols.next_multiple_of(S::LANES);
-    for j in (0..b.rows).step_by(WIDTH) {
-        let mut right: [&[S::Chunk]; WIDTH] = [&[]; WIDTH];
-        for c in 0..WIDTH {
-            right[c] = S::chunks(&b.from(j + c, 0)[..width]).0;
+    for j in (0..b.rows).step_by(DOTS_WIDTH) {
+        let mut right: [&[S::Chunk]; DOTS_WIDTH] = [&[]; DOTS_WIDTH];
+        for c in 0..DOTS_WIDTH {
+            right[c] = S::chunks(&b.at(j + c, 0)[..width]).0;
         }
         // The first tile of rows that reaches the diagonal.
-        let first = if part == Part::Lower { j / HEIGHT * HEIGHT } else { 0 };
-        for i in (first..a.rows).step_by(HEIGHT) {
-            let mut left: [&[S::Chunk]; HEIGHT] = [&[]; HEIGHT];
-            for r in 0..HEIGHT {
-                left[r] = S::chunks(&a.from(i + r, 0)[..width]).0;
+        let first = if part == Part::Lower { j / DOTS_HEIGHT * DOTS_HEIGHT } else { 0 };
+        for i in (first..a.rows).step_by(DOTS_HEIGHT) {
+            let mut left: [&[S::Chunk]; DOTS_HEIGHT] = [&[]; DOTS_HEIGHT];
+            for r in 0..DOTS_HEIGHT {
+                left[r] = S::chunks(&a.at(i + r, 0)[..width]).0;
             }
-            let mut acc = [[simd.splat(0.0); WIDTH]; HEIGHT];
+            let mut acc = [[simd.splat(0.0); DOTS_WIDTH]; DOTS_HEIGHT];
             for k in 0..width / S::LANES {
-                let mut rows = [simd.splat(0.0); HEIGHT];
-                for r in 0..HEIGHT {
+                let mut rows = [simd.splat(0.0); DOTS_HEIGHT];
+                for r in 0..DOTS_HEIGHT {
                     rows[r] = simd.load(&left[r][k]);
                 }
-                for c in 0..WIDTH {
+                for c in 0..DOTS_WIDTH {
                     let column = simd.load(&right[c][k]);
-                    for r in 0..HEIGHT {
+                    for r in 0..DOTS_HEIGHT {
                         acc[r][c] = simd.mul_add(rows[r], column, acc[r][c]);
                     }
                 }
             }
-            for r in 0..HEIGHT {
-                out.tail_mut(i + r, j)[..WIDTH].copy_from_slice(&simd.reduce4(acc[r]));
+            for r in 0..DOTS_HEIGHT {
+                out.at_mut(i + r, j)[..DOTS_WIDTH].copy_from_slice(&simd.reduce4(acc[r]));
             }
         }
     }
@@ -255,11 +318,11 @@ fn scale_rows_body<S: Simd>(simd: S, a: &mut Matrix, factors: &[f32]) {
 
 dispatch! {
     /// `out[i]` becomes the dot product of rows i of `a` and `b`.
-    pub(super) fn row_dots = row_dots_body(out: &mut [f32], a: &Matrix, b: &Matrix)
+    pub(super) fn row_dots = row_dots_body(out: &mut [f32], a: View<'_>, b: View<'_>)
 }
 
 #[inline(always)]
-fn row_dots_body<S: Simd>(simd: S, out: &mut [f32], a: &Matrix, b: &Matrix) {
+fn row_dots_body<S: Simd>(simd: S, out: &mut [f32], a: View<'_>, b: View<'_>) {
     debug_assert_eq!((a.rows, a.cols), (b.rows, b.cols));
     for (i, out) in out[..a.rows].iter_mut().enumerate() {
         let (a, a_rest) = S::chunks(a.row(i));
@@ -274,11 +337,11 @@ fn row_dots_body<S: Simd>(simd: S, out: &mut [f32], a: &Matrix, b: &Matrix) {
 
 dispatch! {
     /// Adds to `out[j]` the dot product of columns j of `a` and `b`.
-    pub(super) fn add_column_dots = add_column_dots_body(out: &mut [f64], a: &Matrix, b: &Matrix)
+    pub(super) fn add_column_dots = add_column_dots_body(out: &mut [f64], a: View<'_>, b: View<'_>)
 }
 
 #[inline(always)]
-fn add_column_dots_body<S: Simd>(simd: S, out: &mut [f64], a: &Matrix, b: &Matrix) {
+fn add_column_dots_body<S: Simd>(simd: S, out: &mut [f64], a: View<'_>, b: View<'_>) {
     debug_assert_eq!((a.rows, a.cols), (b.rows, b.cols));
     for (j, out) in out.chunks_mut(S::LANES).enumerate() {
         let mut sum = simd.splat(0.0);
@@ -298,12 +361,28 @@ fn add_column_dots_body<S: Simd>(simd: S, out: &mut [f64], a: &Matrix, b: &Matri
 }
 
 dispatch! {
-    /// `out += a`
-    pub(super) fn add = add_body(out: &mut Matrix, a: &Matrix)
+    /// Adds to column j of `out` column j of `a` times `factors[j]`.
+    pub(super) fn add_scaled_columns = add_scaled_columns_body(
+        out: &mut Matrix, a: View<'_>, factors: &[f32],
+    )
 }
 
 #[inline(always)]
-fn add_body<S: Simd>(_simd: S, out: &mut Matrix, a: &Matrix) {
+fn add_scaled_columns_body<S: Simd>(_simd: S, out: &mut Matrix, a: View<'_>, factors: &[f32]) {
+    for i in 0..a.rows {
+        for ((out, a), factor) in out.row_mut(i).iter_mut().zip(a.row(i)).zip(factors) {
+            *out += factor * a;
+        }
+    }
+}
+
+dispatch! {
+    /// `out += a`
+    pub(super) fn add = add_body(out: &mut Matrix, a: View<'_>)
+}
+
+#[inline(always)]
+fn add_body<S: Simd>(_simd: S, out: &mut Matrix, a: View<'_>) {
     debug_assert_eq!((out.rows, out.cols), (a.rows, a.cols));
     for i in 0..a.rows {
         for (out, a) in out.row_mut(i).iter_mut().zip(a.row(i)) {
@@ -326,12 +405,18 @@ fn add_scaled<S: Simd>(simd: S, acc: [S::F; 2], factor: f32, x: [S::F; 2]) -> [S
 }
 
 #[inline(always)]
-fn load_tile<S: Simd>(simd: S, keep: f32, out: &Matrix, i: usize, j: usize) -> [[S::F; 2]; TILE] {
+fn load_tile<S: Simd>(
+    simd: S,
+    keep: f32,
+    out: &mut Matrix,
+    i: usize,
+    j: usize,
+) -> [[S::F; 2]; TILE] {
     let mut acc = [[simd.splat(0.0); 2]; TILE];
     if keep != 0.0 {
         let keep = simd.splat(keep);
         for r in 0..TILE {
-            let pair = load_pair(simd, out.from(i + r, j));
+            let pair = load_pair(simd, out.at_mut(i + r, j));
             acc[r] = [simd.mul(keep, pair[0]), simd.mul(keep, pair[1])];
         }
     }
@@ -341,7 +426,7 @@ fn load_tile<S: Simd>(simd: S, keep: f32, out: &Matrix, i: usize, j: usize) -> [
 #[inline(always)]
 fn store_tile<S: Simd>(simd: S, acc: &[[S::F; 2]; TILE], out: &mut Matrix, i: usize, j: usize) {
     for r in 0..TILE {
-        let (pair, _) = S::chunks_mut(&mut out.tail_mut(i + r, j)[..2 * S::LANES]);
+        let (pair, _) = S::chunks_mut(&mut out.at_mut(i + r, j)[..2 * S::LANES]);
         simd.store(acc[r][0], &mut pair[0]);
         simd.store(acc[r][1], &mut pair[1]);
     }
@@ -401,7 +486,7 @@ mod tests {
                         let old: Vec<Vec<f32>> = (0..m).map(|i| out.row(i).to_vec()).collect();
                         let b = matrix(&mut rng, depth, n, Part::Full);
                         let a = matrix(&mut rng, m, depth, part);
-                        multiply(level, &mut out, keep, &a, part, &b);
+                        multiply(level, &mut out, keep, a.view(), part, b.view());
                         check(&out, Part::Full, keep, &old, depth, |i, j, k| {
                             a.row(i)[k] * b.row(k)[j]
                         });
@@ -410,7 +495,7 @@ mod tests {
                             out.row_mut(i).copy_from_slice(old);
                         }
                         let a = matrix(&mut rng, depth, m, part);
-                        multiply_transposed(level, &mut out, keep, &a, part, &b);
+                        multiply_transposed(level, &mut out, keep, a.view(), part, b.view());
                         check(&out, Part::Full, keep, &old, depth, |i, j, k| {
                             a.row(k)[i] * b.row(k)[j]
                         });
@@ -419,9 +504,62 @@ mod tests {
                     let a = matrix(&mut rng, m, depth, Part::Full);
                     let b = matrix(&mut rng, n, depth, Part::Full);
                     let mut out = Matrix::zeros(m, n);
-                    dots(level, &mut out, part, &a, &b);
+                    dots(level, &mut out, part, a.view(), b.view());
                     check(&out, part, 0.0, &old, depth, |i, j, k| a.row(i)[k] * b.row(j)[k]);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn operations_on_rows_and_columns_equal_their_definitions() {
+        let mut rng = Rng::new(6);
+        for &level in Level::available() {
+            for (rows, cols) in [(1, 1), (5, 7), (9, 16), (20, 35)] {
+                let a = matrix(&mut rng, rows, cols, Part::Full);
+                let b = matrix(&mut rng, rows, cols, Part::Full);
+                let product = |i: usize, j: usize| f64::from(a.row(i)[j] * b.row(i)[j]);
+                let mut dots = vec![f32::NAN; rows + 1];
+                row_dots(level, &mut dots, a.view(), b.view());
+                let want: Vec<f64> =
+                    (0..rows).map(|i| (0..cols).map(|j| product(i, j)).sum()).collect();
+                close(&dots[..rows], &want, 1e-6);
+
+                let mut dots = vec![1.0; cols];
+                add_column_dots(level, &mut dots, a.view(), b.view());
+                for (j, dot) in dots.into_iter().enumerate() {
+                    let want = 1.0 + (0..rows).map(|i| product(i, j)).sum::<f64>();
+                    assert!((dot - want).abs() < 1e-5, "{dot} is not {want}");
+                }
+
+                let factors = rng.floats(rows.max(cols));
+                let mut out = Matrix::zeros(rows, cols);
+                add(level, &mut out, a.view());
+                scale_rows(level, &mut out, &factors);
+                add_scaled_columns(level, &mut out, b.view(), &factors);
+                for i in 0..rows {
+                    for j in 0..cols {
+                        let want = a.row(i)[j] * factors[i] + b.row(i)[j] * factors[j];
+                        assert!((out.row(i)[j] - want).abs() < 1e-6);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_stack_gives_back_what_was_pushed() {
+        let mut rng = Rng::new(7);
+        let matrices: Vec<Matrix> = (0..3).map(|_| matrix(&mut rng, 7, 5, Part::Full)).collect();
+        let (mut stack, like) = (Stack::default(), Matrix::zeros(7, 5));
+        for _ in 0..2 {
+            stack.reset(3, &like);
+            for matrix in &matrices {
+                stack.push(matrix);
+            }
+            for (k, matrix) in matrices.iter().enumerate() {
+                let got = stack.get(k, &like);
+                (0..7).for_each(|i| assert_eq!(got.row(i), matrix.row(i)));
             }
         }
     }
@@ -431,9 +569,10 @@ mod tests {
         let (mut out, none) = (Matrix::zeros(4, 5), Matrix::zeros(4, 0));
         out.row_mut(3).fill(7.0);
         for &level in Level::available() {
-            dots(level, &mut out, Part::Full, &none, &Matrix::zeros(5, 0));
+            dots(level, &mut out, Part::Full, none.view(), Matrix::zeros(5, 0).view());
             assert_eq!(out.row(3), [0.0; 5]);
-            multiply_transposed(level, &mut Matrix::zeros(4, 0), 1.0, &out, Part::Full, &none);
+            let mut product = Matrix::zeros(5, 0);
+            multiply_transposed(level, &mut product, 1.0, out.view(), Part::Full, none.view());
         }
     }
 

@@ -20,9 +20,10 @@
 //! | Q | chunk length | `chunk_size` |
 //! | K | chunks, ceil(L / Q) | `nchunks` |
 //!
-//! [`ssd`] is what models call. The stages ([`chunk_cumsum`], [`chunk_state`], [`state_passing`],
-//! [`chunk_scan`], [`chunk_intra`]) are the same computation taken apart on padded batches, for study
-//! and as building blocks; [`recurrence`] is the definition, token by token.
+//! [`ssd`] is what models call, and [`ssd_backward`] gives its gradients. The stages ([`chunk_cumsum`],
+//! [`chunk_state`], [`state_passing`], [`chunk_scan`], [`chunk_intra`]) are the same computation taken
+//! apart on padded batches, for study and as building blocks; [`recurrence`] is the definition, token
+//! by token.
 
 mod backward;
 #[cfg(test)]
