@@ -926,13 +926,34 @@ fn the_order_is_the_seeds_and_the_epochs() {
         assert_ne!(*epoch, (0..40).collect::<Vec<_>>());
     }
     assert_eq!(epochs(1, Packing::Documents, 1), all);
-    // However the rows are cut.
-    assert_eq!(epochs(1, Packing::Documents, 4), all);
+    // However streams are cut, and rows but for their own order.
     assert_eq!(epochs(1, Packing::Carried, 5), all);
+    for (rows, all) in epochs(1, Packing::Documents, 4).iter().zip(&all) {
+        let sorted = |epoch: &[usize]| epoch.chunks(10).map(<[_]>::to_vec).collect::<BTreeSet<_>>();
+        assert_eq!(sorted(rows), sorted(all));
+    }
     assert!(epochs(2, Packing::Documents, 1).iter().all(|epoch| !all.contains(epoch)));
 
     // The file of one version is to give the same batches in the next.
     assert_eq!(all[0][..6], [30, 25, 33, 26, 38, 17]);
+    assert_eq!(epochs(1, Packing::Documents, 4)[0][..6], [1, 4, 9, 28, 36, 12]);
+}
+
+#[test]
+fn the_parts_of_a_long_document_are_shuffled_and_each_is_read_once() {
+    let file = distinct(&[998]);
+    let mut batches = Batches::new(&file, Packing::Documents, 4, 10, 3).unwrap();
+    // 499 batches of 40 are 20 epochs of 998, whose rows are cut elsewhere each time.
+    let pieces: Vec<Piece> = (0..499).flat_map(|_| batches.next().pieces).collect();
+    let mut counts = BTreeMap::new();
+    for token in pieces.iter().flat_map(|piece| &piece.tokens) {
+        *counts.entry(*token).or_insert(0) += 1;
+    }
+    assert_eq!(counts.len(), 998);
+    assert!(counts.values().all(|&count| count == 20), "{counts:?}");
+    let is_next = |pair: &&[Piece]| pair[0].targets.last() == pair[1].tokens.first();
+    let neighbours = pieces.windows(2).filter(is_next).count();
+    assert!(neighbours < pieces.len() / 20, "{neighbours} of {}", pieces.len());
 }
 
 #[test]

@@ -13,8 +13,7 @@
 //! 2. The others go block by block: the logits of a block are made, used and overwritten. A block has 192 to
 //!    384 tokens, enough for products to be as fast as those of all tokens at once; where that leaves room it
 //!    has at most 2^23 logits, 32 MiB.
-//! 3. Every product is [`linear`](crate::linear), whose operands both run along the sum: the other two get
-//!    transposed copies, for a tile of the vocabulary at a time. Nothing is computed twice.
+//! 3. The products are those of a linear layer and of its gradients. Nothing is computed twice.
 //! 4. Exponentials are of `z - max z`, so none overflows; they become dz in place.
 //!
 //! A row's loss and dh have the same bits in any company. Sums over tokens in dweight are made in the
@@ -23,7 +22,7 @@
 use rayon::prelude::*;
 
 use crate::linear::{Weights, linear_at};
-use crate::linear_backward::transpose;
+use crate::linear_backward::{linear_backward_input_at, linear_backward_weight_at};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
@@ -36,10 +35,8 @@ const BLOCK_LOGITS: usize = 1 << 23;
 /// Most and fewest tokens of a block, but of the last.
 const MOST_ROWS: usize = 384;
 const FEWEST_ROWS: usize = 192;
-/// Blocks are multiples of this: whole vectors where tokens are summed over.
+/// Blocks are multiples of this, but for the last: whole cache lines where tokens lie side by side.
 const ROW_STEP: usize = 16;
-/// Words whose operands are transposed at once.
-const TILE: usize = 512;
 /// Exponentials that are summed in f32, before sums are added in f64.
 const SUMMED: usize = 1024;
 
@@ -233,24 +230,11 @@ impl<'a> Block<'a> {
 
     /// Writes dh of the block's tokens and adds what they give to dweight.
     fn gradients(&self, dh: &mut [f32], dweight: &mut [f32]) {
-        let (rows, d, words) = (self.tokens.len(), self.all.width(), self.words);
-        let dz = Rows::dense(&self.logits, words);
-        let mut h_t = vec![0.0; d * rows]; // [D, R]
-        transpose(Rows::dense(&self.h, d), &mut h_t);
-        let mut block_dh = vec![0.0; rows * d]; // [R, D]
-        let tile = TILE.min(words);
-        let (mut weight_t, mut dz_t) = (vec![0.0; d * tile], vec![0.0; tile * rows]);
-        let tiles = self.head.weight.chunks(TILE * d).zip(dweight.chunks_mut(TILE * d));
-        for (i, (weight, dweight)) in tiles.enumerate() {
-            let count = weight.len() / d;
-            let dz = dz.columns(i * TILE, count);
-            let weight_t = &mut weight_t[..d * count]; // [D, V]
-            transpose(Rows::dense(weight, d), weight_t);
-            linear_at(self.level, dz, Weights::F32(weight_t), &mut block_dh);
-            let dz_t = &mut dz_t[..count * rows]; // [V, R]
-            transpose(dz, dz_t);
-            linear_at(self.level, Rows::dense(dz_t, rows), Weights::F32(&h_t), dweight);
-        }
+        let d = self.all.width();
+        let dz = Rows::dense(&self.logits, self.words);
+        let mut block_dh = vec![0.0; self.h.len()]; // [R, D]
+        linear_backward_input_at(self.level, dz, Weights::F32(self.head.weight), &mut block_dh);
+        linear_backward_weight_at(self.level, dz, Rows::dense(&self.h, d), dweight);
         for (t, row) in self.tokens.iter().zip(block_dh.chunks_exact(d)) {
             dh[t * d..][..d].copy_from_slice(row);
         }
@@ -439,7 +423,7 @@ mod tests {
             (5, 8, 50),
             (70, 33, 130),
             (13, 5, 1024),
-            (30, 20, 2 * TILE + 77),
+            (30, 20, 1101),
             (MOST_ROWS + 60, 16, 40),
         ]
         .into_iter()

@@ -20,6 +20,7 @@ pub mod math;
 mod norm;
 mod norm_backward;
 pub mod probe;
+mod product;
 pub mod quant;
 mod rope;
 mod rows;

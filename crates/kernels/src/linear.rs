@@ -89,7 +89,7 @@ const OUT_BLOCK: usize = 64;
 /// Most elements of a row that a tile runs through at once.
 const K_BLOCK: usize = 1024;
 /// The length at which rows of `width` are cut: equal pieces of whole cache lines.
-pub(crate) fn k_block(width: usize) -> usize {
+fn k_block(width: usize) -> usize {
     width.div_ceil(width.div_ceil(K_BLOCK)).next_multiple_of(16)
 }
 

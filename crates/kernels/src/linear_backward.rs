@@ -7,24 +7,21 @@
 //! dw[n, k]  += sum over t of dout[t, n] * x[t, k]     = linear(doutᵀ, xᵀ)
 //! ```
 //!
-//! So both are products of transposed copies by the forward's kernel, at its speed. How the copies are made:
-//!
-//! 1. The sum is made in the pieces in which `linear` cuts long rows anyhow: a copy holds one piece.
-//! 2. Rows of the result are shared out in blocks, since `linear` by itself shares out columns only,
-//!    and `in` may be few of them; `doutᵀ` is copied block by block.
+//! Both are products whose right operand is read by rows, where it lies; `doutᵀ` is copied piece by piece.
+//! Rows of the results are shared out among threads.
 //!
 //! The order in which an element is summed depends on the length of the sum (`out` for dx, T for dw)
-//! and the instruction set alone: not on the number of threads, and a row of dx has the same bits
-//! alone and in any batch.
+//! alone: not on the number of threads, and a row of dx has the same bits alone and in any batch.
 
 use rayon::prelude::*;
 
-use crate::linear::{Weights, k_block, linear_at};
+use crate::linear::Weights;
+use crate::product::{DEPTH, add_product, for_row_blocks};
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Rows of a product per parallel task: enough that laying out a panel of weights costs little.
-const ROW_BLOCK: usize = 256;
+/// Rows of 16-bit weights that are widened at once.
+const WIDENED: usize = 4 * DEPTH;
 /// Columns that a task transposes.
 const BAND: usize = 64;
 /// Side of the squares in which it does: floats of a cache line.
@@ -43,13 +40,8 @@ const SUM_BLOCK: usize = 64;
 pub fn transpose(x: Rows<'_>, out: &mut [f32]) {
     let (rows, width) = (x.len(), x.width());
     assert_eq!(out.len(), rows * width, "out");
-    transpose_padded(x, rows, out);
-}
-
-/// [`transpose`] to rows of `stride` elements, those past the last row of `x` zeros.
-fn transpose_padded(x: Rows<'_>, stride: usize, out: &mut [f32]) {
-    out.par_chunks_mut(BAND * stride.max(1)).enumerate().for_each(|(i, out)| {
-        transpose_to(x.columns(i * BAND, out.len() / stride), stride, out);
+    out.par_chunks_mut(BAND * rows.max(1)).enumerate().for_each(|(i, out)| {
+        transpose_to(x.columns(i * BAND, out.len() / rows), out);
     });
 }
 
@@ -70,7 +62,12 @@ pub fn linear_backward_input(dout: Rows<'_>, w: Weights<'_>, dx: &mut [f32]) {
 }
 
 #[track_caller]
-fn linear_backward_input_at(level: Level, dout: Rows<'_>, w: Weights<'_>, dx: &mut [f32]) {
+pub(crate) fn linear_backward_input_at(
+    level: Level,
+    dout: Rows<'_>,
+    w: Weights<'_>,
+    dx: &mut [f32],
+) {
     let features = dout.width();
     let width = w.len().checked_div(features).unwrap_or(0);
     assert_eq!(w.len(), features * width, "w: not {features} rows");
@@ -78,27 +75,23 @@ fn linear_backward_input_at(level: Level, dout: Rows<'_>, w: Weights<'_>, dx: &m
     if dx.is_empty() || features == 0 {
         return;
     }
-    let piece = k_block(features);
-    let mut widened = Vec::new();
-    let mut transposed = vec![0.0; width * piece.min(features)];
-    for first in (0..features).step_by(piece) {
-        let len = piece.min(features - first);
-        let w = if let Weights::F32(w) = w {
-            &w[first * width..][..len * width]
-        } else {
-            widened.resize(len * width, 0.0);
-            widened.par_chunks_mut(width).enumerate().for_each(|(n, row)| {
-                w.widen((first + n) * width, row);
-            });
-            &widened
-        };
-        let transposed = &mut transposed[..width * len];
-        transpose(Rows::dense(w, width), transposed);
-        let w = Weights::F32(transposed);
-        dx.par_chunks_mut(ROW_BLOCK * width).enumerate().for_each(|(block, dx)| {
-            let dout = dout.slice(block * ROW_BLOCK, dx.len() / width).columns(first, len);
-            linear_at(level, dout, w, dx);
+    let mut add = |dout: Rows<'_>, w: &[f32]| {
+        for_row_blocks(dx, width, |first, dx| {
+            let dout = dout.slice(first, dx.len() / width);
+            add_product(level, dout, Rows::dense(w, width), dx);
         });
+    };
+    if let Weights::F32(w) = w {
+        return add(dout, w);
+    }
+    let mut widened = vec![0.0; WIDENED.min(features) * width];
+    for first in (0..features).step_by(WIDENED) {
+        let count = WIDENED.min(features - first);
+        let widened = &mut widened[..count * width];
+        widened.par_chunks_mut(width).enumerate().for_each(|(n, row)| {
+            w.widen((first + n) * width, row);
+        });
+        add(dout.columns(first, count), widened);
     }
 }
 
@@ -119,56 +112,42 @@ pub fn linear_backward_weight(dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
 }
 
 #[track_caller]
-fn linear_backward_weight_at(level: Level, dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
+pub(crate) fn linear_backward_weight_at(level: Level, dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
     let (rows, features, width) = (x.len(), dout.width(), x.width());
     assert_eq!(dout.len(), rows, "dout");
     assert_eq!(dw.len(), features * width, "dw");
-    if rows == 0 || dw.is_empty() {
+    if dw.is_empty() {
         return;
     }
-    let piece = k_block(rows);
-    let mut transposed = vec![0.0; width * piece];
-    for first in (0..rows).step_by(piece) {
-        // With zeros up to whole chunks, which `linear` would make otherwise.
-        let len = piece.min(rows - first);
-        let stride = len.next_multiple_of(TILE);
-        let (x, dout) = (x.slice(first, len), dout.slice(first, len));
-        let transposed = &mut transposed[..width * stride];
-        transpose_padded(x, stride, transposed);
-        let x = Weights::F32(transposed);
-        dw.par_chunks_mut(ROW_BLOCK * width).enumerate().for_each_init(
-            Vec::new,
-            |buffer, (block, dw)| {
-                let count = dw.len() / width;
-                buffer.resize(count * stride, 0.0);
-                transpose_to(dout.columns(block * ROW_BLOCK, count), stride, buffer);
-                linear_at(level, Rows::dense(buffer, stride), x, dw);
-            },
-        );
-    }
+    for_row_blocks(dw, width, |block, dw| {
+        let count = dw.len() / width;
+        let mut transposed = vec![0.0; count * DEPTH.min(rows)];
+        for first in (0..rows).step_by(DEPTH) {
+            let len = DEPTH.min(rows - first);
+            let transposed = &mut transposed[..count * len];
+            transpose_to(dout.slice(first, len).columns(block, count), transposed);
+            add_product(level, Rows::dense(transposed, len), x.slice(first, len), dw);
+        }
+    });
 }
 
-/// Writes `xᵀ` to rows of `stride` elements, those past the last row of `x` zeros.
+/// [`transpose`] in one task.
 ///
 /// Down `x`, and along its rows within: what is read in order is many times longer than a line, and a line
 /// that is written, being far from the one before, is written at once.
-fn transpose_to(x: Rows<'_>, stride: usize, out: &mut [f32]) {
+fn transpose_to(x: Rows<'_>, out: &mut [f32]) {
+    let rows = x.len();
     let mut tile = [[0.0; TILE]; TILE];
-    for t in (0..stride).step_by(TILE) {
-        for (band, out) in out.chunks_mut(TILE * stride).enumerate() {
-            let first = band * TILE;
-            for (i, tile) in tile.iter_mut().enumerate() {
-                if t + i < x.len() {
-                    let row = &x.row(t + i)[first..];
-                    match row.first_chunk() {
-                        Some(row) => *tile = *row,
-                        None => tile[..row.len()].copy_from_slice(row),
-                    }
-                } else {
-                    tile.fill(0.0);
+    for t in (0..rows).step_by(TILE) {
+        for (band, out) in out.chunks_mut(TILE * rows).enumerate() {
+            for (i, tile) in tile.iter_mut().enumerate().take(rows - t) {
+                let row = &x.row(t + i)[band * TILE..];
+                match row.first_chunk() {
+                    Some(row) => *tile = *row,
+                    None => tile[..row.len()].copy_from_slice(row),
                 }
             }
-            for (j, out) in out.chunks_exact_mut(stride).enumerate() {
+            for (j, out) in out.chunks_exact_mut(rows).enumerate() {
                 let mut column = [0.0; TILE];
                 for i in 0..TILE {
                     column[i] = tile[i][j];
@@ -385,7 +364,7 @@ mod tests {
 
     #[test]
     fn sums_longer_than_a_piece_and_more_rows_than_a_block_equal_the_definition() {
-        // 1100 is two pieces, 300 is two blocks.
+        // 1100 is two pieces of widened weights, and five of a product.
         check(300, 1100, 20, 21);
         check(1100, 300, 20, 22);
         check(1030, 5, 33, 23);

@@ -2,7 +2,8 @@
 //!
 //! In an epoch the documents stand in a shuffled order, and so do their inputs, one document's after another's.
 //! [`Packing`] says how rows of `seq_len` tokens are cut from them. A row that reaches the end of an epoch goes on in
-//! the next, so every batch has `batch_size * seq_len` tokens.
+//! the next, so every batch has `batch_size * seq_len` tokens. Rows that nothing passes between are shuffled too: a
+//! batch has parts of long documents from anywhere, not one after another.
 //!
 //! The order of an epoch comes from the seed and the epoch's number, and what a row holds from how many tokens the
 //! rows before it had: so a cursor is one number.
@@ -191,7 +192,10 @@ impl<'a> Batches<'a> {
         let (rows, row) = (self.batch_size as u64, slot as u64);
         // The share of each epoch that this row's stream reads, and how much of it was read.
         let (share, mut read) = match self.packing {
-            Packing::Documents => (0..inputs, self.read + row * self.seq_len as u64),
+            Packing::Documents => {
+                let seq_len = self.seq_len as u64;
+                (0..inputs, self.shuffled(self.read / seq_len + row) * seq_len)
+            }
             Packing::Carried => {
                 (part(inputs, row, rows)..part(inputs, row + 1, rows), self.read / rows)
             }
@@ -211,6 +215,16 @@ impl<'a> Batches<'a> {
             read += count;
             left -= count;
         }
+    }
+
+    /// The row that stands in place of row `row` of all, counted from the start: rows that lie in one epoch change
+    /// places with each other.
+    fn shuffled(&mut self, row: u64) -> u64 {
+        let (inputs, seq_len) = (self.file.inputs() as u64, self.seq_len as u64);
+        let epoch = row * seq_len / inputs;
+        let first = (epoch * inputs).div_ceil(seq_len);
+        let order = self.order(epoch);
+        order.rows.get((row - first) as usize).map_or(row, |&row| first + u64::from(row))
     }
 
     fn piece(
@@ -236,7 +250,7 @@ impl<'a> Batches<'a> {
             if let Some(oldest) = oldest.filter(|_| self.orders.len() >= ORDERS) {
                 self.orders.swap_remove(oldest);
             }
-            self.orders.push(Order::new(self.file, self.seed, epoch));
+            self.orders.push(Order::new(self.file, self.seq_len, self.seed, epoch));
             self.orders.len() - 1
         });
         &self.orders[index]
@@ -280,28 +294,31 @@ impl Iterator for Pass<'_> {
     }
 }
 
-/// The documents of an epoch in their order.
+/// The order of an epoch.
 struct Order {
     epoch: u64,
     documents: Vec<u32>,
     /// Inputs before each of them.
     starts: Vec<u64>,
+    /// The order of the rows that lie in the epoch.
+    rows: Vec<u32>,
 }
 
 impl Order {
-    /// The order of the file, or by Fisher and Yates with numbers from the seed and the epoch.
-    fn new(file: &TokenFile, seed: Option<u64>, epoch: u64) -> Self {
+    /// The order of the file, or one by numbers from the seed and the epoch.
+    fn new(file: &TokenFile, seq_len: usize, seed: Option<u64>, epoch: u64) -> Self {
+        let (inputs, seq_len) = (file.inputs() as u64, seq_len as u64);
         let mut documents: Vec<u32> = (0..file.documents() as u32).collect();
+        let mut rows = Vec::new();
         if let Some(seed) = seed {
             let mut random = SplitMix64(seed);
             // Epochs of one seed are steps of its generator, each the seed of another.
             random.0 = random.next().wrapping_add(epoch);
             let mut random = SplitMix64(random.next());
-            for i in (1..documents.len()).rev() {
-                // Below i + 1, even to 1 part in 2^32.
-                let other = (u128::from(random.next()) * (i as u128 + 1)) >> 64;
-                documents.swap(i, other as usize);
-            }
+            shuffle(&mut random, &mut documents);
+            let (first, end) = ((epoch * inputs).div_ceil(seq_len), (epoch + 1) * inputs / seq_len);
+            rows.extend(0..end.saturating_sub(first) as u32);
+            shuffle(&mut random, &mut rows);
         }
         let starts = documents.iter().scan(0, |inputs, &document| {
             let start = *inputs;
@@ -309,12 +326,21 @@ impl Order {
             Some(start)
         });
         let starts = starts.collect();
-        Self { epoch, documents, starts }
+        Self { epoch, documents, starts, rows }
     }
 
     /// The document that input `at` is in, and how many of its inputs are before it.
     fn find(&self, at: u64) -> (usize, u64) {
         let index = self.starts.partition_point(|&start| start <= at) - 1;
         (self.documents[index] as usize, at - self.starts[index])
+    }
+}
+
+/// By Fisher and Yates.
+fn shuffle(random: &mut SplitMix64, items: &mut [u32]) {
+    for i in (1..items.len()).rev() {
+        // Below i + 1, even to 1 part in 2^32.
+        let other = (u128::from(random.next()) * (i as u128 + 1)) >> 64;
+        items.swap(i, other as usize);
     }
 }
