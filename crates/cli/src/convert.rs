@@ -13,7 +13,6 @@ use boostr::checkpoint::{Dtype, gguf};
 use boostr::convert::{self, Options, Types, Written, kind_of};
 use boostr::evaluate::{Score, score};
 use boostr::load::LanguageModel;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::{ConvertArgs, FileArgs, QuantizeArgs};
@@ -21,7 +20,7 @@ use crate::exit::{Interrupted, usage};
 use crate::model::{Source, bad};
 use crate::stream;
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{COUNT, Style, Term};
 
 pub fn run(args: &ConvertArgs, term: &Term) -> Result<()> {
     let types = match &args.dtype {
@@ -88,7 +87,7 @@ fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<Written>> {
     let types = with_options(types, files)?;
     Source::Path(files.input.clone()).check_exists()?;
     let options = Options { open: files.options(), types, overwrite: files.force };
-    let bar = bar(term, "tensors");
+    let bar = term.bar(COUNT).with_message("tensors");
     stream::catch_interrupt();
     let converted = convert::convert(&files.input, &files.out, &options, &mut |done, total| {
         bar.set_length(total as u64);
@@ -110,17 +109,6 @@ fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<Written>> {
     Ok(converted.tensors)
 }
 
-fn bar(term: &Term, what: &str) -> ProgressBar {
-    let target = if term.stderr_tty && !term.quiet {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let style = ProgressStyle::with_template("{msg} {bar:32} {pos}/{len} {eta}");
-    let bar = ProgressBar::with_draw_target(None, target).with_message(what.to_owned());
-    style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
-}
-
 /// What a model gives a text, before and after.
 struct Change {
     before: Score,
@@ -137,7 +125,7 @@ fn measure(path: &Path, files: &FileArgs, text: &str, when: &str, term: &Term) -
             "--measure: expected a text of two tokens or more, found {found}"
         )));
     }
-    let bar = bar(term, &format!("tokens {when}"));
+    let bar = term.bar(COUNT).with_message(format!("tokens {when}"));
     let score = score(&lm.model, &ids, text.len(), |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);

@@ -10,13 +10,12 @@ use boostr::load::LanguageModel;
 use boostr::models::{Logits, Run};
 use boostr::ops;
 use boostr::train::data::{DataFile, Encoder, Kind, read_pairs};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::args::EvalArgs;
 use crate::exit::usage;
 use crate::model::Source;
-use crate::term::Term;
+use crate::term::{COUNT, Term};
 
 pub fn run(args: &EvalArgs, term: &Term) -> Result<()> {
     let named = args.path.as_deref().or(args.model.model.as_deref());
@@ -33,17 +32,6 @@ fn print(text: &str) -> Result<()> {
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-fn bar(term: &Term) -> ProgressBar {
-    let target = if term.stderr_tty && !term.quiet {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let bar = ProgressBar::with_draw_target(None, target);
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} {eta}");
-    style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
-}
-
 fn text(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> Result<()> {
     let path = args.data.display();
     let text = fs::read_to_string(&args.data).with_context(|| format!("`{path}`"))?;
@@ -51,7 +39,7 @@ fn text(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> Re
     if ids.len() < 2 {
         return Err(usage(format!("`{path}`: expected two tokens or more, found {}", ids.len())));
     }
-    let bar = bar(term);
+    let bar = term.bar(COUNT).with_message("tokens");
     let score = score(&lm.model, &ids, text.len(), |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
@@ -95,7 +83,7 @@ fn pairs(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> R
     if pairs.is_empty() {
         return Err(usage(format!("`{path}`: expected continuations, found none")));
     }
-    let bar = bar(term);
+    let bar = term.bar(COUNT).with_message("contexts");
     bar.set_length(pairs.len() as u64);
     let (mut nats, mut greedy, mut tokens, mut bytes) = (0.0, 0usize, 0usize, 0usize);
     // Pairs of one context are choices, the first of which is the right one.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use boostr::engine::{Finish, Observer};
 use boostr::sample::StopStrings;
 use boostr::tokenizer::TextStream;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::term::Term;
 
@@ -64,13 +64,9 @@ impl Stream {
     ) -> Self {
         let wants_bar = prompt > LONG_PROMPT && term.stderr_tty && !term.quiet;
         let bar = wants_bar.then(|| {
-            let style = "{bar:32} {pos}/{len} tokens of the prompt, {eta} left";
-            let bar =
-                ProgressBar::with_draw_target(Some(prompt as u64), ProgressDrawTarget::stderr());
-            bar.with_style(
-                ProgressStyle::with_template(style)
-                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
-            )
+            let bar = term.bar("{bar:32} {pos}/{len} tokens of the prompt, {eta} left");
+            bar.set_length(prompt as u64);
+            bar
         });
         let (text, failed) = (String::new(), None);
         Self { show, decoder, stops, stopped: false, text, count: 0, bar, failed }

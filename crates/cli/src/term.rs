@@ -5,9 +5,15 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
 use crate::args::{Color, Common};
+
+/// What a bar shows of things that are counted.
+pub const COUNT: &str = "{msg} {bar:32} {pos}/{len} {eta}";
+/// And of bytes.
+pub const BYTES: &str = "{msg} {bar:32} {bytes}/{total_bytes} {eta}";
 
 /// The streams of this process, as the user wants them used.
 #[derive(Debug)]
@@ -61,6 +67,18 @@ impl Term {
             let mut stderr = io::stderr();
             let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
         }
+    }
+
+    /// A progress bar on stderr, hidden where that is no terminal or is to be quiet: [`COUNT`], or a template of its own.
+    pub fn bar(&self, template: &str) -> ProgressBar {
+        let target = if self.stderr_tty && !self.quiet {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let style = ProgressStyle::with_template(template);
+        style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
     }
 
     pub fn error(&self, message: &str) {

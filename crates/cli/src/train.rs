@@ -14,14 +14,14 @@ use boostr::train::{
     Ended, Event, LoraConfig, Method, Metrics, RunConfig, ScheduleKind, Shape, TrainFile, TrainRun,
     TrainableModel, bpe, latest,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::args::{ScheduleName, TrainArgs, TrainingArgs, TuneArgs};
 use crate::exit::{Interrupted, usage};
 use crate::stream;
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{BYTES, Style, Term};
 
 /// Between two lines of a log that is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     let tokenizer = match &args.tokenizer {
         Some(path) => fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?,
         None => {
-            let bar = bar(term, "tokenizer");
+            let bar = term.bar(BYTES).with_message("tokenizer");
             let text = bpe::train(&data, file.model.vocab_size, |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
@@ -205,7 +205,7 @@ fn prepare(
 ) -> Result<(TokenFile, Option<TokenFile>)> {
     fs::create_dir_all(out).with_context(|| format!("`{}`", out.display()))?;
     let tokens = |name: &str, files: &[DataFile]| -> Result<TokenFile> {
-        let bar = bar(term, "tokens");
+        let bar = term.bar(BYTES).with_message("tokens");
         let file = TokenFile::prepare(&out.join(name), files, encoder, |done, total| {
             bar.set_length(total);
             bar.set_position(done);
@@ -360,12 +360,8 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(term: &'a Term, first: u64, total: u64) -> Self {
         let bar = (term.stderr_tty && !term.quiet).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = "{msg}\n{bar:48} {pos}/{len} steps, {eta} left";
-            let bar = match ProgressStyle::with_template(style) {
-                Ok(style) => bar.with_style(style),
-                Err(_) => bar,
-            };
+            let bar = term.bar("{msg}\n{bar:48} {pos}/{len} steps, {eta} left");
+            bar.set_length(total);
             bar.set_position(first);
             bar.reset_eta();
             bar
@@ -430,15 +426,4 @@ impl<'a> View<'a> {
             bar.finish();
         }
     }
-}
-
-fn bar(term: &Term, what: &str) -> ProgressBar {
-    let target = if term.stderr_tty && !term.quiet {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {eta}");
-    let bar = ProgressBar::with_draw_target(None, target).with_message(what.to_owned());
-    style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
 }

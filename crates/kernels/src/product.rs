@@ -200,7 +200,9 @@ mod tests {
                 pool.install(|| {
                     for_row_blocks(&mut out, 3, |first, out| {
                         for (i, row) in out.chunks_exact_mut(3).enumerate() {
-                            row.iter_mut().for_each(|x| *x += (first + i) as f32 + 1.0);
+                            for x in row {
+                                *x += (first + i) as f32 + 1.0;
+                            }
                         }
                     });
                 });
