@@ -577,6 +577,9 @@ pub struct TrainingArgs {
     /// Tokens of a row
     #[arg(long, value_name = "N")]
     pub seq_len: Option<usize>,
+    /// Keep less of each layer and run it again on the way back: less memory, more time, the same result
+    #[arg(long)]
+    pub checkpoint_layers: bool,
     /// Rows go on from the rows before; else documents are packed, each by itself
     #[arg(long)]
     pub carry_state: bool,

@@ -177,6 +177,7 @@ fn set(run: &mut RunConfig, training: &TrainingArgs) {
     }
     run.batch_size = training.batch_size.unwrap_or(run.batch_size);
     run.seq_len = training.seq_len.unwrap_or(run.seq_len);
+    run.checkpoint_layers |= training.checkpoint_layers;
     run.carry_state |= training.carry_state;
     run.optimizer.ema_decay = training.ema.unwrap_or(run.optimizer.ema_decay);
     run.seed = training.seed.unwrap_or(run.seed);

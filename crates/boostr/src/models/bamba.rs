@@ -117,11 +117,11 @@ impl<B: Backend> Decoder<B> for Bamba<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, 1.0), (i, batch))?;
+        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch)?;
         let u = layer.pre_ff_layernorm.forward(client, &h)?;
         h = layer.feed_forward.forward_onto(client, &u, h, 1.0)?;
         Ok(h)

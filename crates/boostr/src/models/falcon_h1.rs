@@ -280,19 +280,19 @@ impl<B: Backend> Decoder<B> for FalconH1<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
         let layer = &self.layers[i];
         let u = layer.input_layernorm.forward(client, &h)?;
         let onto = (h, config.ssm_out_multiplier);
-        h = layer.mamba.forward_onto(client, &u, onto, batch.mixers(i))?;
+        h = layer.mamba.forward_onto(client, &u, onto, batch.mixers())?;
         let u = match &self.attention_in {
             None => u,
             Some(factors) => client.scale_columns(&u, factors)?,
         };
         let onto = (h, config.attention_out_multiplier);
-        h = layer.self_attn.forward_onto(client, &u, onto, batch.caches(i))?;
+        h = layer.self_attn.forward_onto(client, &u, onto, batch.caches())?;
         let u = layer.pre_ff_layernorm.forward(client, &h)?;
         h = layer.feed_forward.forward_onto(client, &u, h, config.down_multiplier)?;
         Ok(h)

@@ -200,12 +200,12 @@ impl<B: Backend> Decoder<B> for GraniteHybrid<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
         let layer = &self.layers[i];
         let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, scale), (i, batch))?;
+        h = layer.mixer.forward_onto(client, &u, (h, scale), batch)?;
         let u = layer.post_attention_layernorm.forward(client, &h)?;
         if let Some(moe) = &layer.block_sparse_moe {
             h = moe.forward_onto(client, &u, h, scale)?;

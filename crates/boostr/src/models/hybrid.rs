@@ -323,19 +323,17 @@ impl<B: Backend> TokenMixer<B> {
         Ok(Self::Mamba(Box::new(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?)))
     }
 
-    /// What it makes of `u` `[T, d_model]` in `layer`, times a factor, added to a residual.
+    /// What it makes of `u` `[T, d_model]`, times a factor, added to a residual.
     pub(super) fn forward_onto(
         &self,
         client: &B::Client,
         u: &Tensor<B>,
         onto: (Tensor<B>, f32),
-        (layer, batch): (usize, &mut Batch<'_, B>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         match self {
-            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch.mixers(layer)),
-            Self::Attention(attention) => {
-                attention.forward_onto(client, u, onto, batch.caches(layer))
-            }
+            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch.mixers()),
+            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch.caches()),
         }
     }
 

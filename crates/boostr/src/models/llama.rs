@@ -188,11 +188,11 @@ impl<B: Backend> Decoder<B> for Llama<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch.caches(i))?;
+        h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch.caches())?;
         let u = layer.post_attention_layernorm.forward(client, &h)?;
         h = layer.mlp.forward_onto(client, &u, h, 1.0)?;
         Ok(h)

@@ -229,11 +229,11 @@ impl<B: Backend> Decoder<B> for Mamba2<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.norm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
+        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch.mixers())?;
         Ok(h)
     }
 

@@ -12,7 +12,7 @@ use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
 use crate::nn::{Linear, Params, RmsNorm, synthetic};
-use crate::ops::{self, ActivationOps, KvType, LinearOps};
+use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
 
 /// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
 pub const PIECE: usize = 512;
@@ -24,7 +24,7 @@ pub trait Decoder<B: Backend>: Send + Sync {
     /// Number of layers.
     fn n_layer(&self) -> usize;
 
-    /// Rows `h` `[T, d_model]` through layer `i`.
+    /// Rows `h` `[T, d_model]` through layer `i`, whose states are in `batch`.
     ///
     /// # Errors
     ///
@@ -34,7 +34,7 @@ pub trait Decoder<B: Backend>: Send + Sync {
         client: &B::Client,
         i: usize,
         h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>>;
 
     /// Bytes of matrices that one token's pass reads.
@@ -361,7 +361,7 @@ impl<B: Backend> Model<B> {
             .flat_map(|&(run, len)| &runs[run].tokens[done[run]..done[run] + len])
             .copied()
             .collect();
-        let states: Vec<&mut State<B>> = runs
+        let mut states: Vec<&mut State<B>> = runs
             .iter_mut()
             .enumerate()
             .filter(|(i, _)| pass.iter().any(|(run, _)| run == i))
@@ -369,12 +369,20 @@ impl<B: Backend> Model<B> {
             .collect();
         let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
         let mut h = scaled::<B>(client, h, self.frame.embedding_scale)?;
-        let lengths = pass.iter().map(|&(_, len)| len).collect();
-        let mut batch = Batch::new(lengths, states, h.clone());
+        let lengths: Vec<usize> = pass.iter().map(|&(_, len)| len).collect();
+        let mut batch = Batch::new(&lengths, &states, h.clone());
         for i in 0..self.decoder.n_layer() {
-            h = self.decoder.forward_layer(client, i, h, &mut batch)?;
+            batch.swap(i, &mut states);
+            let decoder = self.decoder.clone();
+            (h, batch) = client.segment((h, batch), move |client, (h, mut batch)| {
+                let h = decoder.forward_layer(client, i, h, &mut batch)?;
+                Ok((h, batch))
+            })?;
+            batch.swap(i, &mut states);
         }
-        batch.finish();
+        for (state, len) in states.into_iter().zip(lengths) {
+            state.set_position(state.position() + len);
+        }
         Ok(h)
     }
 

@@ -464,14 +464,14 @@ impl<B: Backend> Decoder<B> for NemotronH<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.norm.forward(client, &h)?;
         h = match &layer.mixer {
-            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?,
+            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch.mixers())?,
             Mixer::Attention(attention) => {
-                attention.forward_onto(client, &u, (h, 1.0), batch.caches(i))?
+                attention.forward_onto(client, &u, (h, 1.0), batch.caches())?
             }
             Mixer::Mlp(mlp) => mlp.forward_onto(client, &u, h, 1.0)?,
             Mixer::Moe { moe, shared } => {

@@ -1,9 +1,11 @@
 //! What a sequence remembers.
 
+use std::sync::Arc;
+
 use crate::backend::{Backend, KvCache, Tensor};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MixerState};
-use crate::ops::{self, AttentionOps, KvType};
+use crate::ops::{self, AttentionOps, KvType, TensorTree};
 
 use super::LayerSpec;
 
@@ -158,24 +160,37 @@ fn check_cache<B: Backend>(cache: &KvCache<B>, config: &AttentionConfig) -> Resu
     Err(Error::Shape { name: "state kv".into(), expected, got })
 }
 
-/// The rows that a forward computes at once: where they belong, and what their sequences remember.
-pub struct Batch<'a, B: Backend> {
+/// The rows that a forward takes through a layer: where they belong, and what their sequences remember of it.
+///
+/// A clone is a fork, as one of a [`State`] is.
+#[derive(Clone)]
+pub struct Batch<B: Backend> {
     /// Length of each run; they sum to T.
-    pub(super) runs: Vec<usize>,
+    runs: Arc<[usize]>,
     /// Position of each row in its sequence, `[T]`.
-    pub(super) positions: Vec<usize>,
-    states: Vec<&'a mut State<B>>,
+    positions: Arc<[usize]>,
     embeddings: Tensor<B>,
+    /// What each run's sequence remembers of the layer that is run; nothing between two layers.
+    layers: Vec<LayerState<B>>,
 }
 
-impl<'a, B: Backend> Batch<'a, B> {
-    pub(super) fn new(
-        runs: Vec<usize>,
-        states: Vec<&'a mut State<B>>,
-        embeddings: Tensor<B>,
-    ) -> Self {
-        let rows = states.iter().zip(&runs).map(|(s, &len)| s.position..s.position + len);
-        Self { positions: rows.flatten().collect(), runs, states, embeddings }
+impl<B: Backend> Batch<B> {
+    pub(super) fn new(runs: &[usize], states: &[&mut State<B>], embeddings: Tensor<B>) -> Self {
+        let rows = states.iter().zip(runs).map(|(s, &len)| s.position..s.position + len);
+        let nothing = |_| LayerState { mixer: None, cache: None };
+        Self {
+            runs: runs.into(),
+            positions: rows.flatten().collect(),
+            embeddings,
+            layers: states.iter().map(nothing).collect(),
+        }
+    }
+
+    /// Brings in what `states` remember of `layer`, or takes it back to them.
+    pub(super) fn swap(&mut self, layer: usize, states: &mut [&mut State<B>]) {
+        for (own, state) in self.layers.iter_mut().zip(states) {
+            std::mem::swap(own, &mut state.layers[layer]);
+        }
     }
 
     /// What entered the first layer: `[T, d_model]`.
@@ -183,23 +198,28 @@ impl<'a, B: Backend> Batch<'a, B> {
         &self.embeddings
     }
 
-    /// Moves the sequences on to behind these rows.
-    pub(super) fn finish(self) {
-        for (state, len) in self.states.into_iter().zip(self.runs) {
-            state.position += len;
-        }
+    /// Length of each run, and what its mixer remembers.
+    pub(super) fn mixers(&mut self) -> (&[usize], Vec<&mut MixerState<B>>) {
+        let layers = self.layers.iter_mut();
+        (&self.runs, layers.filter_map(|layer| layer.mixer.as_mut()).collect())
     }
 
-    /// Length of each run, and what its mixer of `layer` remembers.
-    pub(super) fn mixers(&mut self, layer: usize) -> (&[usize], Vec<&mut MixerState<B>>) {
-        let states = self.states.iter_mut();
-        (&self.runs, states.filter_map(|s| s.layers.get_mut(layer)?.mixer.as_mut()).collect())
-    }
-
-    /// Length of each run, positions, and what its attention of `layer` keeps.
-    pub(super) fn caches(&mut self, layer: usize) -> (&[usize], &[usize], Vec<&mut KvCache<B>>) {
-        let states = self.states.iter_mut();
-        let caches = states.filter_map(|s| s.layers.get_mut(layer)?.cache.as_mut()).collect();
+    /// Length of each run, positions, and what its attention keeps.
+    pub(super) fn caches(&mut self) -> (&[usize], &[usize], Vec<&mut KvCache<B>>) {
+        let caches = self.layers.iter_mut().filter_map(|layer| layer.cache.as_mut()).collect();
         (&self.runs, &self.positions, caches)
+    }
+}
+
+/// Rows `[T, d_model]` before or after a layer, and what they come with.
+impl<B: Backend> TensorTree<B::Runtime> for (Tensor<B>, Batch<B>) {
+    fn tensors(&self) -> Vec<&Tensor<B>> {
+        let (h, batch) = self;
+        let mut tensors = vec![h];
+        for layer in &batch.layers {
+            tensors.extend(layer.mixer.iter().flat_map(|mixer| [&mixer.conv, &mixer.ssm]));
+            tensors.extend(layer.cache.iter().flat_map(ops::KvCache::rows));
+        }
+        tensors
     }
 }

@@ -375,18 +375,18 @@ impl<B: Backend> Decoder<B> for Zamba2<B> {
         client: &B::Client,
         i: usize,
         mut h: Tensor<B>,
-        batch: &mut Batch<'_, B>,
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let layer = &self.layers[i];
         let mut u = h.clone();
         if let Some(hybrid) = &layer.hybrid {
             let x = client.concat_columns(&h, batch.embeddings())?; // [T, 2 d_model]
             let block = &self.blocks[hybrid.block];
-            let t = block.forward(client, &x, hybrid, batch.caches(i))?; // [T, d_model]
+            let t = block.forward(client, &x, hybrid, batch.caches())?; // [T, d_model]
             u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
         }
         let u = layer.input_layernorm.forward(client, &u)?;
-        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers(i))?;
+        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers())?;
         Ok(h)
     }
 

@@ -177,6 +177,14 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         }
     }
 
+    /// The tensors of keys and values, where they are such.
+    pub(crate) fn rows(&self) -> &[Tensor<R>] {
+        match &self.storage {
+            KvStorage::Tensors(Some(rows)) => rows,
+            _ => &[],
+        }
+    }
+
     /// Refuses a next token that sees what is forgotten.
     pub(crate) fn check_window(&self, window: Option<usize>) -> Result<()> {
         let (first, seen) = (self.first(), self.first_seen(window));

@@ -73,6 +73,30 @@ pub trait Client<R: Runtime<DType = DType>>: Clone + Send + Sync {
     fn made(&self, name: Option<&str>, x: &Tensor<R>) {
         let _ = (name, x);
     }
+
+    /// What `run` makes of `input`: a part of a model, whose operations are called on the client that it is
+    /// given.
+    ///
+    /// A client that records may keep `input` and `run` in place of what it records of the part, to record
+    /// it when it is needed. So `run` computes the same each time, no losses, and its tensors from those of
+    /// `input` and the model's weights.
+    ///
+    /// # Errors
+    ///
+    /// What `run` returns.
+    fn segment<S: TensorTree<R>>(
+        &self,
+        input: S,
+        run: impl Fn(&Self, S) -> Result<S> + Send + 'static,
+    ) -> Result<S> {
+        run(self, input)
+    }
+}
+
+/// A value with tensors in it; a clone shares their memory.
+pub trait TensorTree<R: Runtime<DType = DType>>: Clone + Send + 'static {
+    /// Its tensors, in an order that is the same for values that were made alike.
+    fn tensors(&self) -> Vec<&Tensor<R>>;
 }
 
 impl<R, C> Client<R> for C

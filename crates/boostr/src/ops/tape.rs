@@ -16,6 +16,7 @@ mod activation;
 mod attention;
 mod gradients;
 mod linear;
+mod segment;
 mod ssm;
 
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ use numr::runtime::cpu::{CpuClient, CpuRuntime};
 use numr::tensor::Tensor;
 
 use self::gradients::Gradients;
-use super::Client;
+use super::{Client, TensorTree};
 use crate::error::{Error, Result};
 
 type Cpu = Tensor<CpuRuntime>;
@@ -55,6 +56,8 @@ type Backward = Box<dyn FnOnce(&mut Gradients) -> Result<()> + Send>;
 pub struct Tape {
     inner: CpuClient,
     trains: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Whether segments are run again on the way back.
+    recomputes: bool,
     recording: Arc<Mutex<Recording>>,
 }
 
@@ -64,13 +67,25 @@ struct Recording {
     steps: Vec<Backward>,
     /// Keeps the memory of constants from becoming that of something else.
     held: Vec<Cpu>,
+    /// How many losses gave gradients.
+    losses: usize,
 }
 
 impl Tape {
     /// A tape that takes gradients of the parameters that `trains` names.
     #[must_use]
     pub fn new(inner: CpuClient, trains: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { inner, trains: Arc::new(trains), recording: Arc::default() }
+        Self { inner, trains: Arc::new(trains), recomputes: false, recording: Arc::default() }
+    }
+
+    /// The same tape; where `recomputes`, it keeps of each [segment](Client::segment) only what enters and
+    /// leaves it, and runs it again on the way back.
+    ///
+    /// So a model's layers need memory one at a time, and a forward more of time. Gradients have the
+    /// same bits.
+    #[must_use]
+    pub fn recomputing(self, recomputes: bool) -> Self {
+        Self { recomputes, ..self }
     }
 
     /// Gradients of the sum of all losses since the last call ([`cross_entropy`], each times its weight), by
@@ -82,13 +97,8 @@ impl Tape {
     ///
     /// When memory is short.
     pub fn backward(&self) -> Result<BTreeMap<String, Vec<f32>>> {
-        let Recording { mut gradients, mut steps, held } = std::mem::take(&mut *self.lock());
-        boostr_kernels::awake(|| {
-            while let Some(step) = steps.pop() {
-                step(&mut gradients)?;
-            }
-            Ok::<_, Error>(())
-        })?;
+        let Recording { mut gradients, steps, held, .. } = std::mem::take(&mut *self.lock());
+        boostr_kernels::awake(|| go_back(steps, &mut gradients))?;
         drop(held);
         Ok(gradients.into_parameters())
     }
@@ -165,6 +175,14 @@ impl Tape {
     }
 }
 
+/// Takes `steps` from the last to the first; each forgets what it needed.
+fn go_back(mut steps: Vec<Backward>, gradients: &mut Gradients) -> Result<()> {
+    while let Some(step) = steps.pop() {
+        step(gradients)?;
+    }
+    Ok(())
+}
+
 impl std::fmt::Debug for Tape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tape").field("steps", &self.lock().steps.len()).finish_non_exhaustive()
@@ -186,5 +204,13 @@ impl Client<CpuRuntime> for Tape {
         if x.owns_memory() {
             recording.held.push(x.clone());
         }
+    }
+
+    fn segment<S: TensorTree<CpuRuntime>>(
+        &self,
+        input: S,
+        run: impl Fn(&Self, S) -> Result<S> + Send + 'static,
+    ) -> Result<S> {
+        if self.recomputes { self.recompute(input, run) } else { run(self, input) }
     }
 }

@@ -44,6 +44,9 @@ pub struct RunConfig {
     pub seq_len: usize,
     /// Tokens that are run at once; less takes less memory.
     pub tokens_at_once: usize,
+    /// A step keeps of each layer only what enters it, and runs the layer again on the way back: less memory
+    /// for more time, and the same bits.
+    pub checkpoint_layers: bool,
     /// Rows go on from the rows before, with gradients cut there; else documents are packed, each by itself.
     pub carry_state: bool,
     /// Of the parameters and the order of the data.
@@ -72,6 +75,7 @@ impl Default for RunConfig {
             batch_size: 8,
             seq_len: 256,
             tokens_at_once: 2048,
+            checkpoint_layers: false,
             carry_state: false,
             seed: 0,
             save_every: 500,
@@ -87,8 +91,8 @@ impl Default for RunConfig {
 }
 
 /// Keys of a [`RunConfig`] that may be others when a run goes on.
-pub const MAY_CHANGE: [&str; 5] =
-    ["save_every", "keep", "eval_every", "eval_tokens", "tokens_at_once"];
+pub const MAY_CHANGE: [&str; 6] =
+    ["save_every", "keep", "eval_every", "eval_tokens", "tokens_at_once", "checkpoint_layers"];
 
 /// What happened.
 #[derive(Debug)]
@@ -191,7 +195,8 @@ impl TrainRun {
             config.schedule.clone(),
             config.tokens_at_once,
             config.carry_state,
-        )?;
+        )?
+        .checkpointing_layers(config.checkpoint_layers);
         let folder = folder.to_path_buf();
         Ok(Self {
             folder,

@@ -34,6 +34,8 @@ pub struct Trainer {
     tokens_at_once: usize,
     /// Whether states go on from batch to batch, gradients cut between.
     carries: bool,
+    /// Whether the way back runs each layer again.
+    checkpoints_layers: bool,
     /// The states of carried streams, by slot.
     carried: Vec<Option<State<Recorded>>>,
 }
@@ -59,7 +61,24 @@ impl Trainer {
         }
         let optimizer = Optimizer::new(optimizer, model.parameters())?;
         let tokens_at_once = tokens_at_once.max(1);
-        Ok(Self { model, optimizer, schedule, tokens_at_once, carries, carried: Vec::new() })
+        let carried = Vec::new();
+        let checkpoints_layers = false;
+        Ok(Self {
+            model,
+            optimizer,
+            schedule,
+            tokens_at_once,
+            carries,
+            checkpoints_layers,
+            carried,
+        })
+    }
+
+    /// The same trainer; where `checkpoints_layers`, a step keeps of each layer only what enters it and runs the
+    /// layer again on the way back. Steps have the same bits.
+    #[must_use]
+    pub fn checkpointing_layers(self, checkpoints_layers: bool) -> Self {
+        Self { checkpoints_layers, ..self }
     }
 
     /// The model as it is.
@@ -231,7 +250,8 @@ impl Trainer {
     fn group(&mut self, pieces: &[Piece], weight: f32) -> Result<(Gradients, f64)> {
         let names: std::collections::BTreeSet<String> =
             self.model.parameters().keys().cloned().collect();
-        let tape = Tape::new(cpu(), move |name| names.contains(name));
+        let tape =
+            Tape::new(cpu(), move |name| names.contains(name)).recomputing(self.checkpoints_layers);
         let (carries, carried) = (self.carries, &mut self.carried);
         let slots = pieces.iter().map(|piece| piece.slot + 1).max().unwrap_or(0);
         if carried.len() < slots {

@@ -15,6 +15,7 @@ const TASK: usize = 1 << 15;
 
 /// What is known of one storage.
 struct Slot {
+    address: u64,
     /// Elements of the storage.
     len: usize,
     needs: bool,
@@ -38,9 +39,28 @@ impl Gradients {
         if len == 0 {
             return;
         }
-        let slot = Slot { len, needs, name: name.map(str::to_owned), gradient: None };
-        self.places.insert(x.storage().ptr(), self.slots.len());
+        let address = x.storage().ptr();
+        let slot = Slot { address, len, needs, name: name.map(str::to_owned), gradient: None };
+        self.places.insert(address, self.slots.len());
         self.slots.push(slot);
+    }
+
+    /// How many storages were made known.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Forgets all but the first `count` storages.
+    pub(super) fn truncate(&mut self, count: usize) {
+        for slot in self.slots.drain(count.min(self.slots.len())..) {
+            self.places.remove(&slot.address);
+        }
+    }
+
+    /// Whether `x` is of none of the first `count` storages.
+    pub(super) fn is_after(&self, count: usize, x: &Cpu) -> bool {
+        let place = self.places.get(&x.storage().ptr());
+        x.numel() > 0 && place.is_some_and(|&place| place >= count)
     }
 
     fn slot(&mut self, x: &Cpu) -> Option<&mut Slot> {
@@ -71,6 +91,17 @@ impl Gradients {
     /// Takes the gradient of an operation's output, a whole storage; `None` where nothing depends on it.
     pub(super) fn take(&mut self, out: &Cpu) -> Option<Vec<f32>> {
         self.slot(out)?.gradient.take()
+    }
+
+    /// Makes `dout` the gradient of an operation's output, a whole storage of as many elements that has none.
+    pub(super) fn put(&mut self, out: &Cpu, dout: Vec<f32>) -> Result<()> {
+        let slot = self.slot(out).filter(|slot| slot.len == dout.len());
+        let slot = slot.ok_or_else(|| {
+            let what = format!("a segment that gives other tensors when it is run again: {out:?}");
+            Error::Unsupported { what }
+        })?;
+        slot.gradient = Some(dout);
+        Ok(())
     }
 
     /// As [`take`](Self::take), with zeros where nothing depends on it.

@@ -202,6 +202,7 @@ impl LinearOps<CpuRuntime> for Tape {
             let mut dh = vec![0.0; h.numel()];
             let mut scratch = Vec::new();
             let mut recording = self.lock();
+            recording.losses += 1;
             let gradients = &mut recording.gradients;
             let dw = match head.floats() {
                 Some(w) => gradients.of_or(w, &mut scratch),
