@@ -54,12 +54,12 @@ fn a_layer_that_is_run_again_keeps_its_rows_and_states_and_no_more() {
     let rows = 4 * TOKENS * WIDTH;
     let states = 4 * (4 * 32 * 16 + 3 * 160);
     // What keeps them, and positions, which all layers share.
-    let more = 4 << 10;
+    let more = 8 << 10;
     assert!((rows..rows + states + more).contains(&held), "{held} for {rows} and {states}");
     // The gradients of a layer's parameters are there at the end.
     let parameters = 4 * (292 * WIDTH + WIDTH * 128 + 5 * 160 + 128 + WIDTH + 12);
-    assert!(peak < rows + states + parameters + more, "{peak}");
+    assert!(peak <= held + parameters, "{peak} {held}");
     // Nine widths and more of what each layer computes.
     assert!(plain_held > 9 * rows, "{plain_held}");
-    assert!(plain_peak > 4 * peak, "{plain_peak} {peak}");
+    assert!(plain_peak > 9 * peak, "{plain_peak} {peak}");
 }

@@ -93,15 +93,15 @@ impl Gradients {
         self.slot(out)?.gradient.take()
     }
 
-    /// Makes `dout` the gradient of an operation's output, a whole storage of as many elements that has none.
-    pub(super) fn put(&mut self, out: &Cpu, dout: Vec<f32>) -> Result<()> {
-        let slot = self.slot(out).filter(|slot| slot.len == dout.len());
-        let slot = slot.ok_or_else(|| {
-            let what = format!("a segment that gives other tensors when it is run again: {out:?}");
-            Error::Unsupported { what }
-        })?;
+    /// Makes `dout` the gradient of an operation's output, a whole storage; `None` where that has one already, needs
+    /// none or has not as many elements.
+    pub(super) fn put(&mut self, out: &Cpu, dout: Vec<f32>) -> Option<()> {
+        let slot = self.slot(out)?;
+        if slot.len != dout.len() || slot.gradient.is_some() {
+            return None;
+        }
         slot.gradient = Some(dout);
-        Ok(())
+        Some(())
     }
 
     /// As [`take`](Self::take), with zeros where nothing depends on it.

@@ -21,7 +21,7 @@ impl Tape {
         let mark = self.lock().mark();
         let before = input.clone();
         let after = run(self, input)?;
-        let (outputs, constants) = self.lock().forget_after(mark, &after)?;
+        let Made { outputs, constants } = self.lock().forget_after(&mark, &after)?;
         self.add_constants(&constants.iter().collect::<Vec<_>>());
         if outputs.is_empty() {
             return Ok(after);
@@ -49,9 +49,11 @@ impl Tape {
             *gradients = returned;
             let tensors = again.tensors();
             for (place, dout) in douts {
-                if let Some(out) = tensors.get(place) {
-                    gradients.put(out, dout)?;
-                }
+                let out = tensors.get(place);
+                out.and_then(|out| gradients.put(out, dout)).ok_or_else(|| {
+                    let what = "a segment that gives other tensors when it is run again".into();
+                    Error::Unsupported { what }
+                })?;
             }
             drop(again);
             go_back(steps, gradients)?;
@@ -71,37 +73,40 @@ struct Mark {
     losses: usize,
 }
 
+/// What left a segment and was made in it.
+#[derive(Default)]
+struct Made {
+    /// Tensors that have a gradient, by their places among all that left.
+    outputs: Vec<(usize, Cpu)>,
+    constants: Vec<Cpu>,
+}
+
 impl Recording {
     fn mark(&self) -> Mark {
         let Self { gradients, steps, held, losses } = self;
         Mark { steps: steps.len(), held: held.len(), known: gradients.len(), losses: *losses }
     }
 
-    /// Forgets what was recorded since `mark`; returns what `after` has of it: tensors that have a gradient, by
-    /// their places among its tensors, and others.
-    fn forget_after(
-        &mut self,
-        mark: Mark,
-        after: &impl TensorTree<CpuRuntime>,
-    ) -> Result<(Vec<(usize, Cpu)>, Vec<Cpu>)> {
+    /// Forgets what was recorded since `mark`; returns what `after` has of it.
+    fn forget_after(&mut self, mark: &Mark, after: &impl TensorTree<CpuRuntime>) -> Result<Made> {
         if self.losses != mark.losses {
             let what = "a loss in a segment that is run again: its gradient would count twice";
             return Err(Error::Unsupported { what: what.into() });
         }
-        let (mut outputs, mut constants) = (Vec::new(), Vec::new());
+        let mut made = Made::default();
         for (place, x) in after.tensors().into_iter().enumerate() {
             if !self.gradients.is_after(mark.known, x) {
                 continue;
             }
             if self.gradients.wants(x) {
-                outputs.push((place, x.clone()));
+                made.outputs.push((place, x.clone()));
             } else {
-                constants.push(x.clone());
+                made.constants.push(x.clone());
             }
         }
         self.steps.truncate(mark.steps);
         self.held.truncate(mark.held);
         self.gradients.truncate(mark.known);
-        Ok((outputs, constants))
+        Ok(made)
     }
 }
