@@ -225,6 +225,8 @@ fn a_segment_may_give_what_it_was_given_new_tensors_and_constants() {
     assert!(plain.values().all(|values| values.iter().any(|g| *g != 0.0)));
 }
 
+type Work = fn(&Tape, Vec<Tensor>) -> Result<Vec<Tensor>>;
+
 #[test]
 fn losses_in_a_segment_and_segments_that_differ_from_run_to_run_are_errors() {
     let with_loss = |tape: &Tape, Rows(rows): Rows, w: &ops::Weight<Cpu>| {
@@ -235,12 +237,12 @@ fn losses_in_a_segment_and_segments_that_differ_from_run_to_run_are_errors() {
     let error = of_segment(true, with_loss).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { what } if what.contains("loss")), "{error}");
 
-    let other: [fn(&Tape, Vec<Tensor>) -> Result<Vec<Tensor>>; 3] = [
+    let others: [Work; 3] = [
         |tape, rows| Ok(vec![tape.activate(Activation::Silu, &rows[0].narrow(0, 0, 1)?)?]),
         |tape, _| Ok(vec![ops::zeros::<Cpu>(tape, &[2, 2])?]),
         |_, _| Ok(vec![]),
     ];
-    for other in other {
+    for other in others {
         let calls = AtomicUsize::new(0);
         let error = of_segment(true, move |tape, Rows(rows), _| {
             Ok(Rows(match calls.fetch_add(1, Ordering::Relaxed) {
