@@ -178,7 +178,7 @@ fn same(a: &Gradients, b: &Gradients, what: &str) {
 }
 
 #[test]
-fn packed_documents_give_the_losses_and_gradients_of_each_alone() {
+fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
     for (name, lengths) in [
         ("mamba2-tiny", &[5, 3, 8, 1, 15][..]),
         ("nemotron-h-tiny", &[5, 3, 8, 1, 15]),
@@ -215,7 +215,7 @@ fn packed_documents_give_the_losses_and_gradients_of_each_alone() {
 }
 
 #[test]
-fn two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
+fn case_24_two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
     for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny"] {
         let mut model = all(name);
         let row = ids(34, 5);

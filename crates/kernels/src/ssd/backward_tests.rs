@@ -270,7 +270,7 @@ fn slope(p: &mut Problem, value: impl Fn(&mut Problem) -> &mut f32) -> f64 {
 type Values = fn(&mut Problem) -> &mut [f32];
 
 #[test]
-fn the_definition_equals_differences_of_the_loss() {
+fn case_23_the_definition_equals_differences_of_the_loss() {
     for choices in 0..64 {
         let mut p = Problem::new([4, 2, 2, 3], &[3, 0, 1], 100 + choices).with(choices);
         // Far from the bends at the limits, on all sides of them.
@@ -295,6 +295,8 @@ fn the_definition_equals_differences_of_the_loss() {
                 assert!((got - want[i]).abs() < bound, "{name} {i}: {} is not {got}", want[i]);
             }
         }
+        // And the fast one equals it over the ends of two chunks of 48.
+        Problem::new([4, 2, 2, 3], &[2 * 48 + 3, 4], 200 + choices).with(choices).check();
     }
 }
 
@@ -322,7 +324,7 @@ fn teams_of_heads_add_up() {
 
 /// Steps from 1e-9 to 1e3 and decays down to -1e4 a step, strong and weak in turn.
 #[test]
-fn extreme_steps_and_decays_stay_finite_and_exact() {
+fn case_10_extreme_steps_and_decays_stay_finite_and_exact() {
     for (kind, decays) in
         [[-50.0f32, -50.0], [-1e-4, -1e3], [-1e4, -1e4], [-1e-6, -1e-6], [-0.0, -1e4]]
             .into_iter()
