@@ -14,6 +14,8 @@ use crate::sample::{Sampler, SamplerConfig};
 pub struct Request<'a> {
     /// What comes after what the state has seen; at least one token.
     pub prompt: &'a [u32],
+    /// What the state has seen, for the sampler's penalty of repetitions; it is not run again.
+    pub seen: &'a [u32],
     /// Most tokens to generate.
     pub max_tokens: usize,
     /// Generation ends at any of these, which is not handed on.
@@ -93,7 +95,8 @@ pub trait Observer {
 /// }"#)?)?;
 /// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
 /// let request = Request {
-///     prompt: &[1, 2, 3], max_tokens: 5, eos: &[], vocab_limit: 32, sampler: SamplerConfig::greedy(),
+///     prompt: &[1, 2, 3], seen: &[], max_tokens: 5, eos: &[], vocab_limit: 32,
+///     sampler: SamplerConfig::greedy(),
 /// };
 /// let mut state = model.new_state()?;
 /// let generated = generate(&model, &mut state, &request, &mut Print)?;
@@ -145,7 +148,7 @@ pub fn generate<B: Backend>(
         return Ok(out);
     }
 
-    let mut history = request.prompt.to_vec();
+    let mut history = [request.seen, request.prompt].concat();
     let mut decode_start = Instant::now();
     while let Some(row) = logits.take().filter(|_| out.ids.len() < request.max_tokens) {
         let id = sampler.sample(&ops::to_vec(&row)?, &history)?;

@@ -36,6 +36,7 @@
 //! | [`chat`] | a conversation as text, by the model's chat template |
 //! | [`nn`] | layers that models share |
 //! | [`models`] | one architecture, one file |
+//! | [`state_file`] | a sequence's state in a file |
 //! | [`sample`], [`load`], [`engine`] | choosing tokens, opening a model folder, generating |
 //! | [`train`] | from text to a model |
 
@@ -52,6 +53,7 @@ pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod sample;
+pub mod state_file;
 pub mod tokenizer;
 pub mod train;
 

@@ -327,7 +327,7 @@ impl Observer for Counts {
 
 fn generated(tiny: &Tiny, prompt: &[u32], state: &mut State<Cpu>) -> (Result<(), String>, usize) {
     let sampler = SamplerConfig::greedy();
-    let request = Request { prompt, max_tokens: 5, eos: &[], vocab_limit: 80, sampler };
+    let request = Request { prompt, seen: &[], max_tokens: 5, eos: &[], vocab_limit: 80, sampler };
     let mut counts = Counts(0);
     let result = generate(&tiny.model, state, &request, &mut counts);
     (result.map(|_| ()).map_err(|e| message(&e)), counts.0)

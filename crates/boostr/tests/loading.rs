@@ -68,7 +68,8 @@ impl Observer for Nobody {
 
 fn generated(model: &Model<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Generated {
     let vocab_limit = model.vocab_limit();
-    let request = Request { prompt: &[5, 6, 7], max_tokens: 40, eos, vocab_limit, sampler };
+    let request =
+        Request { prompt: &[5, 6, 7], seen: &[], max_tokens: 40, eos, vocab_limit, sampler };
     generate(model, &mut model.new_state().unwrap(), &request, &mut Nobody).unwrap()
 }
 

@@ -43,6 +43,7 @@ fn answer(lm: &LanguageModel<Cpu>, max_tokens: usize) -> (Vec<u32>, Vec<u32>, Fi
     assert_eq!(tokenizer.decode(&prompt, false).unwrap(), text);
     let request = Request {
         prompt: &prompt,
+        seen: &[],
         max_tokens,
         eos: &lm.eos,
         vocab_limit: lm.vocab_limit(),

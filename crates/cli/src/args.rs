@@ -129,6 +129,9 @@ pub enum Command {
     /// A model changed by text: all of it, or adapters beside it
     #[command(before_help = TUNE_EXAMPLES, after_help = TRAIN_NOTES)]
     Tune(Box<TuneArgs>),
+    /// What the file of a state holds, and how two differ
+    #[command(before_help = STATE_EXAMPLES)]
+    State(StateArgs),
     /// How well a model predicts a text, or continuations
     #[command(before_help = EVAL_EXAMPLES)]
     Eval(EvalArgs),
@@ -148,7 +151,9 @@ Examples:
   boostr run ./mamba2-370m -p \"The sea was\" -n 64
   boostr run ./mamba2-370m --temp 0 --json < notes.txt
   boostr run smollm2-instruct.gguf -p \"What is the capital of France?\"
-  boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"";
+  boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"
+  boostr run ./mamba2-370m -f book.txt -n 0 --save-state book.state
+  boostr run ./mamba2-370m --state book.state -p \"The moral is\"";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -203,6 +208,11 @@ const TUNE_EXAMPLES: &str = "\
 Examples:
   boostr tune ./mamba2-130m --data notes.txt --out runs/b --lora 8 --steps 200
   boostr tune ./mamba2-130m --merge runs/b --out ./mamba2-130m-notes";
+
+const STATE_EXAMPLES: &str = "\
+Examples:
+  boostr state show notes.state --json | jq .position
+  boostr state diff notes.state branch.state";
 
 const EVAL_EXAMPLES: &str = "\
 Examples:
@@ -306,11 +316,75 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
     pub ctx_size: Option<i64>,
     #[command(flatten)]
+    pub state: RunStateArgs,
+    #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Where a run begins, and what is kept of it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "State")]
+pub struct RunStateArgs {
+    /// Go on from this state: the prompt comes next, as it is, and nothing before it is computed again
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["system", "chat_template", "chat_template_kwargs"])]
+    pub state: Option<PathBuf>,
+    /// Keep the state after the last token in this file; it may be that of --state
+    #[arg(long, value_name = "FILE")]
+    pub save_state: Option<PathBuf>,
+    /// What --save-state rounds to; bf16 takes half the bytes, at some loss
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    pub state_type: StateKind,
+}
+
+/// A type of saved states.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum StateKind {
+    #[default]
+    F32,
+    Bf16,
+}
+
+impl From<StateKind> for boostr::state_file::StateType {
+    fn from(kind: StateKind) -> Self {
+        match kind {
+            StateKind::F32 => Self::F32,
+            StateKind::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// Arguments of `boostr state`.
+#[derive(Debug, Args)]
+pub struct StateArgs {
+    #[command(subcommand)]
+    pub command: StateCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum StateCommand {
+    /// Whose state it is, how far it has come, and the norm of what each layer keeps
+    Show {
+        /// A file that --save-state wrote
+        file: PathBuf,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// How far two states of one model are apart, layer by layer
+    Diff {
+        /// A file that --save-state wrote
+        a: PathBuf,
+        /// Another
+        b: PathBuf,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// How a prompt becomes a message, for models with a chat template.

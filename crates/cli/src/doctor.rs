@@ -130,6 +130,6 @@ fn greedy(
     }
     let vocab_limit = lm.vocab_limit();
     let sampler = SamplerConfig::greedy();
-    let request = Request { prompt, max_tokens, eos: &[], vocab_limit, sampler };
+    let request = Request { prompt, seen: &[], max_tokens, eos: &[], vocab_limit, sampler };
     Ok(generate(&lm.model, &mut lm.model.new_state()?, &request, &mut Silent)?.ids)
 }

@@ -27,6 +27,7 @@ mod prompt;
 mod run;
 mod sampling;
 mod show;
+mod state;
 mod stream;
 mod system;
 mod term;
@@ -85,6 +86,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Quantize(args) => convert::quantize(&args, term),
         Command::Train(args) => train::run(&args, term),
         Command::Tune(args) => train::tune(&args, term),
+        Command::State(args) => state::run(&args, term),
         Command::Eval(args) => eval::run(&args, term),
         Command::Bench(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),

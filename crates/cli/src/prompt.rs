@@ -36,6 +36,19 @@ impl Prompt {
         }
     }
 
+    /// Ids of the prompt as what comes next in a text that has begun.
+    pub fn ids_after(&self, lm: &LanguageModel<boostr::backend::Cpu>) -> Result<Vec<u32>> {
+        let ids = match self {
+            Self::Ids(ids) => ids.clone(),
+            Self::Text(text) => lm.tokenizer().map_err(BadModel::from)?.encode(text, false)?,
+        };
+        self.check(&ids, lm)?;
+        if ids.is_empty() {
+            return Err(usage("the prompt is empty: --state goes on with what -p says"));
+        }
+        Ok(ids)
+    }
+
     /// Checks that the model knows the ids made of this prompt.
     pub fn check(&self, ids: &[u32], lm: &LanguageModel<boostr::backend::Cpu>) -> Result<()> {
         let rows = lm.model.vocab_rows();

@@ -8,7 +8,9 @@ use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::engine::{Finish, Generated, Request, generate};
 use boostr::load::LanguageModel;
+use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
+use boostr::state_file::{About, StateFile};
 use boostr_kernels::Level;
 use serde_json::{Value, json};
 
@@ -18,6 +20,7 @@ use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::{Source, Summary};
 use crate::prompt::{self, Prompt};
 use crate::sampling;
+use crate::state;
 use crate::stream::{self, Show, Stream};
 use crate::system;
 use crate::term::{Style, Term};
@@ -29,6 +32,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let is_own_prompt = prompt.is_none();
     let prompt = match prompt {
         Some(prompt) => prompt,
+        None if args.state.state.is_some() => {
+            return Err(usage("no prompt: --state goes on with what -p, -f or stdin says"));
+        }
         None => Prompt::Text(built_in_prompt(&source)?),
     };
     let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
@@ -36,16 +42,26 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         term.say("note: -c is ignored: the state is constant, there is no context limit");
     }
 
+    // Before the model: what cannot be saved need not be computed.
+    let out = args.state.save_state.as_deref().map(StateFile::lock).transpose()?;
+
     let start = Instant::now();
+    let saved = args.state.state.as_deref().map(state::open).transpose()?;
     let lm = source.open(&args.model.options())?;
+    let (mut state, seen) = match &saved {
+        Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
+        None => (lm.model.new_state()?, Some(&[][..])),
+    };
+    let reused = state.position();
     let load = start.elapsed();
     let message = match &prompt {
-        Prompt::Text(text) => chat_prompt::ids(&args.chat, &lm, text)?,
-        Prompt::Ids(_) => None,
+        Prompt::Text(text) if saved.is_none() => chat_prompt::ids(&args.chat, &lm, text)?,
+        _ => None,
     };
     let is_chat = message.is_some();
     let ids = match message {
         Some(ids) => prompt.check(&ids, &lm).map(|()| ids)?,
+        None if saved.is_some() => prompt.ids_after(&lm)?,
         None => prompt.ids(&lm)?,
     };
     let sampler = args.sampling.config(&lm.defaults)?;
@@ -66,9 +82,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
-    let mut state = lm.model.new_state()?;
     let request = Request {
         prompt: &ids,
+        seen: seen.unwrap_or(&[]),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
         eos: &lm.eos,
         vocab_limit: lm.vocab_limit(),
@@ -77,6 +93,20 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let generated =
         generate(&lm.model, &mut state, &request, &mut observer).map_err(|e| bad_logits(&lm, e))?;
     let (text, stopped) = observer.finish()?;
+    if let Some(out) = &out {
+        let all = [&ids, &*generated.ids].concat();
+        let computed = state.position() - reused;
+        if computed < ids.len() {
+            term.say("note: interrupted in the prompt: no state is saved");
+        } else {
+            // The last token was shown, and not needed yet.
+            let tokens = &all[computed..];
+            lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::None)?;
+            let ids = seen.map(|seen| [seen, &all].concat());
+            let (model, dtype) = (&*source.name(), args.state.state_type.into());
+            out.save(&lm.model, &state, &About { model, ids: ids.as_deref(), dtype })?;
+        }
+    }
 
     let report = Report {
         source: &source,
@@ -85,6 +115,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         load,
         is_chat,
         prompt_n: ids.len(),
+        reused,
         generated,
         state_bytes: state.size_in_bytes(),
         position: state.position(),
@@ -202,6 +233,8 @@ struct Report<'a> {
     /// Whether the prompt was a message in the model's chat template.
     is_chat: bool,
     prompt_n: usize,
+    /// Tokens that came with the state.
+    reused: usize,
     generated: Generated,
     state_bytes: usize,
     position: usize,
@@ -228,9 +261,14 @@ impl Report<'_> {
                 system::bytes(bytes as u64),
             ),
             format!(
-                "prompt eval rate:    {:8.2} tokens/s  ({} tokens)",
+                "prompt eval rate:    {:8.2} tokens/s  ({} tokens{})",
                 rate(self.prompt_n, prompt),
-                self.prompt_n
+                self.prompt_n,
+                if self.reused > 0 {
+                    format!(", {} more reused from the state", self.reused)
+                } else {
+                    String::new()
+                }
             ),
             format!(
                 "eval rate:           {:8.2} tokens/s  ({} tokens)",
@@ -295,6 +333,7 @@ impl Report<'_> {
             },
             "timings": {
                 "load_ms": milliseconds(self.load),
+                "cache_n": self.reused,
                 "prompt_n": self.prompt_n,
                 "prompt_ms": milliseconds(prompt),
                 "prompt_per_token_ms": per_token(self.prompt_n, prompt),

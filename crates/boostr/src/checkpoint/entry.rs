@@ -299,7 +299,7 @@ fn f16_to_f32(data: &[u8]) -> Vec<f32> {
 }
 
 /// A name from a file, fit for a message: in backticks, escaped, and cut when it is long.
-pub(super) fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     let mut out = String::from("`");
     for c in cut(name, MAX_SHOWN).chars() {
         match c {

@@ -19,6 +19,8 @@
 //! | `finite` | [`not_finite`]: NaN and infinities, which only reading all data finds |
 //! | `atomic` | [`atomic_write`] |
 //! | `json` | maps in which a repeated key is an error |
+//! | `crc32`, `fnv` | a checksum, and a hash |
+//! | `lock` | one writer at a time |
 
 #![deny(unsafe_code)]
 #![cfg_attr(
@@ -34,11 +36,14 @@
 
 mod atomic;
 mod config;
+mod crc32;
 mod entry;
 mod finite;
+mod fnv;
 mod folder;
 pub mod gguf;
 mod json;
+mod lock;
 mod map;
 mod pickle;
 pub mod safetensors;
@@ -54,12 +59,15 @@ use std::sync::Arc;
 pub use atomic::atomic_write;
 pub(crate) use atomic::create_beside;
 pub use config::ConfigFile;
+pub(crate) use crc32::crc32;
+pub(crate) use entry::quoted;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
+pub(crate) use fnv::Fnv;
+pub(crate) use lock::try_lock;
 pub(crate) use map::map;
 
 use crate::error::{Error, Result};
-use entry::quoted;
 
 /// Named tensors of a model, and the metadata of the files they came from.
 #[derive(Debug, Clone)]

@@ -15,6 +15,7 @@
 
 pub mod bamba;
 pub mod falcon_h1;
+mod fingerprint;
 mod gguf;
 pub mod granite_hybrid;
 mod hybrid;

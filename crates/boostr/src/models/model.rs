@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::state::Batch;
-use super::{Config, Family, Frame, LayerSpec, State};
+use super::{Config, Family, Frame, LayerSpec, State, fingerprint};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
@@ -75,6 +75,7 @@ pub struct Model<B: Backend> {
     head: Option<Linear<B>>,
     precise_head: bool,
     kv_type: KvType,
+    fingerprint: Option<String>,
 }
 
 impl<B: Backend> Model<B> {
@@ -90,7 +91,9 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let config = config.into();
         let tied = config.adopt(&mut checkpoint)?;
-        Self::from_parameters(config, &checkpoint, tied, client)
+        let fingerprint = fingerprint::of(&config, &checkpoint, tied);
+        let model = Self::from_parameters(config, &checkpoint, tied, client)?;
+        Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
     /// Takes weights that have the model's own names ([`Config::adopt`]), `tied` where the embedding is the
@@ -123,6 +126,7 @@ impl<B: Backend> Model<B> {
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
+            fingerprint: None,
             client,
             config,
             frame,
@@ -194,6 +198,31 @@ impl<B: Backend> Model<B> {
     pub fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
         self.decoder.weight_bytes() + head.size_in_bytes()
+    }
+
+    /// What runs the model's operations.
+    #[must_use]
+    pub fn client(&self) -> &B::Client {
+        &self.client
+    }
+
+    /// Tells this model from others, in 16 hexadecimal digits: the same each time its file is opened, another for
+    /// other sizes, options, types, or values of weights. `None` for weights that are [lent](Self::from_parameters).
+    ///
+    /// Of a matrix two parts are looked at, so one that differs in a few elements may have the same.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.fingerprint.as_deref()
+    }
+
+    /// Checks that a state is one for this model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] or [`Error::Unsupported`] when layers keep something else, [`Error::Argument`] when a
+    /// window has forgotten what a layer of this model sees.
+    pub fn check_state(&self, state: &State<B>) -> Result<()> {
+        state.check(&self.specs)
     }
 
     /// The state of a sequence that has seen nothing.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, KvCache, Tensor};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MixerState};
-use crate::ops::{self, AttentionOps, KvType, TensorTree};
+use crate::ops::{self, AttentionOps, KvSizes, KvType, TensorTree};
 
 use super::LayerSpec;
 
@@ -107,6 +107,25 @@ impl<B: Backend> State<B> {
         Ok(())
     }
 
+    /// Replaces one layer's keys and values; their type may be another.
+    ///
+    /// # Errors
+    ///
+    /// When the layer has none or their heads and widths are others.
+    pub fn set_kv(&mut self, layer: usize, cache: KvCache<B>) -> Result<()> {
+        let caches = self.layers.iter().filter(|layer| layer.cache.is_some()).count();
+        let count = self.layers.len();
+        let old = self.layers.get_mut(layer).and_then(|layer| layer.cache.as_mut());
+        let Some(old) = old else {
+            let reason =
+                format!("expected one of the {caches} attentions of {count} layers, found {layer}");
+            return Err(Error::Argument { name: "layer", reason });
+        };
+        check_sizes(old.sizes(), cache.sizes())?;
+        *old = cache;
+        Ok(())
+    }
+
     fn mixer_mut(&mut self, layer: usize) -> Result<&mut MixerState<B>> {
         let mixers = self.layers.iter().filter(|layer| layer.mixer.is_some()).count();
         let count = self.layers.len();
@@ -151,11 +170,16 @@ fn check_mixer<B: Backend>(state: &MixerState<B>, config: &MixerConfig) -> Resul
 
 fn check_cache<B: Backend>(cache: &KvCache<B>, config: &AttentionConfig) -> Result<()> {
     let found = cache.sizes();
-    let expected = config.cache(found.kind);
-    if found == expected {
-        return cache.check_window(config.window);
+    check_sizes(config.cache(found.kind), found)?;
+    cache.check_window(config.window)
+}
+
+/// Checks that keys and values are of the expected sizes, whatever their type.
+fn check_sizes(expected: KvSizes, found: KvSizes) -> Result<()> {
+    if found == (KvSizes { kind: found.kind, ..expected }) {
+        return Ok(());
     }
-    let shape = |sizes: ops::KvSizes| vec![sizes.nheads, sizes.d_key, sizes.d_value];
+    let shape = |sizes: KvSizes| vec![sizes.nheads, sizes.d_key, sizes.d_value];
     let (expected, got) = (shape(expected), shape(found));
     Err(Error::Shape { name: "state kv".into(), expected, got })
 }

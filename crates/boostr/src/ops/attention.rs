@@ -1,6 +1,7 @@
 //! Attention: causal products of queries with the keys and values that a sequence has kept, latent ones
 //! too, and rotary positions.
 
+use boostr_kernels::Rows;
 use boostr_kernels::attention::{self as kernels, PAGE};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
@@ -174,6 +175,79 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
     pub fn forget(&mut self, before: usize) {
         if let KvStorage::Pages(pages) = &mut self.storage {
             pages.forget(before);
+        }
+    }
+
+    /// Fills an empty cache with positions from `first` on, by what [`keys`](Self::keys) and
+    /// [`values`](Self::values) of another gave; a latent cache takes no values.
+    ///
+    /// Both caches then have the same bits: a value that was rounded is not changed by rounding it again.
+    ///
+    /// ```
+    /// use boostr::ops::{AttentionOps, KvSizes, KvType};
+    /// use numr::prelude::*;
+    ///
+    /// let client = CpuRuntime::default_client(&CpuDevice::new());
+    /// let sizes = KvSizes { nheads: 1, d_key: 2, d_value: 1, kind: KvType::F32, latent: false };
+    /// let mut cache = client.new_cache(sizes)?;
+    /// cache.fill(&client, 64, &[1.0, 2.0], &[3.0])?;
+    /// assert_eq!((cache.first(), cache.len(), cache.keys()?), (64, 65, vec![1.0, 2.0]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when the cache is not empty, lengths disagree, or positions before `first` cannot
+    /// have been [forgotten](Self::forget): on the CPU it is a multiple of 64, in a cache of tensors 0.
+    pub fn fill(
+        &mut self,
+        client: &impl Client<R>,
+        first: usize,
+        keys: &[f32],
+        values: &[f32],
+    ) -> Result<()> {
+        let KvSizes { nheads, d_key, d_value, latent, .. } = self.sizes;
+        let refuse = |name, reason| Err(Error::Argument { name, reason });
+        if !self.is_empty() {
+            return refuse("self", format!("expected no tokens, found {}", self.len()));
+        }
+        let own_d_value = if latent { 0 } else { d_value };
+        let [k_width, v_width] = [nheads.saturating_mul(d_key), nheads.saturating_mul(own_d_value)];
+        let count = keys.len().checked_div(k_width).unwrap_or(0);
+        if count.checked_mul(k_width) != Some(keys.len()) {
+            return refuse("keys", format!("expected rows of {k_width}, found {}", keys.len()));
+        }
+        let v_len = count.saturating_mul(v_width);
+        if values.len() != v_len {
+            return refuse("values", format!("expected {v_len}, found {}", values.len()));
+        }
+        if first.checked_add(count).is_none() {
+            return refuse("first", format!("{first} and {count} are past all positions"));
+        }
+        match &mut self.storage {
+            KvStorage::Pages(_) if !first.is_multiple_of(PAGE) => {
+                refuse("first", format!("expected a multiple of {PAGE}, found {first}"))
+            }
+            KvStorage::Pages(pages) => {
+                *pages = pages.clone().starting_at(first);
+                let values = Rows::new(values, count, v_width, 0, v_width);
+                pages.append(Rows::dense(keys, k_width), values);
+                Ok(())
+            }
+            KvStorage::Tensors(_) if first > 0 => {
+                refuse("first", format!("a cache of tensors keeps all: expected 0, found {first}"))
+            }
+            KvStorage::Tensors(_) if count == 0 => Ok(()),
+            KvStorage::Tensors(rows) => {
+                let keys = super::tensor(client, keys, &[count, nheads, d_key])?;
+                let values = if latent {
+                    keys.narrow(2, 0, d_value)?
+                } else {
+                    super::tensor(client, values, &[count, nheads, d_value])?
+                };
+                *rows = Some([keys, values]);
+                Ok(())
+            }
         }
     }
 

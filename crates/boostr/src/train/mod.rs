@@ -9,7 +9,6 @@
 //! ([`Tape`](crate::ops::Tape)), and takes its parameters back when it has the gradients.
 
 pub mod bpe;
-mod crc32;
 pub mod data;
 mod log;
 mod lora;

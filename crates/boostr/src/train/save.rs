@@ -22,16 +22,17 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::crc32::crc32;
 use super::schedule::Schedule;
-use crate::checkpoint::{Checkpoint, Dtype, atomic_write, create_beside, safetensors};
+use crate::checkpoint::{
+    Checkpoint, Dtype, atomic_write, crc32, create_beside, safetensors, try_lock,
+};
 use crate::convert::in_new_folder;
 use crate::error::{Error, Result};
 
@@ -135,17 +136,10 @@ impl Checkpoints {
         }
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let path = folder.join(LOCK);
-        let lock = File::create(&path).map_err(|e| Error::io(&path, e))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let reason = format!("another process trains in `{}`", folder.display());
-                return Err(Error::Argument { name: "folder", reason });
-            }
-            // Some network file systems have no locks.
-            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(e)) => return Err(Error::io(&path, e)),
-        }
+        let Some(lock) = try_lock(&path)? else {
+            let reason = format!("another process trains in `{}`", folder.display());
+            return Err(Error::Argument { name: "folder", reason });
+        };
         let checkpoints = Self { folder: folder.to_path_buf(), keep, _lock: lock };
         checkpoints.remove_stale()?;
         Ok(checkpoints)

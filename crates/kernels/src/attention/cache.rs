@@ -152,6 +152,19 @@ impl KvCache {
         }
     }
 
+    /// The same empty cache for a sequence whose positions before `first` are given up: the next is `first`.
+    ///
+    /// # Panics
+    ///
+    /// If there are positions already, or `first` is not a multiple of 64.
+    #[track_caller]
+    #[must_use]
+    pub fn starting_at(self, first: usize) -> Self {
+        assert!(self.is_empty(), "self: there are {} positions", self.len);
+        assert!(first.is_multiple_of(PAGE), "first: {first} is within a page of {PAGE}");
+        Self { forgotten: first / PAGE, len: first, ..self }
+    }
+
     /// Goes back to the first `len` positions; nothing happens if there are no more.
     ///
     /// # Panics
@@ -312,6 +325,29 @@ mod tests {
         assert!(cache.keys().is_empty());
         cache.forget(1000);
         assert_eq!((cache.first(), cache.len()), (128, 128));
+    }
+
+    #[test]
+    fn a_cache_that_starts_later_is_one_that_has_forgotten() {
+        for kind in KvType::ALL {
+            let (mut cache, k, v) = filled(200, kind);
+            cache.forget(130);
+            let (keys, values) = (cache.keys(), cache.values());
+            let mut later = KvCache::new(2, 3, 5, kind).starting_at(128);
+            assert_eq!((later.first(), later.len(), later.keys()), (128, 128, vec![]));
+            later.append(Rows::dense(&keys, 6), Rows::dense(&values, 10));
+            for cache in [&mut cache, &mut later] {
+                cache.append(Rows::dense(&k, 6), Rows::dense(&v, 10));
+            }
+            assert_eq!((later.first(), later.len()), (128, 400));
+            assert_eq!((later.keys(), later.values()), (cache.keys(), cache.values()));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "first: 65 is within a page of 64")]
+    fn starting_within_a_page_panics() {
+        let _ = KvCache::new(1, 1, 1, KvType::F32).starting_at(65);
     }
 
     #[test]

@@ -28,8 +28,8 @@ use std::time::UNIX_EPOCH;
 use rayon::prelude::*;
 
 use super::documents::{DataFile, Document, Documents, at};
-use super::encode::{Encoded, Encoder, Fnv};
-use crate::checkpoint::{Bytes, atomic_write, map};
+use super::encode::{Encoded, Encoder};
+use crate::checkpoint::{Bytes, Fnv, atomic_write, map};
 use crate::error::{Error, Result};
 use crate::tokenizer::MAX_TOKEN_ID;
 

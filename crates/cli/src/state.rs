@@ -1,0 +1,144 @@
+//! `boostr state`: what a file of a state holds, and how far two of them are apart.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use boostr::state_file::{LayerNorms, SavedState};
+use serde_json::{Value, json};
+
+use crate::args::{StateArgs, StateCommand};
+use crate::exit::BadModel;
+use crate::system;
+use crate::term::{Style, Term};
+
+pub fn run(args: &StateArgs, term: &Term) -> Result<()> {
+    match &args.command {
+        StateCommand::Show { file, json } => show(file, *json, term),
+        StateCommand::Diff { a, b, json } => diff(a, b, *json, term),
+    }
+}
+
+/// The state in a file; what is wrong with it is what is wrong with a model's file.
+pub fn open(path: &Path) -> Result<SavedState, BadModel> {
+    SavedState::open(path).map_err(BadModel::from)
+}
+
+fn show(path: &Path, as_json: bool, term: &Term) -> Result<()> {
+    let saved = open(path)?;
+    let norms = saved.norms()?;
+    if as_json {
+        let mut object = facts(path, &saved);
+        object["layers"] = norms.iter().map(layer_json).collect();
+        return term.print_json(&object);
+    }
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", term.on_stdout(Style::Bold, &path.display().to_string()))?;
+    let ids = if saved.ids().is_some() { "their ids are there" } else { "without their ids" };
+    let mut lines = vec![
+        ("model", format!("{} ({})", plain(saved.model()), plain(saved.family()))),
+        ("fingerprint", plain(saved.fingerprint())),
+        ("position", format!("{} tokens seen, {ids}", saved.position())),
+        (
+            "size",
+            format!("{} ({})", system::bytes(saved.size_in_bytes() as u64), saved.dtype().name()),
+        ),
+    ];
+    if let Some(kind) = saved.kv_type() {
+        lines.push(("keys and values", kind.name().to_owned()));
+    }
+    for (label, value) in lines {
+        writeln!(out, "  {label:16}{value}")?;
+    }
+    writeln!(out, "\n  norms of what each layer keeps")?;
+    let columns = norms.iter().map(|layer| (layer.layer, totals(layer).map(|x| x.map(number))));
+    table(&mut out, columns)
+}
+
+fn diff(a: &Path, b: &Path, as_json: bool, term: &Term) -> Result<()> {
+    let (first, second) = (open(a)?, open(b)?);
+    let norms = first.diff(&second).map_err(BadModel::from)?;
+    let own = first.norms()?;
+    if as_json {
+        let layers: Vec<Value> = norms.iter().map(layer_json).collect();
+        return term.print_json(&json!({
+            "a": facts(a, &first),
+            "b": facts(b, &second),
+            "layers": layers,
+        }));
+    }
+    let mut out = io::stdout().lock();
+    let title = format!("{} - {}", a.display(), b.display());
+    writeln!(out, "{}", term.on_stdout(Style::Bold, &title))?;
+    let (model, position) = (plain(first.model()), first.position());
+    writeln!(out, "  {:16}{model}", "model")?;
+    writeln!(out, "  {:16}{position} and {} tokens seen", "positions", second.position())?;
+    writeln!(out, "\n  norms of the difference, and as shares of the first state's")?;
+    let columns = norms.iter().zip(&own).map(|(difference, own)| {
+        let (difference_of, own_of) = (totals(difference), totals(own));
+        let mut cells = [const { None }; 4];
+        for (cell, (x, own)) in cells.iter_mut().zip(difference_of.into_iter().zip(own_of)) {
+            *cell = x.zip(own).map(|(x, own)| {
+                let share = if x == 0.0 { 0.0 } else { 100.0 * x / own };
+                format!("{} {share:5.1} %", number(x))
+            });
+        }
+        (difference.layer, cells)
+    });
+    table(&mut out, columns)
+}
+
+/// Text of a file, fit for a terminal.
+fn plain(text: &str) -> String {
+    text.escape_debug().to_string()
+}
+
+fn number(x: f64) -> String {
+    format!("{x:.4}")
+}
+
+/// Norms of window, SSM state, keys and values of a layer.
+fn totals(layer: &LayerNorms) -> [Option<f64>; 4] {
+    let total = |heads: &[f64]| (!heads.is_empty()).then(|| LayerNorms::total(heads));
+    [layer.conv, total(&layer.ssm), total(&layer.keys), total(&layer.values)]
+}
+
+fn table(
+    out: &mut impl Write,
+    lines: impl Iterator<Item = (usize, [Option<String>; 4])>,
+) -> Result<()> {
+    let line = |first: &str, cells: [&str; 4]| {
+        let cells = cells.map(|cell| format!("{cell:>18}")).concat();
+        format!("  {first:>5}{cells}")
+    };
+    writeln!(out, "{}", line("layer", ["conv", "ssm", "keys", "values"]))?;
+    for (layer, cells) in lines {
+        let cells = cells.each_ref().map(|cell| cell.as_deref().unwrap_or("-"));
+        writeln!(out, "{}", line(&layer.to_string(), cells))?;
+    }
+    Ok(())
+}
+
+fn facts(path: &Path, saved: &SavedState) -> Value {
+    json!({
+        "path": path.display().to_string(),
+        "model": saved.model(),
+        "family": saved.family(),
+        "fingerprint": saved.fingerprint(),
+        "position": saved.position(),
+        "has_ids": saved.ids().is_some(),
+        "dtype": saved.dtype().name(),
+        "kv_type": saved.kv_type().map(boostr::ops::KvType::name),
+        "bytes": saved.size_in_bytes(),
+    })
+}
+
+fn layer_json(norms: &LayerNorms) -> Value {
+    json!({
+        "layer": norms.layer,
+        "conv": norms.conv,
+        "ssm_heads": norms.ssm,
+        "key_heads": norms.keys,
+        "value_heads": norms.values,
+    })
+}
