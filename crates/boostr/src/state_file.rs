@@ -158,8 +158,14 @@ impl<'a> About<'a> {
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
-    /// Locked until it is closed.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        // Closing it would not do while a process that is just being started has a copy.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl StateFile {
@@ -180,7 +186,7 @@ impl StateFile {
         };
         let lock = path.with_file_name(format!(".{}.lock", name.display()));
         match try_lock(&lock) {
-            Ok(Some(lock)) => Ok(Self { path, _lock: lock }),
+            Ok(Some(lock)) => Ok(Self { path, lock }),
             Ok(None) => {
                 let reason = format!("another process is about to write `{}`", path.display());
                 Err(refuse(reason))

@@ -79,7 +79,7 @@ fn change(random: &mut Random, sealed: &mut Sealed) {
                 }
             }
             (5, .., Some((dtype, ..))) => {
-                *dtype = ["F32", "F16", "BF16", "U32", "F64"][random.below(5)].to_owned();
+                ["F32", "F16", "BF16", "U32", "F64"][random.below(5)].clone_into(dtype);
             }
             (6, _, Some(name), _) => {
                 let tensor = sealed.tensors.remove(&name).unwrap();

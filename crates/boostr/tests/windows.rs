@@ -101,6 +101,44 @@ fn a_cache_of_tensors_keeps_everything() {
 }
 
 #[test]
+fn a_cache_is_filled_once_with_rows_that_it_can_have() {
+    for (sizes, body) in BODIES
+        .into_iter()
+        .flat_map(|body| [SIZES, KvSizes::latent(4, 2, KvType::F32)].map(|sizes| (sizes, body)))
+    {
+        let random = &mut Random(90);
+        let keys = floats(random, 5 * sizes.nheads * sizes.d_key);
+        // Values of a latent cache are channels of its keys.
+        let own = if sizes.latent { 0 } else { 5 * sizes.nheads * sizes.d_value };
+        let values = floats(random, own);
+        let new = || body.new_cache(sizes).unwrap();
+        let mut cache = new();
+        cache.fill(&cpu(), 0, &keys, &values).unwrap();
+        assert_eq!((cache.first(), cache.len(), &cache.keys().unwrap()), (0, 5, &keys));
+        let want = if sizes.latent {
+            keys.chunks(6).flat_map(|row| row[..4].to_vec()).collect()
+        } else {
+            values.clone()
+        };
+        assert_eq!(cache.values().unwrap(), want);
+        let error = cache.fill(&cpu(), 0, &keys, &values).unwrap_err();
+        assert!(message(&error).contains("expected no tokens, found 5"), "{error}");
+        for (first, keys, values) in [
+            (3, &keys[..], &values[..]),
+            (0, &keys[1..], &values),
+            (0, &keys[..0], &[1.0]),
+            (0, &keys, &[1.0]),
+        ] {
+            let mut cache = new();
+            let error = cache.fill(&cpu(), first, keys, values).unwrap_err();
+            assert!(matches!(error, Error::Argument { .. }) && cache.is_empty(), "{error}");
+        }
+        let result = new().fill(&cpu(), 64, &keys, &values);
+        assert_eq!(result.is_ok(), matches!(body, Body::Kernels));
+    }
+}
+
+#[test]
 fn a_token_that_sees_what_is_forgotten_is_refused() {
     let x = sequence(94, 300);
     let mut cache = Body::Kernels.new_cache(SIZES).unwrap();

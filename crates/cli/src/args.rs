@@ -104,7 +104,7 @@ pub enum Color {
 pub enum Command {
     /// Complete a prompt, or answer it
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Layers, sizes, types and memory of a model
     #[command(alias = "inspect", before_help = SHOW_EXAMPLES)]
     Show(ShowArgs),

@@ -197,6 +197,11 @@ impl Bytes {
         }
     }
 
+    /// Whether they lie in the map of a file.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.map.is_some()
+    }
+
     /// The bytes at `range` of these; `None` when they do not reach so far or it runs backwards.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         self.get(range.clone())?;

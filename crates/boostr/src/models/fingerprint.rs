@@ -4,40 +4,66 @@
 //! would read all of a file that is mapped so that only what is used is read. But what makes another model of
 //! the same shape (other training, merging, quantizing) changes all elements of the matrices that it
 //! touches. So the hash is of the configuration, of every tensor's name, type and shape, of small tensors whole, and of
-//! two parts of each larger one: about a kilobyte for each tensor, under a millisecond for a model of 130 million
-//! parameters. What it may miss is a change of a few elements, such as single rows of the embedding: a
-//! state of such a model is one of nearly the same model. It is no help against intent.
+//! two parts of each larger one: about a kilobyte for each tensor. What it may miss is a change of a few elements,
+//! such as single rows of the embedding: a state of such a model is one of nearly the same model. It is no help
+//! against intent.
+//!
+//! Mapped files are looked at when somebody asks, for each part that is touched makes the system read much more.
+
+use std::sync::OnceLock;
 
 use super::Config;
-use crate::checkpoint::{Checkpoint, Fnv};
+use crate::checkpoint::{Bytes, Checkpoint, Fnv};
 
 /// Tensors of up to so many bytes are hashed whole: norms, biases, `A_log`, `D`.
 const WHOLE: usize = 4096;
 /// Bytes of each part of a larger tensor.
 const PART: usize = 256;
 
-/// The fingerprint of a model whose `checkpoint` has the model's own names, `tied` where the embedding is the head.
-pub(super) fn of(config: &Config, checkpoint: &Checkpoint, tied: bool) -> String {
-    let mut hash = Fnv::default();
-    let family = config.family();
-    hash.text(family.name());
-    // Such a file is the same for later versions of this program; not every configuration has one.
-    let json = family.to_json().map(|json| json.to_string());
-    hash.text(&json.unwrap_or_else(|_| format!("{config:?}")));
-    hash.text(if tied { "tied" } else { "head" });
-    for (name, entry) in checkpoint.iter() {
-        hash.text(name);
-        hash.text(entry.dtype.name());
-        hash.text(&format!("{:?}", entry.shape));
-        let data = &*entry.data;
-        if data.len() <= WHOLE {
-            hash.bytes(data);
-            continue;
+/// The fingerprint of a model, computed once.
+pub(super) struct Fingerprint {
+    /// Of all but the values.
+    shapes: u64,
+    parts: Vec<Bytes>,
+    text: OnceLock<String>,
+}
+
+impl Fingerprint {
+    /// Of a model whose `checkpoint` has the model's own names, `tied` where the embedding is the head.
+    pub(super) fn new(config: &Config, checkpoint: &Checkpoint, tied: bool) -> Self {
+        let mut hash = Fnv::default();
+        let family = config.family();
+        hash.text(family.name());
+        // Such a file is the same for later versions of this program; not every configuration has one.
+        let json = family.to_json().map(|json| json.to_string());
+        hash.text(&json.unwrap_or_else(|_| format!("{config:?}")));
+        hash.text(if tied { "tied" } else { "head" });
+        let mut parts = Vec::new();
+        for (name, entry) in checkpoint.iter() {
+            hash.text(name);
+            hash.text(entry.dtype.name());
+            hash.text(&format!("{:?}", entry.shape));
+            let len = entry.data.len();
+            let ranges = if len <= WHOLE {
+                vec![0..len]
+            } else {
+                [len / 3, len / 3 * 2].map(|first| first..first + PART).to_vec()
+            };
+            let data = &entry.data;
+            parts.extend(ranges.into_iter().filter_map(|range| data.slice(range)).map(|part| {
+                // Memory that only the loader needs is not to be kept by this.
+                if part.is_mapped() { part } else { Bytes::new(part.to_vec()) }
+            }));
         }
-        for third in [1, 2] {
-            let first = data.len() / 3 * third;
-            hash.bytes(&data[first..first + PART]);
-        }
+        Self { shapes: hash.0, parts, text: OnceLock::new() }
     }
-    format!("{:016x}", hash.0)
+
+    /// Sixteen hexadecimal digits.
+    pub(super) fn text(&self) -> &str {
+        self.text.get_or_init(|| {
+            let mut hash = Fnv(self.shapes);
+            self.parts.iter().for_each(|part| hash.bytes(part));
+            format!("{:016x}", hash.0)
+        })
+    }
 }

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use super::fingerprint::Fingerprint;
 use super::state::Batch;
-use super::{Config, Family, Frame, LayerSpec, State, fingerprint};
+use super::{Config, Family, Frame, LayerSpec, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
@@ -75,7 +76,7 @@ pub struct Model<B: Backend> {
     head: Option<Linear<B>>,
     precise_head: bool,
     kv_type: KvType,
-    fingerprint: Option<String>,
+    fingerprint: Option<Fingerprint>,
 }
 
 impl<B: Backend> Model<B> {
@@ -91,7 +92,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let config = config.into();
         let tied = config.adopt(&mut checkpoint)?;
-        let fingerprint = fingerprint::of(&config, &checkpoint, tied);
+        let fingerprint = Fingerprint::new(&config, &checkpoint, tied);
         let model = Self::from_parameters(config, &checkpoint, tied, client)?;
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
@@ -209,10 +210,11 @@ impl<B: Backend> Model<B> {
     /// Tells this model from others, in 16 hexadecimal digits: the same each time its file is opened, another for
     /// other sizes, options, types, or values of weights. `None` for weights that are [lent](Self::from_parameters).
     ///
-    /// Of a matrix two parts are looked at, so one that differs in a few elements may have the same.
+    /// Of a matrix two parts are looked at, so one that differs in a few elements may have the same. The first call
+    /// reads them.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
-        self.fingerprint.as_deref()
+        self.fingerprint.as_ref().map(Fingerprint::text)
     }
 
     /// Checks that a state is one for this model.

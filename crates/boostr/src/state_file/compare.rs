@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::models::{Model, State};
 use crate::ops;
 
-/// Euclidean norms of what one layer keeps; empty where it keeps no such thing.
+/// Euclidean norms of what one layer keeps; empty where it keeps no such thing, or that of no position.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LayerNorms {
     /// The layer.

@@ -11,4 +11,5 @@ mod gguf;
 mod models;
 mod process;
 mod run;
+mod state;
 mod training;
