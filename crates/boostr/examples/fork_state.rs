@@ -31,15 +31,24 @@ fn main() -> boostr::Result<()> {
         drop(state.clone());
         Ok(())
     })?;
-    let token = median("a token", || next(&mut state))?;
-    let forked = median("a fork, and a token in it", || next(&mut state.clone()))?;
-    println!("{:32}{:9.3} ms", "so a fork that is written to", forked - token);
-    let snapshot = state.clone();
-    median("a token, and back to before it", || {
-        next(&mut state)?;
-        state = snapshot.clone();
-        Ok(())
-    })?;
+    // In turn, for on a machine that others use speeds change from one moment to the next.
+    let (mut tokens, mut forks, mut back) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..TIMES {
+        let token = milliseconds(|| next(&mut state))?;
+        tokens.push(token);
+        forks.push(milliseconds(|| next(&mut state.clone()))? - token);
+        let snapshot = state.clone();
+        back.push(
+            milliseconds(|| {
+                next(&mut state)?;
+                state = snapshot.clone();
+                Ok(())
+            })? - token,
+        );
+    }
+    say("a token", tokens);
+    say("a fork that goes on, beyond that", forks);
+    say("and to go back afterwards", back);
 
     let path = std::env::temp_dir().join(format!("boostr-fork-{}.state", std::process::id()));
     let file = StateFile::lock(&path)?;
@@ -57,16 +66,19 @@ fn main() -> boostr::Result<()> {
     Ok(())
 }
 
-/// Milliseconds of the median, which are printed.
-fn median(what: &str, mut run: impl FnMut() -> boostr::Result<()>) -> boostr::Result<f64> {
-    let mut times = Vec::new();
-    for _ in 0..TIMES {
-        let start = Instant::now();
-        run()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
+fn milliseconds(run: impl FnOnce() -> boostr::Result<()>) -> boostr::Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+fn median(what: &str, mut run: impl FnMut() -> boostr::Result<()>) -> boostr::Result<()> {
+    let times = (0..TIMES).map(|_| milliseconds(&mut run)).collect::<Result<_, _>>()?;
+    say(what, times);
+    Ok(())
+}
+
+fn say(what: &str, mut times: Vec<f64>) {
     times.sort_by(f64::total_cmp);
-    let median = times[TIMES / 2];
-    println!("{what:32}{median:9.3} ms");
-    Ok(median)
+    println!("{what:36}{:9.3} ms", times[times.len() / 2]);
 }

@@ -44,13 +44,13 @@ impl Fingerprint {
             hash.text(entry.dtype.name());
             hash.text(&format!("{:?}", entry.shape));
             let len = entry.data.len();
-            let ranges = if len <= WHOLE {
-                vec![0..len]
-            } else {
-                [len / 3, len / 3 * 2].map(|first| first..first + PART).to_vec()
+            let (firsts, size) = match len {
+                0..=WHOLE => (vec![0], len),
+                _ => (vec![len / 3, len / 3 * 2], PART),
             };
+            let ranges = firsts.into_iter().map(|first| first..first + size);
             let data = &entry.data;
-            parts.extend(ranges.into_iter().filter_map(|range| data.slice(range)).map(|part| {
+            parts.extend(ranges.filter_map(|range| data.slice(range)).map(|part| {
                 // Memory that only the loader needs is not to be kept by this.
                 if part.is_mapped() { part } else { Bytes::new(part.to_vec()) }
             }));
