@@ -341,7 +341,7 @@ impl Sum {
 fn fingerprint_of<B: Backend>(model: &Model<B>) -> Result<&str> {
     model.fingerprint().ok_or_else(|| {
         let what =
-            "state file of a model whose weights are lent (one that was loaded has a fingerprint)";
+            "state file of a model whose weights are being trained (one that was loaded has a fingerprint)";
         Error::Unsupported { what: what.into() }
     })
 }

@@ -92,9 +92,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let config = config.into();
         let tied = config.adopt(&mut checkpoint)?;
-        let fingerprint = Fingerprint::new(&config, &checkpoint, tied);
-        let model = Self::from_parameters(config, &checkpoint, tied, client)?;
-        Ok(Self { fingerprint: Some(fingerprint), ..model })
+        Self::from_parameters(config, &checkpoint, tied, client)
     }
 
     /// Takes weights that have the model's own names ([`Config::adopt`]), `tied` where the embedding is the
@@ -110,6 +108,22 @@ impl<B: Backend> Model<B> {
         client: B::Client,
     ) -> Result<Self> {
         let config = config.into();
+        let fingerprint = Fingerprint::new(&config, checkpoint, tied);
+        let model = Self::lent(config, checkpoint, tied, client)?;
+        Ok(Self { fingerprint: Some(fingerprint), ..model })
+    }
+
+    /// The same for weights that are lent for a moment, as those that are trained: without a fingerprint.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_parameters`](Self::from_parameters).
+    pub(crate) fn lent(
+        config: Config,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+    ) -> Result<Self> {
         let params = Params::<B>::new(checkpoint, &client);
         let frame = config.family().frame();
         let specs = config.family().layers();
@@ -208,7 +222,7 @@ impl<B: Backend> Model<B> {
     }
 
     /// Tells this model from others, in 16 hexadecimal digits: the same each time its file is opened, another for
-    /// other sizes, options, types, or values of weights. `None` for weights that are [lent](Self::from_parameters).
+    /// other sizes, options, types, or values of weights. `None` for weights that are being trained.
     ///
     /// Of a matrix two parts are looked at, so one that differs in a few elements may have the same. The first call
     /// reads them.

@@ -216,8 +216,7 @@ impl TrainableModel {
             lent.push(values);
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
-        let model =
-            Model::from_parameters(self.files.config.clone(), &checkpoint, self.files.tied, client);
+        let model = Model::lent(self.files.config.clone(), &checkpoint, self.files.tied, client);
         let result = model.and_then(|model| work(&model));
         drop(checkpoint);
         for (parameter, values) in self.parameters.values_mut().zip(lent) {
