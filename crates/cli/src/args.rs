@@ -649,7 +649,8 @@ pub struct TuneArgs {
     /// Their factor is ALPHA / R; twice R by default
     #[arg(long, value_name = "ALPHA", requires = "lora")]
     pub alpha: Option<f64>,
-    /// Layers that get adapters
+    /// Layers that get adapters, like in_proj,q_proj, or rows of in_proj (in_proj.x, in_proj.dt); by default
+    /// the projections of mixers, attention and feed-forward layers
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "lora")]
     pub targets: Vec<String>,
     /// Write the model with these adapters merged into it to --out, and train nothing

@@ -9,6 +9,7 @@
 //! `base_model.model.NAME.lora_A.weight`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -17,11 +18,14 @@ use super::random::Random;
 use super::{Parameter, TrainableModel};
 use crate::checkpoint::{Checkpoint, Dtype, atomic_write, safetensors};
 use crate::error::{Error, Result};
+use crate::nn::MixerConfig;
 
 /// What stands before the names of a PEFT file.
 const PREFIX: &str = "base_model.model.";
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
+/// The layer whose rows are sections.
+const SECTIONED: &str = "in_proj";
 
 /// Which layers get adapters, and how wide.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,70 +35,144 @@ pub struct LoraConfig {
     pub r: usize,
     /// The factor is `alpha / r`.
     pub alpha: f64,
-    /// Last parts of the names of layers: `in_proj`, `q_proj`, ..
+    /// Last parts of the names of layers: `in_proj`, `q_proj`, ..; or a section of a mixer's `in_proj`, one of
+    /// [`MixerConfig::SECTIONS`]: `in_proj.dt` has an adapter of in_proj that changes these rows alone. When
+    /// empty: those of [`USUAL`](Self::USUAL) that the model has.
     pub targets: Vec<String>,
 }
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        let targets = ["in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"];
-        let mlp = ["gate_proj", "up_proj", "down_proj"];
-        Self {
-            r: 8,
-            alpha: 16.0,
-            targets: targets.iter().chain(&mlp).map(|x| (*x).into()).collect(),
-        }
+        Self { r: 8, alpha: 16.0, targets: Vec::new() }
     }
 }
 
 impl LoraConfig {
+    /// The layers that get adapters where none are named: projections of mixers, attention and
+    /// feed-forward layers.
+    pub const USUAL: [&str; 9] = [
+        "in_proj",
+        "out_proj",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ];
+
     fn scale(&self) -> f32 {
         (self.alpha / self.r as f64) as f32
     }
+
+    fn names(&self, target: &str) -> bool {
+        match &self.targets[..] {
+            [] => Self::USUAL.contains(&target),
+            targets => targets.iter().any(|name| name == target),
+        }
+    }
 }
 
-/// The layer that `name` is the weight of, where it is one of `targets`.
-fn layer_of<'a>(name: &'a str, targets: &[String]) -> Option<&'a str> {
-    let layer = name.strip_suffix(".weight")?;
-    let last = layer.rsplit('.').next()?;
-    targets.iter().any(|target| target == last).then_some(layer)
+/// A layer that can have an adapter.
+struct Layer {
+    /// Its name: that of its weight without `.weight`.
+    name: String,
+    /// Rows of its weight.
+    out: usize,
+    /// Columns of its weight.
+    width: usize,
+    /// What targets call it, and what they call bands of its rows.
+    targets: Vec<(String, Range<usize>)>,
+}
+
+impl Layer {
+    /// The rows that a configuration's targets name, if any.
+    fn rows(&self, config: &LoraConfig) -> Vec<Range<usize>> {
+        let named = self.targets.iter().filter(|(target, _)| config.names(target));
+        named.map(|(_, rows)| rows.clone()).collect()
+    }
 }
 
 impl TrainableModel {
+    /// The matrices that a layer multiplies with, but for the embedding and the head: the loss is fused with
+    /// the head, without its adapter.
+    fn layers(&self) -> Vec<Layer> {
+        let family = self.config().family();
+        let (names, specs) = (family.frame().names, family.layers());
+        let mut layers = Vec::new();
+        for (name, shape) in self.tensors().iter() {
+            let (Some(name), &[out, width]) = (name.strip_suffix(".weight"), shape) else {
+                continue;
+            };
+            let last = name.rsplit('.').next().unwrap_or(name);
+            let is_adapter = last.starts_with("lora_");
+            if is_adapter || [names.embeddings, names.head].contains(&name) {
+                continue;
+            }
+            let mut targets = vec![(last.to_owned(), 0..out)];
+            let mut parts = name.split('.').skip_while(|part| *part != "layers").skip(1);
+            let number = parts.next().and_then(|part| part.parse::<usize>().ok());
+            let mixer = number.and_then(|number| specs.get(number)?.mixer.as_ref());
+            if let Some(mixer) = mixer.filter(|_| last == SECTIONED) {
+                let sections = MixerConfig::SECTIONS.iter().zip(mixer.section_rows());
+                targets.extend(sections.map(|(of, rows)| (format!("{SECTIONED}.{of}"), rows)));
+            }
+            layers.push(Layer { name: name.to_owned(), out, width, targets });
+        }
+        layers
+    }
+
     /// Puts new adapters beside all layers that `config` names; they alone are trained.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when r is 0, or a target is no layer of the model.
+    /// [`Error::Argument`] when r is 0, or a target is no layer of the model: with those that are.
     pub fn add_adapters(&mut self, config: &LoraConfig, seed: u64) -> Result<()> {
         if config.r == 0 || !config.alpha.is_finite() {
             let reason = format!("expected r of at least 1, found {} {}", config.r, config.alpha);
             return Err(Error::Argument { name: "lora", reason });
         }
+        let layers = self.layers();
+        let known: BTreeSet<&str> = layers
+            .iter()
+            .flat_map(|layer| &layer.targets)
+            .map(|(target, _)| target.as_str())
+            // Numbers of lists.
+            .filter(|target| target.parse::<usize>().is_err())
+            .collect();
+        let known_list = || known.iter().copied().collect::<Vec<_>>().join(", ");
+        if let Some(target) = config.targets.iter().find(|target| !known.contains(target.as_str()))
+        {
+            let reason = format!("the model has no `{target}`, it has {}", known_list());
+            return Err(Error::Argument { name: "lora.targets", reason });
+        }
+        if !known.iter().any(|target| config.names(target)) {
+            let reason = format!("expected one or more of what the model has: {}", known_list());
+            return Err(Error::Argument { name: "lora.targets", reason });
+        }
         let mut random = Random::new(seed);
-        let tensors = self.tensors();
-        let mut used = BTreeSet::new();
-        for (name, shape) in tensors.iter() {
-            let (Some(layer), &[out, width]) = (layer_of(name, &config.targets), shape) else {
-                continue;
-            };
-            used.extend(layer.rsplit('.').next());
+        for layer in layers.iter().filter(|layer| !layer.rows(config).is_empty()) {
+            let (out, width) = (layer.out, layer.width);
             let most = (width as f64).powf(-0.5);
             let a = (0..config.r * width).map(|_| random.between(-most, most) as f32).collect();
             let b = vec![0.0; out * config.r];
-            self.add_adapter(
-                layer,
-                [(vec![config.r, width], a), (vec![out, config.r], b)],
-                config,
-            )?;
+            let matrices = [(vec![config.r, width], a), (vec![out, config.r], b)];
+            self.add_adapter(&layer.name, matrices, config)?;
         }
-        if let Some(target) = config.targets.iter().find(|target| !used.contains(target.as_str()))
-            && used.is_empty()
-        {
-            let reason = format!("no layer of the model is called `{target}`");
-            return Err(Error::Argument { name: "lora.targets", reason });
-        }
+        self.hold_untargeted(config);
         Ok(())
+    }
+
+    /// Keeps the rows of adapters that the targets do not name as they are: B's are zeros, so the weight's are
+    /// not changed.
+    pub(super) fn hold_untargeted(&mut self, config: &LoraConfig) {
+        for layer in self.layers() {
+            let rows = layer.rows(config);
+            if !rows.is_empty() && !rows.contains(&(0..layer.out)) {
+                self.train_rows(format!("{}.lora_B.weight", layer.name), rows);
+            }
+        }
     }
 
     fn add_adapter(
@@ -115,6 +193,12 @@ impl TrainableModel {
     ///
     /// [`Error::Io`] when the system refuses.
     pub fn write_adapters(&self, folder: &Path, base: &str, config: &LoraConfig) -> Result<()> {
+        // PEFT knows layers, no rows of them.
+        let targets: BTreeSet<&str> = self
+            .parameters()
+            .keys()
+            .filter_map(|name| name.strip_suffix(".lora_A.weight")?.rsplit('.').next())
+            .collect();
         let about = serde_json::json!({
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -125,7 +209,7 @@ impl TrainableModel {
             "bias": "none",
             "fan_in_fan_out": false,
             "inference_mode": true,
-            "target_modules": config.targets,
+            "target_modules": targets,
         });
         let adapters: Vec<(String, &Parameter)> = self
             .parameters()

@@ -230,8 +230,9 @@ impl TrainRun {
         saved.check_config(&value, &MAY_CHANGE)?;
         match &config.method {
             Method::Full => model.unfreeze(|_| true)?,
-            Method::Lora(_) => {
+            Method::Lora(lora) => {
                 model.read_adapters(&saved.path)?;
+                model.hold_untargeted(lora);
             }
         }
         let mut checkpoints = Checkpoints::open(folder, config.keep)?;
