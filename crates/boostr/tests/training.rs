@@ -461,15 +461,18 @@ fn losses(name: &str, config: &RunConfig, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f
 
 #[test]
 fn a_run_that_was_stopped_goes_on_to_the_bit() {
-    for config in [
-        config(),
-        RunConfig { carry_state: true, ..config() },
-        RunConfig { method: Method::Lora(lora(&["in_proj.dt", "out_proj"])), ..config() },
+    let adapters = |targets: &[&str]| RunConfig { method: Method::Lora(lora(targets)), ..config() };
+    for (name, config) in [
+        ("mamba2-tiny", config()),
+        ("mamba2-tiny", RunConfig { carry_state: true, ..config() }),
+        ("mamba2-tiny", adapters(&["in_proj.dt", "out_proj"])),
+        // Layers that a folder for others has as one.
+        ("granitehybrid-dense-tiny", adapters(&["gate_proj", "up_proj"])),
     ] {
-        let whole = losses("mamba2-tiny", &config, &[]);
+        let whole = losses(name, &config, &[]);
         assert_eq!(whole.0.len(), 20);
-        let stopped = losses("mamba2-tiny", &config, &[1, 6, 13]);
-        assert!(whole == stopped, "{config:?}");
+        let stopped = losses(name, &config, &[1, 6, 13]);
+        assert!(whole == stopped, "{name} {config:?}");
     }
 }
 

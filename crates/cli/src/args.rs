@@ -104,7 +104,7 @@ pub enum Color {
 pub enum Command {
     /// Complete a prompt, or answer it
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Layers, sizes, types and memory of a model
     #[command(alias = "inspect", before_help = SHOW_EXAMPLES)]
     Show(ShowArgs),
@@ -247,6 +247,10 @@ pub struct ModelArgs {
     /// What attention keeps keys and values as
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_type: KvKind,
+    /// Adapters beside the model: a folder of `boostr tune --lora` or PEFT. That folder in place of a model
+    /// stands for the model that it names, with them
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Decode quantized weights to f32 first: slower, four to eight times the memory, nothing rounded
     #[arg(long)]
     pub exact: bool,

@@ -154,13 +154,19 @@ impl Config {
 
     /// The name of a tensor under the first layer that has its block, where that is another.
     fn home(&self, name: &str) -> Option<String> {
-        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-        let (layer, part) = (layer.parse::<usize>().ok()?, rest.strip_prefix(SHARED)?);
+        let (layer, rest) = split_layer(name)?;
+        let part = rest.strip_prefix(SHARED)?;
         let hybrid = self.hybrid_layers();
         let index = hybrid.iter().position(|&hybrid| hybrid == layer)?;
         let first = hybrid[index % self.n_block()];
         part.starts_with('.').then(|| format!("model.layers.{first}.{SHARED}{part}"))
     }
+}
+
+/// The number of the layer that a tensor is of, and its name there.
+fn split_layer(name: &str) -> Option<(usize, &str)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
 }
 
 /// Which layers are hybrid: a word for each layer, or the numbers of those that are.
@@ -464,6 +470,17 @@ impl Family for Config {
 
     fn write_gguf(&self, _: &mut Metadata) -> Result<()> {
         Err(no_gguf())
+    }
+
+    /// A layer of a block is one of every hybrid layer that uses it.
+    fn shared_as(&self, layer: &str) -> Vec<String> {
+        let hybrid = self.hybrid_layers();
+        let name = self.home(layer).unwrap_or_default();
+        let of = split_layer(&name)
+            .and_then(|(home, rest)| Some((hybrid.iter().position(|&i| i == home)?, rest)));
+        let Some((first, rest)) = of else { return vec![layer.to_owned()] };
+        let users = hybrid.iter().skip(first).step_by(self.n_block());
+        users.map(|user| format!("model.layers.{user}.{rest}")).collect()
     }
 
     /// Leaves each shared weight once, under the first layer that has it.

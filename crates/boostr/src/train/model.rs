@@ -182,6 +182,11 @@ impl TrainableModel {
         entries.map(|(name, entry)| (name.to_owned(), entry.clone())).collect()
     }
 
+    /// What is not trained.
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.files.checkpoint
+    }
+
     /// What is trained.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
