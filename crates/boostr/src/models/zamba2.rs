@@ -30,8 +30,8 @@ use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params, RmsNorm,
-    RopeConfig, Row, Tensors,
+    Adapter, Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params,
+    RmsNorm, RopeConfig, Row, Tensors,
 };
 use crate::ops::{Activation, ActivationOps};
 
@@ -213,26 +213,6 @@ fn read_rope(file: &ConfigFile, headdim: usize, is_long: bool) -> Result<RopeCon
     Ok(rope)
 }
 
-/// Two matrices in sequence beside a projection, the first one narrow.
-struct Adapter<B: Backend>([Linear<B>; 2]);
-
-impl<B: Backend> Adapter<B> {
-    fn load(params: &Params<'_, B>) -> Result<Self> {
-        let linear = |name| Linear::load(&params.under(name), false);
-        Ok(Self([linear("0")?, linear("1")?]))
-    }
-
-    /// What the adapter makes of `x`, added to what the projection made of it.
-    fn add_to(&self, client: &B::Client, projected: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let [narrow, wide] = &self.0;
-        wide.forward_onto(client, &narrow.forward(client, x)?, projected, 1.0)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.0.iter().map(|linear| linear.weight().size_in_bytes()).sum()
-    }
-}
-
 /// What hybrid layers share.
 struct Block<B: Backend> {
     input_layernorm: RmsNorm<B>,
@@ -350,7 +330,8 @@ impl<B: Backend> Hybrid<B> {
         shared: &Params<'_, B>,
     ) -> Result<Self> {
         let adapter = |part: &str, list: &str| {
-            Adapter::load(&shared.under(part).under(list).under(&index.to_string()))
+            let params = shared.under(part).under(list).under(&index.to_string());
+            Adapter::load(&params, ["0", "1"], 1.0)
         };
         let qkv_adapters = || -> Result<_> {
             let [q, k, v] =
