@@ -116,9 +116,9 @@ fn timings_are_on_stderr_when_asked_for() {
         "eval rate:",
         "time to first token:",
         "state:",
-        "constant (position 25)",
+        "constant (position 22)",
         "seed 11",
-        "1.15 M params, f32",
+        "2.68 M params, bf16",
     ] {
         assert!(run.stderr.contains(label), "{label}: {}", run.stderr);
     }
@@ -128,11 +128,11 @@ fn timings_are_on_stderr_when_asked_for() {
 #[test]
 fn text_ends_before_a_stop_string() {
     let args = ["-p", PROMPT, "--temp", "0", "-n", "24"];
-    let run = boostr(&[&args[..], &["--stop", "single city"]].concat()).ok();
-    assert_eq!(run.stdout, ".\nIt is a source of a \n");
-    let stops = ["--stop", "never", "--stop", "source", "--json"];
+    let run = boostr(&[&args[..], &["--stop", "the Government"]].concat()).ok();
+    assert_eq!(run.stdout, " that it is not to be expected that \n");
+    let stops = ["--stop", "never", "--stop", "expected", "--json"];
     let json = boostr(&[&args[..], &stops[..]].concat()).ok().json();
-    assert_eq!(json["text"], ".\nIt is a ");
+    assert_eq!(json["text"], " that it is not to be ");
     assert_eq!(json["finish_reason"], "stop");
 }
 
