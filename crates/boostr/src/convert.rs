@@ -277,6 +277,10 @@ impl ModelFiles {
     }
 
     pub(crate) fn open(source: &Path, options: &OpenOptions) -> Result<Self> {
+        if options.adapter.is_some() {
+            let reason = "expected a model alone: merge them into it first";
+            return Err(Error::Argument { name: "adapter", reason: reason.into() });
+        }
         let mut checkpoint = Checkpoint::open(source, options.allow_pickle)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {

@@ -14,6 +14,10 @@ use crate::models::{Config, Model};
 use crate::ops::KvType;
 use crate::tokenizer::{Tokenizer, ensure_bos};
 
+pub mod adapters;
+
+use adapters::Adapters;
+
 /// Longest configuration file read.
 const MAX_CONFIG: u64 = 16 << 20;
 
@@ -29,6 +33,8 @@ pub struct OpenOptions {
     /// Decode quantized weights to f32 first, and so round no activations: exact for the weights as they
     /// are, in four to eight times the memory.
     pub exact: bool,
+    /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
+    pub adapter: Option<PathBuf>,
 }
 
 /// The files of a model that is part of the program.
@@ -72,7 +78,8 @@ impl<B: Backend> LanguageModel<B> {
     /// `tokenizer_config.json` and `generation_config.json`. A path to a weight file stands for its
     /// folder, with that file as weights.
     ///
-    /// A GGUF file, or a folder with one and no `config.json`, holds all that in itself.
+    /// A GGUF file, or a folder with one and no `config.json`, holds all that in itself. A folder of adapters
+    /// stands for the model that they are of, with them beside it.
     ///
     /// # Errors
     ///
@@ -86,13 +93,25 @@ impl<B: Backend> LanguageModel<B> {
     /// # Ok::<(), boostr::Error>(())
     /// ```
     pub fn open(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
+        if adapters::is_adapter(path)? {
+            if let Some(other) = &options.adapter {
+                let reason = format!("one more (`{}`) beside those of a folder", other.display());
+                return Err(Error::format(
+                    path,
+                    format!("expected a model, found adapters, {reason}"),
+                ));
+            }
+            let options = OpenOptions { adapter: Some(path.into()), ..options.clone() };
+            return Self::open(&adapters::base_of(path)?, &options, client);
+        }
         let folder = folder_of(path)?;
         if !is_gguf(path)? {
             // Before the weights: a folder without it is no model.
             let config = config_file(&folder)?;
             let files = TextFiles::read(&folder, options)?;
             let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
-            let mut lm = Self::assemble(path, &config, checkpoint, files, client)?;
+            let adapter = options.adapter.as_deref();
+            let mut lm = Self::assemble(path, &config, checkpoint, files, adapter, client)?;
             lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
             return Ok(lm);
         }
@@ -107,7 +126,7 @@ impl<B: Backend> LanguageModel<B> {
         // A large vocabulary takes as long as the weights.
         let (text, model) = rayon::join(
             || Tokenizer::from_gguf(metadata),
-            || Model::load(config, checkpoint.clone(), client),
+            || model(config, checkpoint.clone(), options.adapter.as_deref(), client),
         );
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
@@ -159,6 +178,7 @@ impl<B: Backend> LanguageModel<B> {
                 generation_config: Some(files.generation_config.into()),
                 chat_templates: Vec::new(),
             },
+            None,
             client,
         )
     }
@@ -168,11 +188,12 @@ impl<B: Backend> LanguageModel<B> {
         file: &ConfigFile,
         checkpoint: Checkpoint,
         files: TextFiles,
+        adapter: Option<&Path>,
         client: B::Client,
     ) -> Result<Self> {
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
-        let model = Model::load(Config::read(file)?, checkpoint, client)?;
+        let model = model(Config::read(file)?, checkpoint, adapter, client)?;
         let tokenizer = files.tokenizer;
         let path = path.to_path_buf();
         Ok(Self { path, model, tokenizer, defaults, eos, chat_template, bos })
@@ -209,6 +230,20 @@ impl<B: Backend> LanguageModel<B> {
         let known = self.tokenizer.as_ref().map_or(usize::MAX, |t| t.max_id() as usize + 1);
         self.model.vocab_limit().min(known)
     }
+}
+
+/// A model of these weights, with the adapters of a folder if there is one.
+fn model<B: Backend>(
+    config: Config,
+    mut weights: Checkpoint,
+    adapter: Option<&Path>,
+    client: B::Client,
+) -> Result<Model<B>> {
+    let tied = config.adopt(&mut weights)?;
+    if let Some(folder) = adapter {
+        Adapters::read(folder)?.put_beside(&config, &mut weights)?;
+    }
+    Model::from_parameters(config, &weights, tied, client)
 }
 
 /// The files of a model folder beside its weights and its configuration.
@@ -361,8 +396,12 @@ pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
             return ConfigFile::parse(path, &text);
         }
     }
-    let reason = "no config.json (or params.json) in this folder: a model needs one beside its \
-                  weights; take it from where the weights came from";
+    let reason = if adapters::is_adapter(folder)? {
+        "adapters beside a model, no model: `boostr tune MODEL --merge ADAPTERS --out NEW` makes one"
+    } else {
+        "no config.json (or params.json) in this folder: a model needs one beside its weights; take \
+         it from where the weights came from"
+    };
     Err(Error::format(folder, reason))
 }
 

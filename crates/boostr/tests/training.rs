@@ -308,6 +308,104 @@ fn case_20_adapters_learn_are_saved_as_peft_saves_them_and_merge_into_the_same_m
     }
 }
 
+fn temporary(what: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("boostr-{what}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn lora(targets: &[&str]) -> LoraConfig {
+    LoraConfig { targets: targets.iter().map(|x| (*x).into()).collect(), ..LoraConfig::default() }
+}
+
+/// Rows of an in_proj `[z | x | b | c | dt]`, by the sizes of the parameters beside it.
+fn rows_of(model: &TrainableModel, in_proj: &str, section: &str) -> std::ops::Range<usize> {
+    let tensors = model.tensors();
+    let mixer = in_proj.strip_suffix(".in_proj").unwrap();
+    let size = |name: &str, dim: usize| tensors.get(&format!("{mixer}.{name}")).unwrap()[dim];
+    let (all, inner) = (size("in_proj.weight", 0), size("out_proj.weight", 1));
+    match section {
+        "x" => inner..2 * inner,
+        "dt" => all - size("A_log", 0)..all,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn adapters_of_rows_of_in_proj_move_those_rows_alone_and_are_adapters_like_others() {
+    let tokens = ids(24, 3);
+    let names = ["mamba2-tiny", "mamba2-tiny-g2", "bamba-tiny", "falcon-h1-tiny"];
+    let more = ["granitehybrid-moe-tiny", "nemotron-h-tiny", "zamba2-tiny"];
+    for (name, sections) in names
+        .iter()
+        .chain(&more)
+        .flat_map(|name| [&["dt"][..], &["x", "dt"]].map(|sections| (*name, sections)))
+    {
+        let what = format!("{name} {sections:?}");
+        let folder = temporary(&format!("rows-{name}-{}", sections.len()));
+        let targets: Vec<String> = sections.iter().map(|of| format!("in_proj.{of}")).collect();
+        let config = LoraConfig { targets, ..LoraConfig::default() };
+        let mut model = open(name);
+        model.add_adapters(&config, 1).unwrap();
+        // Decay and averages too leave the other rows as they are.
+        let adamw = AdamWConfig { weight_decay: 0.5, ema_decay: 0.9, ..AdamWConfig::default() };
+        let mut trainer = trainer(model, adamw, 1e-2);
+        let batch = Batch { pieces: vec![piece(&tokens, 0)] };
+        let first = trainer.step(&batch).unwrap().loss;
+        trainer.step(&batch).unwrap();
+        assert!(trainer.step(&batch).unwrap().loss < first, "{what} learns");
+        let of_b = trainer.model().parameters().iter().filter(|(name, _)| name.contains("lora_B"));
+        for (name, b) in of_b {
+            let layer = name.strip_suffix(".lora_B.weight").unwrap();
+            let rows: Vec<_> =
+                sections.iter().map(|of| rows_of(trainer.model(), layer, of)).collect();
+            let average = trainer.optimizer().average(name).unwrap();
+            for values in [&b.values[..], average] {
+                for (i, row) in values.chunks_exact(config.r).enumerate() {
+                    let moved = rows.iter().any(|rows| rows.contains(&i));
+                    assert_eq!(row.iter().any(|x| *x != 0.0), moved, "{what}: {name}, row {i}");
+                }
+            }
+        }
+        trainer.model().write_adapters(&folder, "base", &config).unwrap();
+        let about = std::fs::read_to_string(folder.join("adapter_config.json")).unwrap();
+        let about: serde_json::Value = serde_json::from_str(&about).unwrap();
+        assert_eq!(about["target_modules"], serde_json::json!(["in_proj"]));
+
+        let mut beside = trainer.into_model();
+        let mut read = open(name);
+        read.read_adapters(&folder).unwrap();
+        assert_eq!(read.parameters(), beside.parameters(), "{what}: read back");
+        let want = logits(&mut beside, &tokens);
+        read.merge_adapters().unwrap();
+        let most = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (x, y) in logits(&mut read, &tokens).iter().zip(&want) {
+            assert!((x - y).abs() < 1e-5 * (1.0 + most), "{what}: merged {x}, beside {y}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn targets_that_a_model_does_not_have_are_refused_with_those_that_it_has() {
+    for (name, targets, told) in [
+        ("llama-tiny", &["in_proj.x"][..], "no `in_proj.x`, it has down_proj, gate_proj, k_proj"),
+        ("llama-tiny", &["q_proj", "in_proj"], "no `in_proj`, it has"),
+        (
+            "mamba2-tiny",
+            &["in_proj.y"],
+            "no `in_proj.y`, it has in_proj, in_proj.b, in_proj.c, in_proj.dt",
+        ),
+        ("mamba2-tiny", &["x"], "in_proj.x, in_proj.z, out_proj"),
+        ("mamba2-tiny", &["embeddings"], "no `embeddings`"),
+        ("zamba2-tiny", &["0"], "no `0`"),
+    ] {
+        let error = open(name).add_adapters(&lora(targets), 0).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
 fn config() -> RunConfig {
     RunConfig {
         batch_size: 2,
@@ -325,15 +423,13 @@ fn data() -> TokenFile {
 }
 
 /// Losses of all steps of a run that is stopped after each number of steps in `stops`, and its parameters.
-fn losses(name: &str, carry_state: bool, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f32>>) {
-    let what = if carry_state { "carried" } else { "packed" };
-    let folder = std::env::temp_dir().join(format!(
-        "boostr-run-{}-{what}-{}",
-        std::process::id(),
-        stops.len()
-    ));
-    let _ = std::fs::remove_dir_all(&folder);
-    let config = RunConfig { carry_state, ..config() };
+fn losses(name: &str, config: &RunConfig, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f32>>) {
+    let kind = match (&config.method, config.carry_state) {
+        (Method::Lora(_), _) => "adapters",
+        (Method::Full, true) => "carried",
+        (Method::Full, false) => "packed",
+    };
+    let folder = temporary(&format!("run-{kind}-{}", stops.len()));
     let mut losses = Vec::new();
     let mut values = Vec::new();
     for (i, stop) in stops.iter().chain([&u64::MAX]).enumerate() {
@@ -341,7 +437,10 @@ fn losses(name: &str, carry_state: bool, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f3
             TrainRun::new(&folder, config.clone(), open(name), data(), Some(data())).unwrap()
         } else {
             let saved = latest(&folder).unwrap().unwrap().checkpoint;
-            let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
+            let model = match config.method {
+                Method::Full => TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap(),
+                Method::Lora(_) => open(name),
+            };
             TrainRun::resume(&folder, &saved, config.clone(), model, data(), Some(data())).unwrap()
         };
         run.run(|| 0, &mut |event| {
@@ -362,11 +461,18 @@ fn losses(name: &str, carry_state: bool, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f3
 
 #[test]
 fn a_run_that_was_stopped_goes_on_to_the_bit() {
-    for carry_state in [false, true] {
-        let whole = losses("mamba2-tiny", carry_state, &[]);
+    let adapters = |targets: &[&str]| RunConfig { method: Method::Lora(lora(targets)), ..config() };
+    for (name, config) in [
+        ("mamba2-tiny", config()),
+        ("mamba2-tiny", RunConfig { carry_state: true, ..config() }),
+        ("mamba2-tiny", adapters(&["in_proj.dt", "out_proj"])),
+        // Layers that a folder for others has as one.
+        ("granitehybrid-dense-tiny", adapters(&["gate_proj", "up_proj"])),
+    ] {
+        let whole = losses(name, &config, &[]);
         assert_eq!(whole.0.len(), 20);
-        let stopped = losses("mamba2-tiny", carry_state, &[1, 6, 13]);
-        assert!(whole == stopped, "carried: {carry_state}");
+        let stopped = losses(name, &config, &[1, 6, 13]);
+        assert!(whole == stopped, "{name} {config:?}");
     }
 }
 
@@ -407,9 +513,6 @@ fn bad_batches_and_settings_are_errors_that_change_nothing() {
         Trainer::new(open("mamba2-tiny"), AdamWConfig::default(), constant(1e-3), 1, false)
             .is_err()
     );
-    let targets = vec!["nothing".to_owned()];
-    let lora = LoraConfig { targets, ..LoraConfig::default() };
-    assert!(open("mamba2-tiny").add_adapters(&lora, 0).is_err());
     assert!(decays("lm_head.weight", &[2, 2]));
     let method = Method::Lora(LoraConfig { r: 0, ..LoraConfig::default() });
     let folder = std::env::temp_dir().join(format!("boostr-bad-{}", std::process::id()));

@@ -257,6 +257,10 @@ pub struct ModelArgs {
     /// What attention keeps keys and values as
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_type: KvKind,
+    /// Adapters beside the model: a folder of `boostr tune --lora` or PEFT. That folder in place of a model
+    /// stands for the model that it names, with them
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Decode quantized weights to f32 first: slower, four to eight times the memory, nothing rounded
     #[arg(long)]
     pub exact: bool,
@@ -723,7 +727,8 @@ pub struct TuneArgs {
     /// Their factor is ALPHA / R; twice R by default
     #[arg(long, value_name = "ALPHA", requires = "lora")]
     pub alpha: Option<f64>,
-    /// Layers that get adapters
+    /// Layers that get adapters, like in_proj,q_proj, or rows of in_proj (in_proj.x, in_proj.dt); by default
+    /// the projections of mixers, attention and feed-forward layers
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "lora")]
     pub targets: Vec<String>,
     /// Write the model with these adapters merged into it to --out, and train nothing

@@ -14,13 +14,12 @@ use serde_json::json;
 
 use crate::args::EvalArgs;
 use crate::exit::usage;
-use crate::model::Source;
 use crate::term::{COUNT, Term};
 
 pub fn run(args: &EvalArgs, term: &Term) -> Result<()> {
     let named = args.path.as_deref().or(args.model.model.as_deref());
-    let source = Source::of(named)?;
-    let lm: LanguageModel<Cpu> = source.open(&args.model.options())?;
+    let (source, options) = args.model.source(named)?;
+    let lm: LanguageModel<Cpu> = source.open(&options)?;
     let kind = DataFile::new(&args.data).map_err(|error| usage(error.to_string()))?.kind;
     match kind {
         Kind::Text { .. } => text(args, &lm, &source.name(), term),

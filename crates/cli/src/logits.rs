@@ -16,12 +16,13 @@ use crate::prompt::{self, Prompt};
 use crate::term::Term;
 
 pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
-    let source = Source::of(args.path.as_deref().or(args.model.model.as_deref()))?;
+    let (source, options) =
+        args.model.source(args.path.as_deref().or(args.model.model.as_deref()))?;
     let tokens = prompt::parse_ids(&args.tokens)?;
     let pieces = pieces(&args.split, tokens.len())?;
 
     check_out(args, &source)?;
-    let lm = source.open(&args.model.options())?;
+    let lm = source.open(&options)?;
     let tokens = Prompt::Ids(tokens).ids(&lm)?;
     let vocab = lm.model.vocab_rows();
     let mut state = lm.model.new_state()?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
 use boostr::checkpoint::Checkpoint;
-use boostr::load::{self, LanguageModel, OpenOptions};
+use boostr::load::{self, LanguageModel, OpenOptions, adapters};
 use boostr::models::Config;
 
 use crate::args::{self, FileArgs, ModelArgs};
@@ -93,6 +93,16 @@ impl Source {
                 Ok(_) => Ok(()),
                 Err(error) => Err(bad(path, boostr::Error::io(path, error))),
             },
+        }
+    }
+
+    /// For a folder of adapters the model that they are of, and the folder.
+    pub fn with_adapter(self) -> Result<(Self, Option<PathBuf>), BadModel> {
+        match &self {
+            Self::Path(path) if adapters::is_adapter(path)? => {
+                Ok((Self::Path(adapters::base_of(path)?), Some(path.clone())))
+            }
+            _ => Ok((self, None)),
         }
     }
 
@@ -186,14 +196,31 @@ fn from_env() -> Option<PathBuf> {
 }
 
 impl ModelArgs {
-    /// What the library needs to know to open a model.
-    pub fn options(&self) -> OpenOptions {
-        OpenOptions {
+    /// The model that a command line names, and what the library needs to know to open it. Adapters without a
+    /// model are beside the one that they name.
+    pub fn source(&self, named: Option<&Path>) -> Result<(Source, OpenOptions)> {
+        let source = match (Source::named(named), &self.adapter) {
+            (None, Some(folder)) => Source::Path(folder.clone()),
+            (Some(source), _) => source,
+            (None, None) => Source::of(None)?,
+        };
+        let (source, named) = source.with_adapter()?;
+        let adapter = match (named, &self.adapter) {
+            (Some(of), Some(other)) if of != *other => {
+                let of = of.display();
+                let reason = format!("--adapter: `{of}` is adapters itself, not a model");
+                return Err(usage(reason));
+            }
+            (named, given) => named.or_else(|| given.clone()),
+        };
+        let options = OpenOptions {
             allow_pickle: self.allow_pickle,
             tokenizer: self.tokenizer.clone(),
             kv_type: Some(self.kv_type.into()),
             exact: self.exact,
-        }
+            adapter,
+        };
+        Ok((source, options))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::engine::{Finish, Generated, Request, generate};
-use boostr::load::LanguageModel;
+use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::state_file::{About, StateFile};
@@ -26,7 +26,7 @@ use crate::system;
 use crate::term::{Style, Term};
 
 pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
-    let (source, text) = model_and_text(args)?;
+    let (source, options, text) = model_and_text(args)?;
     source.check_exists()?;
     let prompt = prompt_of(args, bare, text)?;
     let is_own_prompt = prompt.is_none();
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = args.state.state.as_deref().map(state::open).transpose()?;
-    let lm = source.open(&args.model.options())?;
+    let lm = source.open(&options)?;
     let (mut state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),
@@ -153,7 +153,7 @@ fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
 const NEXT: &str = "boostr MODEL -p TEXT | boostr show | boostr doctor | boostr --help";
 
 /// The model that a command line means, and the text it has as a word.
-fn model_and_text(args: &RunArgs) -> Result<(Source, Option<&OsString>)> {
+fn model_and_text(args: &RunArgs) -> Result<(Source, OpenOptions, Option<&OsString>)> {
     let (model, text) = match (&args.model.model, &args.first, &args.second) {
         (Some(_), Some(_), Some(extra)) => {
             let extra = extra.to_string_lossy();
@@ -162,7 +162,8 @@ fn model_and_text(args: &RunArgs) -> Result<(Source, Option<&OsString>)> {
         (Some(model), text, _) => (Some(model.as_path()), text),
         (None, first, second) => (first.as_ref().map(Path::new), second),
     };
-    Ok((Source::of(model)?, text.as_ref()))
+    let (source, options) = args.model.source(model)?;
+    Ok((source, options, text.as_ref()))
 }
 
 /// The prompt that the user gives; `None` when there is none.

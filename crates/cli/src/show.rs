@@ -8,13 +8,14 @@ use std::path::Path;
 use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, TensorEntry};
 use boostr::convert::kind_of;
+use boostr::load::adapters::Adapters;
 use boostr::models::{Config, Family, Ffn, LayerSpec};
 use boostr::nn::{AttentionConfig, MixerConfig};
 use boostr::ops::KvType;
 use serde_json::{Value, json};
 
 use crate::args::ShowArgs;
-use crate::model::{Source, Summary};
+use crate::model::{Source, Summary, bad};
 use crate::system;
 use crate::term::{Style, Term};
 
@@ -23,6 +24,11 @@ const PIECE: usize = 512;
 
 pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
+    let (source, adapter) = source.with_adapter()?;
+    let adapter = match adapter {
+        Some(folder) => Some(Adapters::read(&folder).map_err(|error| bad(&folder, error))?),
+        None => None,
+    };
     let checkpoint = source.checkpoint(args.allow_pickle)?;
     // A weight file on its own can be looked into as well.
     let is_file = matches!(&source, Source::Path(path) if !path.is_dir());
@@ -33,7 +39,7 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
         Some(folder) if is_file && checkpoint.gguf().is_none() && !has_config(folder) => None,
         _ => Some(source.config(Some(&checkpoint))?),
     };
-    let facts = Facts::gather(&source, &checkpoint, config, args.context);
+    let facts = Facts::gather(&source, &checkpoint, config, adapter, args.context);
     if args.json {
         return term.print_json(&facts.json(&checkpoint, args.tensors));
     }
@@ -68,6 +74,7 @@ struct Facts<'a> {
     name: String,
     path: Option<String>,
     config: Option<Config>,
+    adapter: Option<Adapters>,
     /// Tokens of a sequence.
     context: usize,
     summary: Summary,
@@ -83,6 +90,7 @@ impl<'a> Facts<'a> {
         source: &Source,
         checkpoint: &'a Checkpoint,
         config: Option<Config>,
+        adapter: Option<Adapters>,
         context: usize,
     ) -> Self {
         let mut kinds: BTreeMap<String, (&TensorEntry, usize)> = BTreeMap::new();
@@ -129,6 +137,7 @@ impl<'a> Facts<'a> {
                 Source::Path(path) => Some(path.display().to_string()),
             },
             config,
+            adapter,
             context,
             summary: Summary::of(&once),
             file_bytes,
@@ -142,6 +151,17 @@ impl<'a> Facts<'a> {
         let mut lines = Vec::new();
         if let Some(path) = &self.path {
             lines.push(("path", path.clone()));
+        }
+        if let Some(adapter) = &self.adapter {
+            let (r, alpha) = adapter.rank();
+            let layers = adapter.layers();
+            let layers: Vec<String> =
+                layers.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            let [path, layers] = [adapter.path().display().to_string(), layers.join(", ")];
+            let count = system::count(adapter.parameters() as u64);
+            let what =
+                format!("{path}: rank {r}, alpha {alpha}, {count} parameters beside {layers}");
+            lines.push(("adapters", what));
         }
         if let Some(config) = &self.config {
             let family = config.family();
@@ -251,6 +271,16 @@ impl<'a> Facts<'a> {
             if let (Value::Object(object), Value::Object(sizes)) = (&mut object, sizes) {
                 object.extend(sizes);
             }
+        }
+        if let Some(adapter) = &self.adapter {
+            let (r, alpha) = adapter.rank();
+            object["adapter"] = json!({
+                "path": adapter.path().display().to_string(),
+                "r": r,
+                "alpha": alpha,
+                "parameters": adapter.parameters(),
+                "layers": adapter.layers(),
+            });
         }
         if with_tensors {
             object["tensors"] =

@@ -113,7 +113,7 @@ impl TextSide {
         if let Some(file) = &input.tokenizer {
             return Self::of_file(file);
         }
-        match Source::of(model)? {
+        match Source::of(model)?.with_adapter()?.0 {
             Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
                 Self::of_file(&path)
             }

@@ -103,14 +103,11 @@ pub fn tune(args: &TuneArgs, term: &Term) -> Result<()> {
     }
     set(&mut file.run, training);
     if let Some(r) = args.lora {
-        let mut lora =
-            LoraConfig { r, alpha: args.alpha.unwrap_or(2.0 * r as f64), ..LoraConfig::default() };
-        if !args.targets.is_empty() {
-            lora.targets.clone_from(&args.targets);
-        }
-        file.run.method = Method::Lora(lora);
+        let alpha = args.alpha.unwrap_or(2.0 * r as f64);
+        file.run.method = Method::Lora(LoraConfig { r, alpha, targets: args.targets.clone() });
     }
-    file.run.base = path.display().to_string();
+    // Found again wherever boostr or PEFT are run.
+    file.run.base = fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
     let data = files(&training.data, training)?;
     if data.is_empty() {
         return Err(usage("--data FILE: expected text to train on"));

@@ -6,7 +6,8 @@ use anyhow::Result;
 use boostr::backend::{self, Cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
-use boostr::load::{is_gguf, read_text};
+use boostr::load::adapters::Adapters;
+use boostr::load::{OpenOptions, is_gguf, read_text};
 use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
@@ -24,7 +25,15 @@ const MAX_NAMED: usize = 5;
 
 pub fn run(args: &VerifyArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
-    let checks = check(&source, args.allow_pickle, args.values)?;
+    let (source, adapter) = source.with_adapter()?;
+    let mut checks = check(&source, args.allow_pickle, args.values)?;
+    if let Some(folder) = adapter {
+        let opened =
+            source.open(&OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() });
+        let parameters = || Ok::<_, boostr::Error>(Adapters::read(&folder)?.parameters());
+        let found = opened.and_then(|_| parameters().map_err(BadModel::from));
+        checks.record("adapters", found, |count| format!("{count} parameters beside the model"));
+    }
     checks.print(args.json, json!({ "model": source.name() }), term)?;
     checks.conclude(true)
 }

@@ -319,6 +319,10 @@ impl Family for Config {
         Some("falcon-h1")
     }
 
+    fn gguf_folds(&self) -> bool {
+        true
+    }
+
     fn frame(&self) -> Frame {
         Frame {
             names: NAMES,

@@ -380,6 +380,16 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// [`Error::Unsupported`] for what GGUF has no place for.
     fn gguf_table(&self) -> Result<Vec<Row>>;
 
+    /// Whether GGUF has factors of the configuration in the weights.
+    fn gguf_folds(&self) -> bool {
+        false
+    }
+
+    /// The names that transformers has for a layer: several of one that layers share.
+    fn shared_as(&self, layer: &str) -> Vec<String> {
+        vec![layer.to_owned()]
+    }
+
     /// Values that GGUF keeps as tensors and a configuration otherwise, by name.
     fn gguf_given(&self) -> Vec<(&'static str, Vec<f32>)> {
         Vec::new()

@@ -30,8 +30,8 @@ use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params, RmsNorm,
-    RopeConfig, Row, Tensors,
+    Adapter, Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params,
+    RmsNorm, RopeConfig, Row, Tensors,
 };
 use crate::ops::{Activation, ActivationOps};
 
@@ -154,13 +154,19 @@ impl Config {
 
     /// The name of a tensor under the first layer that has its block, where that is another.
     fn home(&self, name: &str) -> Option<String> {
-        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-        let (layer, part) = (layer.parse::<usize>().ok()?, rest.strip_prefix(SHARED)?);
+        let (layer, rest) = split_layer(name)?;
+        let part = rest.strip_prefix(SHARED)?;
         let hybrid = self.hybrid_layers();
         let index = hybrid.iter().position(|&hybrid| hybrid == layer)?;
         let first = hybrid[index % self.n_block()];
         part.starts_with('.').then(|| format!("model.layers.{first}.{SHARED}{part}"))
     }
+}
+
+/// The number of the layer that a tensor is of, and its name there.
+fn split_layer(name: &str) -> Option<(usize, &str)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
 }
 
 /// Which layers are hybrid: a word for each layer, or the numbers of those that are.
@@ -205,26 +211,6 @@ fn read_rope(file: &ConfigFile, headdim: usize, is_long: bool) -> Result<RopeCon
         rope.theta *= 8f64.powf(headdim / (headdim - 2.0));
     }
     Ok(rope)
-}
-
-/// Two matrices in sequence beside a projection, the first one narrow.
-struct Adapter<B: Backend>([Linear<B>; 2]);
-
-impl<B: Backend> Adapter<B> {
-    fn load(params: &Params<'_, B>) -> Result<Self> {
-        let linear = |name| Linear::load(&params.under(name), false);
-        Ok(Self([linear("0")?, linear("1")?]))
-    }
-
-    /// What the adapter makes of `x`, added to what the projection made of it.
-    fn add_to(&self, client: &B::Client, projected: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let [narrow, wide] = &self.0;
-        wide.forward_onto(client, &narrow.forward(client, x)?, projected, 1.0)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.0.iter().map(|linear| linear.weight().size_in_bytes()).sum()
-    }
 }
 
 /// What hybrid layers share.
@@ -344,7 +330,8 @@ impl<B: Backend> Hybrid<B> {
         shared: &Params<'_, B>,
     ) -> Result<Self> {
         let adapter = |part: &str, list: &str| {
-            Adapter::load(&shared.under(part).under(list).under(&index.to_string()))
+            let params = shared.under(part).under(list).under(&index.to_string());
+            Adapter::load(&params, ["0", "1"], 1.0)
         };
         let qkv_adapters = || -> Result<_> {
             let [q, k, v] =
@@ -464,6 +451,17 @@ impl Family for Config {
 
     fn write_gguf(&self, _: &mut Metadata) -> Result<()> {
         Err(no_gguf())
+    }
+
+    /// A layer of a block is one of every hybrid layer that uses it.
+    fn shared_as(&self, layer: &str) -> Vec<String> {
+        let hybrid = self.hybrid_layers();
+        let name = self.home(layer).unwrap_or_default();
+        let of = split_layer(&name)
+            .and_then(|(home, rest)| Some((hybrid.iter().position(|&i| i == home)?, rest)));
+        let Some((first, rest)) = of else { return vec![layer.to_owned()] };
+        let users = hybrid.iter().skip(first).step_by(self.n_block());
+        users.map(|user| format!("model.layers.{user}.{rest}")).collect()
     }
 
     /// Leaves each shared weight once, under the first layer that has it.

@@ -17,28 +17,41 @@ pub struct Linear<B: Backend> {
     adapter: Option<Box<Adapter<B>>>,
 }
 
-/// A change of a weight by a product of two thin matrices.
-struct Adapter<B: Backend> {
+/// Two layers in sequence beside another, the first one narrow: `scale · wide(narrow(x))` is added to what that
+/// gives.
+pub struct Adapter<B: Backend> {
     /// `[r, in]`
-    a: Weight<B>,
+    narrow: Linear<B>,
     /// `[out, r]`
-    b: Weight<B>,
+    wide: Linear<B>,
     scale: f32,
 }
 
 impl<B: Backend> Adapter<B> {
-    fn load(params: &Params<'_, B>) -> Result<Option<Box<Self>>> {
-        if !params.has("lora_A.weight") {
-            return Ok(None);
-        }
-        let scale = params.values("lora_scale")?.first().copied().unwrap_or(1.0);
-        let [a, b] = [params.weight("lora_A.weight")?, params.weight("lora_B.weight")?];
-        Ok(Some(Box::new(Self { a, b, scale })))
+    /// Loads the two layers by their names.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float.
+    pub fn load(params: &Params<'_, B>, names: [&str; 2], scale: f32) -> Result<Self> {
+        let [narrow, wide] = names.map(|name| Linear::load(&params.under(name), false));
+        Ok(Self { narrow: narrow?, wide: wide?, scale })
     }
 
-    fn add_to(&self, client: &B::Client, y: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let thin = client.linear(x, &self.a, None, None)?; // [T, r]
-        client.add_scaled(y, &client.linear(&thin, &self.b, None, None)?, self.scale)
+    /// What it makes of `x` `[T, in]`, added to `y` `[T, out]`.
+    ///
+    /// # Errors
+    ///
+    /// When a width disagrees or memory is short.
+    pub fn add_to(&self, client: &B::Client, y: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let thin = self.narrow.forward(client, x)?; // [T, r]
+        self.wide.forward_onto(client, &thin, y, self.scale)
+    }
+
+    /// Bytes that a pass over the matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.narrow.weight().size_in_bytes() + self.wide.weight().size_in_bytes()
     }
 }
 
@@ -50,7 +63,12 @@ impl<B: Backend> Linear<B> {
     /// When one is missing or no float.
     pub fn load(params: &Params<'_, B>, bias: bool) -> Result<Self> {
         let bias = if bias { Some(params.tensor("bias")?) } else { None };
-        let adapter = Adapter::load(params)?;
+        let adapter = if params.has("lora_A.weight") {
+            let scale = params.values("lora_scale")?.first().copied().unwrap_or(1.0);
+            Some(Box::new(Adapter::load(params, ["lora_A", "lora_B"], scale)?))
+        } else {
+            None
+        };
         Ok(Self { weight: params.weight("weight")?, bias, precise: false, adapter })
     }
 

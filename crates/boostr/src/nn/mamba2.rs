@@ -9,6 +9,8 @@
 //! Rows of `in_proj` are `[z (H P) | x (H P) | b (G N) | c (G N) | dt (H)]`. Paper: *Transformers are
 //! SSMs* (Dao and Gu, 2024), section 7. Letters as in [`SsdInput`].
 
+use std::ops::Range;
+
 use super::linear::Linear;
 use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
@@ -54,6 +56,9 @@ pub struct MixerConfig {
 }
 
 impl MixerConfig {
+    /// Names of the sections of in_proj's rows, in their order.
+    pub const SECTIONS: [&str; 5] = ["z", "x", "b", "c", "dt"];
+
     /// A mixer of `nheads` heads of `headdim`, its options as the first published models have them.
     #[must_use]
     pub fn new(d_model: usize, nheads: usize, headdim: usize) -> Self {
@@ -81,6 +86,16 @@ impl MixerConfig {
     pub fn sections(&self) -> [usize; 5] {
         let groups = self.ngroups * self.d_state;
         [self.d_inner(), self.d_inner(), groups, groups, self.nheads]
+    }
+
+    /// The rows of in_proj that each section is.
+    #[must_use]
+    pub fn section_rows(&self) -> [Range<usize>; 5] {
+        let mut end = 0;
+        self.sections().map(|width| {
+            end += width;
+            end - width..end
+        })
     }
 
     /// H P
@@ -350,6 +365,7 @@ mod tests {
         let config = config(true, false);
         assert_eq!(config.sections(), [20, 20, 6, 6, 4]);
         assert_eq!(config.sections().iter().sum::<usize>(), config.d_in_proj());
+        assert_eq!(config.section_rows(), [0..20, 20..40, 40..46, 46..52, 52..56]);
         assert_eq!(config.conv_dim(), 32);
     }
 

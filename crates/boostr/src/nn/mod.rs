@@ -13,7 +13,7 @@ pub mod synthetic;
 pub use attention::{Attention, AttentionConfig};
 pub use joined::Joined;
 pub use layout::{Change, How, Layout, Part, Row, Stored};
-pub use linear::{Linear, RmsNorm};
+pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, Routing};
 pub use params::{Params, Tensors};

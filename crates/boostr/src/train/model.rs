@@ -4,11 +4,12 @@
 //! takes the parameters back.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::random::Random;
-use super::{Parameter, Parameters};
+use super::{Gradients, Parameter, Parameters};
 use crate::backend::Backend;
 use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use crate::convert::{ModelFiles, in_new_folder};
@@ -23,6 +24,8 @@ pub struct TrainableModel {
     files: ModelFiles,
     /// What is trained; the rest is in `files`.
     parameters: Parameters,
+    /// The rows that move of parameters of which not all do.
+    rows: BTreeMap<String, Vec<Range<usize>>>,
 }
 
 /// f32 values as bytes.
@@ -71,7 +74,7 @@ impl TrainableModel {
         let checkpoint = Checkpoint::from_entries("memory", entries.collect::<Result<_>>()?);
         let eos = file.ids("eos_token_id")?;
         let files = ModelFiles::new(config, checkpoint, tied, tokenizer, eos)?;
-        let mut model = Self { files, parameters: Parameters::new() };
+        let mut model = Self::of(files);
         model.unfreeze(|_| true)?;
         Ok(model)
     }
@@ -84,7 +87,11 @@ impl TrainableModel {
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         let mut files = ModelFiles::open(path, options)?;
         files.restore_a_log()?;
-        Ok(Self { files, parameters: Parameters::new() })
+        Ok(Self::of(files))
+    }
+
+    fn of(files: ModelFiles) -> Self {
+        Self { files, parameters: Parameters::new(), rows: BTreeMap::new() }
     }
 
     /// Makes the parameters that `trains` names f32, to be trained.
@@ -135,8 +142,28 @@ impl TrainableModel {
         Ok(())
     }
 
+    /// Lets only these rows of a parameter move; the others must be zeros, which decay leaves as they are.
+    pub(super) fn train_rows(&mut self, name: String, rows: Vec<Range<usize>>) {
+        self.rows.insert(name, rows);
+    }
+
+    /// Makes the gradients of rows that are not to move zero.
+    pub(super) fn hold_rows(&self, gradients: &mut Gradients) {
+        for (name, moved) in &self.rows {
+            let Some(gradient) = gradients.get_mut(name) else { continue };
+            let rows = self.parameters.get(name).map_or(1, |parameter| parameter.shape[0]);
+            let width = (gradient.len() / rows.max(1)).max(1);
+            for (row, values) in gradient.chunks_mut(width).enumerate() {
+                if !moved.iter().any(|rows| rows.contains(&row)) {
+                    values.fill(0.0);
+                }
+            }
+        }
+    }
+
     /// Takes a parameter away.
     pub(super) fn take(&mut self, name: &str) -> Option<Parameter> {
+        self.rows.remove(name);
         self.parameters.remove(name)
     }
 
@@ -153,6 +180,11 @@ impl TrainableModel {
     fn entries(&self) -> BTreeMap<String, TensorEntry> {
         let entries = self.files.checkpoint.iter();
         entries.map(|(name, entry)| (name.to_owned(), entry.clone())).collect()
+    }
+
+    /// What is not trained.
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.files.checkpoint
     }
 
     /// What is trained.

@@ -230,8 +230,9 @@ impl TrainRun {
         saved.check_config(&value, &MAY_CHANGE)?;
         match &config.method {
             Method::Full => model.unfreeze(|_| true)?,
-            Method::Lora(_) => {
+            Method::Lora(lora) => {
                 model.read_adapters(&saved.path)?;
+                model.hold_untargeted(lora);
             }
         }
         let mut checkpoints = Checkpoints::open(folder, config.keep)?;
@@ -381,15 +382,14 @@ fn save(
     let model = trainer.model();
     let mut tensors = trainer.optimizer().tensors();
     tensors.extend(trainer.states(CARRIED)?);
-    let write = |to: &Path| match &config.method {
+    let written = checkpoints.save(state, &tensors, |to: &Path| match &config.method {
         Method::Full => model.write(to),
-        Method::Lora(lora) => model.write_adapters(to, &config.base, lora),
-    };
-    let written = checkpoints.save(state, &tensors, write)?;
+        Method::Lora(lora) => model.save_adapters(to, &config.base, lora),
+    })?;
     match &config.method {
         // What is run later is the average, where one is kept; what is trained on is in the checkpoint.
         Method::Full => model.write_with(folder, |name| trainer.optimizer().average(name))?,
-        Method::Lora(_) => write(folder)?,
+        Method::Lora(lora) => model.write_adapters(folder, &config.base, lora)?,
     }
     Ok(written.path)
 }

@@ -243,6 +243,7 @@ impl Trainer {
             add(&mut gradients, own);
             rest = after;
         }
+        self.model.hold_rows(&mut gradients);
         Ok((gradients, loss / predicted as f64, predicted))
     }
 

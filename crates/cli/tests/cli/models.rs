@@ -149,21 +149,21 @@ fn logits_that_are_no_numbers_are_the_models_fault() {
 #[test]
 fn show_counts_what_is_there() {
     let json = boostr(&["show", "--json", "--tensors"]).ok().json();
-    assert_eq!(json["parameters"], 1_146_632);
-    assert_eq!(json["parameters_non_embedding"], 1_146_632 - 1024 * 192);
-    for (field, value) in [("n_layer", 4), ("d_model", 192), ("nheads", 6), ("headdim", 64)] {
+    assert_eq!(json["parameters"], 2_684_664);
+    assert_eq!(json["parameters_non_embedding"], 2_684_664 - 2048 * 256);
+    for (field, value) in [("n_layer", 5), ("d_model", 256), ("nheads", 8), ("headdim", 64)] {
         assert_eq!(json[field], value, "{field}");
     }
-    for (field, value) in [("ngroups", 1), ("d_state", 32), ("vocab_rows", 1024)] {
+    for (field, value) in [("ngroups", 1), ("d_state", 64), ("vocab_rows", 2048)] {
         assert_eq!(json[field], value, "{field}");
     }
-    assert_eq!(json["state_bytes"], 218_112);
-    assert_eq!(json["file_bytes"], 4_590_328);
-    assert_eq!(json["tensors"].as_array().unwrap().len(), 38);
+    assert_eq!(json["state_bytes"], 693_760);
+    assert_eq!(json["file_bytes"], 5_414_328);
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 47);
     let first = &json["tensors"][0];
     assert_eq!(first["name"], "backbone.embeddings.weight");
-    assert_eq!((&first["dtype"], &first["bytes"]), (&json!("F32"), &json!(1024 * 192 * 4)));
-    assert_eq!(boostr(&["inspect", &demo(), "--json"]).ok().json()["file_bytes"], 4_590_328);
+    assert_eq!((&first["dtype"], &first["bytes"]), (&json!("BF16"), &json!(2048 * 256 * 2)));
+    assert_eq!(boostr(&["inspect", &demo(), "--json"]).ok().json()["file_bytes"], 5_414_328);
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn text_becomes_ids_and_ids_text() {
     assert_eq!(boostr(&["tokenizer", "encode", &demo(), text]).ok().stdout, line);
     assert_eq!(boostr(&["tokenizer", "encode", "-m", &demo(), "-p", text]).ok().stdout, line);
     assert_eq!(boostr_with_stdin(&["tokenizer", "encode"], text).ok().stdout, line);
-    assert_eq!(boostr_with_stdin(&["tokenizer", "count"], text).ok().stdout, "18\n");
+    assert_eq!(boostr_with_stdin(&["tokenizer", "count"], text).ok().stdout, "15\n");
     let with_commas = joined(&expected["prompt_ids"], ",");
     assert_eq!(boostr(&["tokenizer", "decode", &with_commas]).ok().stdout, format!("{text}\n"));
     assert_eq!(
@@ -379,7 +379,7 @@ fn text_becomes_ids_and_ids_text() {
         format!("{text}\n")
     );
     let json = boostr(&["tokenizer", "encode", text, "--json"]).ok().json();
-    assert_eq!((&json["ids"], &json["count"]), (&expected["prompt_ids"], &json!(18)));
+    assert_eq!((&json["ids"], &json["count"]), (&expected["prompt_ids"], &json!(15)));
 }
 
 #[test]

@@ -84,6 +84,33 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
     assert!(folder.join("tuned/adapter_model.safetensors").is_file());
     boostr(&["tune", &run, "--merge", &tuned, "--out", &merged]).ok();
     boostr(&["run", &merged, "-p", "The", "-n", "4"]).ok();
+
+    // Without merging: beside the model, or by their folder, which names it.
+    let nats = |line: &[&str]| {
+        let line = [&["eval"], line, &["--data", &data, "--json"]].concat();
+        boostr(&line).ok().json()["nats_per_token"].as_f64().unwrap()
+    };
+    let beside = nats(&[&run, "--adapter", &tuned]);
+    assert!(beside != nats(&[&run]) && (beside / nats(&[&merged]) - 1.0).abs() < 1e-5);
+    assert!(beside == nats(&[&tuned]) && beside == nats(&["--adapter", &tuned]));
+    let text = |line: &[&str]| {
+        boostr(&[&["run"], line, &["-p", "The", "-n", "8", "--temp", "0"]].concat()).ok().stdout
+    };
+    assert_eq!(text(&[&tuned]), text(&[&run, "--adapter", &tuned]));
+    let shown = boostr(&["show", &tuned]).ok().stdout;
+    assert!(shown.contains("rank 2, alpha 4") && shown.contains("1 in_proj"), "{shown}");
+    assert_eq!(boostr(&["show", &tuned, "--json"]).ok().json()["adapter"]["r"], 2);
+    assert!(boostr(&["verify", &tuned]).ok().stdout.contains("adapters"));
+    boostr(&["tokenizer", "count", &tuned, "The"]).ok();
+    let other = boostr(&["run", &demo(), "--adapter", &tuned, "-p", "The"]).fails(3);
+    assert!(other.stderr.contains("adapters of another model?"), "{}", other.stderr);
+    let twice = boostr(&["run", &tuned, "--adapter", &run, "-p", "The"]).fails(2);
+    assert!(twice.stderr.contains("adapters itself"), "{}", twice.stderr);
+    fs::rename(folder.join("run"), folder.join("moved")).unwrap();
+    let alone = boostr(&["run", &tuned, "-p", "The"]).fails(3);
+    assert!(alone.stderr.contains("--adapter") && alone.stderr.contains("not there"));
+    let moved = path(&folder, "moved");
+    assert!(beside == nats(&[&moved, "--adapter", &tuned]));
     fs::remove_dir_all(folder).unwrap();
 }
 

@@ -1,0 +1,296 @@
+//! Low-rank adapters beside a model, in the files of PEFT.
+//!
+//! ```text
+//! adapter_config.json         r, lora_alpha, base_model_name_or_path, ..
+//! adapter_model.safetensors   base_model.model.NAME.lora_A.weight [r, in], base_model.model.NAME.lora_B.weight [out, r]
+//! ```
+//!
+//! NAME is that of a layer in transformers, which [`Adapters::beside`] turns into the model's own.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::{is_gguf, read_text};
+use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
+use crate::error::{Error, Result};
+use crate::models::Config;
+
+/// What stands before the names of a PEFT file.
+pub const PREFIX: &str = "base_model.model.";
+/// What adapters are, in JSON.
+pub const CONFIG: &str = "adapter_config.json";
+/// Their matrices.
+pub const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// A change of a weight `[out, in]` by `scale · b · a`.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    /// `[r, in]`
+    pub a: TensorEntry,
+    /// `[out, r]`
+    pub b: TensorEntry,
+    /// alpha / r
+    pub scale: f32,
+}
+
+/// The adapters of a folder.
+#[derive(Debug, Clone)]
+pub struct Adapters {
+    folder: PathBuf,
+    about: About,
+    /// The matrices a, and the matrices b, called as the weights that they change.
+    matrices: [Checkpoint; 2],
+}
+
+/// What `adapter_config.json` says.
+#[derive(Debug, Clone, Deserialize)]
+struct About {
+    peft_type: String,
+    base_model_name_or_path: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    bias: Option<String>,
+    modules_to_save: Option<Vec<String>>,
+    /// Other values of alpha, by the last parts of layers' names.
+    #[serde(default)]
+    alpha_pattern: BTreeMap<String, f64>,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    use_dora: bool,
+}
+
+impl About {
+    fn read(path: &Path) -> Result<Self> {
+        let missing = || Error::io(path, ErrorKind::NotFound.into());
+        let text = read_text(path)?.ok_or_else(missing)?;
+        let about: Self =
+            serde_json::from_str(&text).map_err(|e| Error::format(path, e.to_string()))?;
+        let refused = match &about {
+            Self { peft_type, .. } if peft_type != "LORA" => format!("peft_type {peft_type:?}"),
+            Self { use_dora: true, .. } => "use_dora".to_owned(),
+            Self { bias: Some(bias), .. } if bias != "none" => format!("bias {bias:?}"),
+            Self { modules_to_save: Some(names), .. } if !names.is_empty() => {
+                format!("modules_to_save {names:?}")
+            }
+            Self { r: 0, .. } => "r of 0".to_owned(),
+            _ => return Ok(about),
+        };
+        Err(Error::format(path, format!("expected plain LoRA, found {refused}")))
+    }
+
+    /// The factor of an adapter of rank `r` of the layer.
+    fn scale(&self, layer: &str, r: usize) -> f32 {
+        let is_of = |name: &str| {
+            layer.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let own = self.alpha_pattern.iter().find(|(name, _)| is_of(name));
+        let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
+        let r = r as f64;
+        (alpha / if self.use_rslora { r.sqrt() } else { r }) as f32
+    }
+}
+
+/// Whether there are adapters in a folder, and no model.
+///
+/// # Errors
+///
+/// [`Error::Format`] for links to nothing.
+pub fn is_adapter(path: &Path) -> Result<bool> {
+    let has = |name| super::present(&path.join(name));
+    Ok(path.is_dir() && has(CONFIG)? && !has("config.json")? && !has("params.json")?)
+}
+
+/// The model that the adapters in a folder are of: where they say, seen from here or from their folder.
+///
+/// # Errors
+///
+/// [`Error::Format`] when there is no model.
+pub fn base_of(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join(CONFIG);
+    let about = About::read(&path)?;
+    let Some(base) = about.base_model_name_or_path.filter(|base| !base.is_empty()) else {
+        let reason = "names no base model: name it, with these adapters as --adapter";
+        return Err(Error::format(path, reason));
+    };
+    let places = [PathBuf::from(&base), folder.join(&base)];
+    places.into_iter().find(|place| place.exists()).ok_or_else(|| {
+        let reason = format!(
+            "its base model `{base}` is not there: name the folder or file, with these adapters as --adapter"
+        );
+        Error::format(path, reason)
+    })
+}
+
+impl Adapters {
+    /// Reads what PEFT or boostr wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when a file is missing, [`Error::Format`] for another kind of adapter,
+    /// [`Error::Tensors`] for matrices that are none of LoRA's, or do not fit each other.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let about = About::read(&folder.join(CONFIG))?;
+        let path = folder.join(WEIGHTS);
+        let file = Checkpoint::open(&path, false)?;
+        let bad = |reason: String| Error::Tensors { path: path.clone(), reason };
+        let mut matrices = [BTreeMap::new(), BTreeMap::new()];
+        for (name, entry) in file.iter() {
+            let layer = name.strip_prefix(PREFIX).unwrap_or(name);
+            let ends = [".lora_A.weight", ".lora_B.weight"];
+            let of = ends.iter().position(|end| layer.ends_with(end));
+            let Some(of) = of.filter(|_| entry.shape.len() == 2) else {
+                let shape = &entry.shape;
+                return Err(bad(format!("tensor `{name}` {shape:?} is no matrix of LoRA")));
+            };
+            let layer = &layer[..layer.len() - ends[of].len()];
+            matrices[of].insert(format!("{layer}.weight"), entry.clone());
+        }
+        let [a, b] = &matrices;
+        let apart = a.keys().find(|name| !b.contains_key(*name));
+        if let Some(name) = apart.or_else(|| b.keys().find(|name| !a.contains_key(*name))) {
+            let layer = name.trim_end_matches(".weight");
+            return Err(bad(format!("expected lora_A and lora_B of `{layer}`, found one of them")));
+        }
+        for (name, a) in a {
+            let (a, b) = (&a.shape, &b[name].shape);
+            if a[0] == 0 || a[0] != b[1] {
+                let layer = name.trim_end_matches(".weight");
+                let reason = format!("`{layer}` has lora_A {a:?} and lora_B {b:?} of other ranks");
+                return Err(bad(reason));
+            }
+        }
+        let at = path.display().to_string();
+        let matrices = matrices.map(|entries| Checkpoint::from_entries(&at, entries));
+        Ok(Self { folder: folder.to_path_buf(), about, matrices })
+    }
+
+    /// Their folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// r and alpha.
+    #[must_use]
+    pub fn rank(&self) -> (usize, f64) {
+        (self.about.r, self.about.lora_alpha)
+    }
+
+    /// Parameters of all adapters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        let entries = self.matrices.iter().flat_map(Checkpoint::iter);
+        entries.map(|(_, entry)| entry.shape.iter().product::<usize>()).sum()
+    }
+
+    /// The layers that are adapted, by the last parts of their names, and how many there are of each.
+    #[must_use]
+    pub fn layers(&self) -> BTreeMap<String, usize> {
+        let mut layers = BTreeMap::new();
+        for name in self.matrices[0].names() {
+            let last = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
+            *layers.entry(last.to_owned()).or_default() += 1;
+        }
+        layers
+    }
+
+    /// The adapters by the names of the layers of a model whose `weights` have the model's own names
+    /// ([`Config::adopt`]). One of a tensor that the model has as several weights is as many: they share a, and
+    /// each has its rows of b.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] for an adapter of no layer of the model, or of one of another shape;
+    /// [`Error::Unsupported`] for weights that have factors in them which those had not that the adapters were
+    /// trained beside.
+    pub fn beside(
+        &self,
+        config: &Config,
+        weights: &Checkpoint,
+    ) -> Result<BTreeMap<String, Adapter>> {
+        let family = config.family();
+        let base = self.about.base_model_name_or_path.as_deref().unwrap_or_default();
+        let of_gguf = is_gguf(Path::new(base)).unwrap_or(false);
+        if family.gguf_folds() && weights.gguf().is_some() != of_gguf {
+            let [of, with] =
+                if of_gguf { ["GGUF file", "folder"] } else { ["folder", "GGUF file"] };
+            let what = format!(
+                "adapters of a {of} (`{}`) with a {with}: GGUF files of {} have its factors in their weights",
+                self.folder.display(),
+                family.name(),
+            );
+            return Err(Error::Unsupported { what });
+        }
+        let [mut a, mut b] = self.matrices.clone();
+        family.normalise(&mut a)?;
+        family.normalise(&mut b)?;
+        let layout = family.hf_layout(family.frame().padded_vocab(), true);
+        let bad = |reason: String| Error::Tensors { path: a.path().to_path_buf(), reason };
+        let mut adapters = BTreeMap::new();
+        for (name, a) in a.iter() {
+            let Some(b) = b.get(name) else { continue };
+            let parts = match weights.get(name) {
+                Some(weight) => vec![(name.to_owned(), weight.shape.clone())],
+                None => {
+                    let stored = layout.0.iter().find(|stored| stored.name == name);
+                    let parts = stored.into_iter().flat_map(|stored| &stored.parts);
+                    parts.map(|part| (part.name.clone(), part.shape.clone())).collect()
+                }
+            };
+            let layer = name.trim_end_matches(".weight");
+            let other = "adapters of another model?";
+            if parts.is_empty() {
+                return Err(bad(format!("`{layer}` is no layer of the model: {other}")));
+            }
+            let (r, out) = (a.shape[0], b.shape[0]);
+            let rows: usize = parts.iter().map(|(_, shape)| shape[0]).sum();
+            let is_of = |shape: &[usize]| matches!(shape, &[_, width] if width == a.shape[1]);
+            if rows != out || !parts.iter().all(|(_, shape)| is_of(shape)) {
+                let (of, shapes) = ([out, a.shape[1]], parts.iter().map(|part| &part.1));
+                let shapes: Vec<_> = shapes.collect();
+                let reason = format!(
+                    "`{layer}` is changed as {of:?}, but the model has {shapes:?}: {other}"
+                );
+                return Err(bad(reason));
+            }
+            let scale = self.about.scale(layer, r);
+            let mut row = 0;
+            for (name, shape) in parts {
+                let [before, own] = [row, shape[0]].map(|rows| b.dtype.bytes_of(&[rows, r]));
+                let (before, own) = (before.unwrap_or(0), own.unwrap_or(0));
+                let Some(data) = b.data.slice(before..before + own) else { continue };
+                let b = TensorEntry { shape: vec![shape[0], r], data, ..b.clone() };
+                let layer = name.trim_end_matches(".weight").to_owned();
+                adapters.insert(layer, Adapter { a: a.clone(), b, scale });
+                row += shape[0];
+            }
+        }
+        Ok(adapters)
+    }
+
+    /// Puts the adapters beside the weights of a model.
+    ///
+    /// # Errors
+    ///
+    /// As [`beside`](Self::beside).
+    pub fn put_beside(&self, config: &Config, weights: &mut Checkpoint) -> Result<()> {
+        let adapters = self.beside(config, weights)?;
+        let entries = weights.iter().map(|(name, entry)| (name.to_owned(), entry.clone()));
+        let mut tensors: BTreeMap<String, TensorEntry> = entries.collect();
+        let file: Arc<Path> = self.folder.as_path().into();
+        for (layer, Adapter { a, b, scale }) in adapters {
+            let data = Bytes::new(Dtype::F32.encode(&[scale])?);
+            let scale = TensorEntry { dtype: Dtype::F32, shape: vec![1], data, file: file.clone() };
+            tensors.insert(format!("{layer}.lora_A.weight"), a);
+            tensors.insert(format!("{layer}.lora_B.weight"), b);
+            tensors.insert(format!("{layer}.lora_scale"), scale);
+        }
+        weights.replace(tensors);
+        Ok(())
+    }
+}

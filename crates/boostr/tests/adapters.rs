@@ -1,0 +1,266 @@
+//! Adapters beside a model: in the names of transformers, found from their folder, and refused where they do not fit.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use boostr::backend::{Cpu, cpu};
+use boostr::checkpoint::Checkpoint;
+use boostr::convert::{Options, convert};
+use boostr::load::adapters::{Adapters, base_of, is_adapter};
+use boostr::load::{LanguageModel, OpenOptions};
+use boostr::models::{Logits, Model, Run};
+use boostr::ops::to_vec;
+use boostr::train::{LoraConfig, Random, TrainableModel};
+use serde_json::{Value, json};
+
+/// Of the largest logit: products of other ranks round otherwise.
+const MOST: f32 = 1e-5;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+fn temporary(what: &str) -> PathBuf {
+    let folder =
+        std::env::temp_dir().join(format!("boostr-adapters-{what}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn logits(model: &Model<Cpu>) -> boostr::Result<Vec<f32>> {
+    let tokens: Vec<u32> = (0..30).map(|i| 3 + 7 * i).collect();
+    let mut state = model.new_state()?;
+    to_vec(&model.forward(&mut [Run { tokens: &tokens, state: &mut state }], Logits::All)?)
+}
+
+fn opened(path: &Path, adapter: Option<&Path>) -> boostr::Result<Vec<f32>> {
+    let options = OpenOptions { adapter: adapter.map(Path::to_path_buf), ..OpenOptions::default() };
+    logits(&LanguageModel::<Cpu>::open(path, &options, cpu())?.model)
+}
+
+#[track_caller]
+fn close(got: &[f32], want: &[f32], what: &str) {
+    let most = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    for (x, y) in got.iter().zip(want) {
+        assert!((x - y).abs() <= MOST * (1.0 + most), "{what}: {x}, expected {y}");
+    }
+}
+
+/// A model with adapters that change it, and those saved to a folder of their own.
+fn adapted(base: &Path, targets: &[&str], folder: &Path) -> (TrainableModel, LoraConfig) {
+    let mut model = TrainableModel::open(base, &OpenOptions::default()).unwrap();
+    let targets = targets.iter().map(|x| (*x).to_owned()).collect();
+    let config = LoraConfig { r: 3, alpha: 4.5, targets };
+    model.add_adapters(&config, 1).unwrap();
+    let mut random = Random::new(2);
+    for (_, b) in model.parameters_mut().iter_mut().filter(|(name, _)| name.contains("lora_B")) {
+        b.values.iter_mut().for_each(|x| *x = random.between(-0.2, 0.2) as f32);
+    }
+    model.write_adapters(folder, &base.display().to_string(), &config).unwrap();
+    (model, config)
+}
+
+fn change(folder: &Path, key: &str, value: Value) {
+    let path = folder.join("adapter_config.json");
+    let mut about: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    about[key] = value;
+    fs::write(&path, about.to_string()).unwrap();
+}
+
+#[test]
+fn adapters_beside_every_family_are_those_that_were_trained() {
+    for name in [
+        "mamba2-tiny",
+        "llama-tiny",
+        "bamba-tiny",
+        "falcon-h1-tiny",
+        "granitehybrid-dense-tiny",
+        "granitehybrid-moe-tiny",
+        "nemotron-h-moe-tiny",
+        "zamba2-tiny",
+    ] {
+        let (base, folder) = (fixture(name), temporary(name));
+        let (mut model, _) = adapted(&base, &[], &folder);
+        let want = model.with_model::<Cpu, _>(cpu(), logits).unwrap();
+        let plain = opened(&base, None).unwrap();
+        assert!(plain.iter().zip(&want).any(|(x, y)| (x - y).abs() > 1e-2), "{name}: a change");
+        let beside = opened(&base, Some(&folder)).unwrap();
+        close(&beside, &want, name);
+        assert!(is_adapter(&folder).unwrap() && !is_adapter(&base).unwrap());
+        assert_eq!(opened(&folder, None).unwrap(), beside, "{name}: their folder alone");
+        let mut merged = TrainableModel::open(&base, &OpenOptions::default()).unwrap();
+        merged.read_adapters(&folder).unwrap();
+        merged.merge_adapters().unwrap();
+        close(&merged.with_model::<Cpu, _>(cpu(), logits).unwrap(), &want, name);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn layers_that_transformers_joins_or_shares_are_saved_as_it_has_them() {
+    let folder = temporary("names");
+    adapted(&fixture("granitehybrid-dense-tiny"), &["gate_proj", "up_proj", "in_proj"], &folder);
+    let about = fs::read_to_string(folder.join("adapter_config.json")).unwrap();
+    let about: Value = serde_json::from_str(&about).unwrap();
+    assert_eq!(about["target_modules"], json!(["in_proj", "shared_mlp.input_linear"]));
+    assert_eq!(about["rank_pattern"], json!({ "shared_mlp.input_linear": 6 }));
+    assert_eq!(about["alpha_pattern"], json!({ "shared_mlp.input_linear": 9.0 }));
+    let file = Checkpoint::open(&folder.join("adapter_model.safetensors"), false).unwrap();
+    let name = "base_model.model.model.layers.0.shared_mlp.input_linear.lora_B.weight";
+    let b = file.get(name).unwrap();
+    let (values, gate) = (b.to_f32().unwrap(), b.shape[0] / 2);
+    assert_eq!(b.shape[1], 6);
+    for (i, row) in values.chunks_exact(6).enumerate() {
+        let (own, other) = if i < gate { row.split_at(3) } else { (&row[3..], &row[..3]) };
+        assert!(own.iter().all(|x| *x != 0.0) && other.iter().all(|x| *x == 0.0), "row {i}");
+    }
+
+    adapted(&fixture("zamba2-tiny"), &["q_proj"], &folder);
+    let file = Checkpoint::open(&folder.join("adapter_model.safetensors"), false).unwrap();
+    let of = |layer: usize| {
+        let name = format!("base_model.model.model.layers.{layer}.shared_transformer.self_attn");
+        file.get(&format!("{name}.q_proj.lora_B.weight")).map(|b| b.to_f32().unwrap())
+    };
+    let config = fs::read_to_string(fixture("zamba2-tiny").join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let kinds =
+        config["layers_block_type"].as_array().or(config["layer_types"].as_array()).unwrap();
+    let hybrid: Vec<usize> = (0..kinds.len()).filter(|&i| kinds[i] == "hybrid").collect();
+    let blocks = usize::try_from(config["num_mem_blocks"].as_u64().unwrap()).unwrap();
+    assert!(hybrid.len() > blocks, "a block is used twice");
+    assert_eq!(file.len(), 2 * hybrid.len());
+    for (i, &layer) in hybrid.iter().enumerate() {
+        assert_eq!(of(layer).unwrap(), of(hybrid[i % blocks]).unwrap(), "layer {layer}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn alpha_of_a_layer_and_rank_stabilised_factors_are_pefts() {
+    let (base, folder) = (fixture("mamba2-tiny"), temporary("factors"));
+    adapted(&base, &["in_proj", "out_proj"], &folder);
+    let weights = TrainableModel::open(&base, &OpenOptions::default()).unwrap();
+    let path = base.join("model.safetensors");
+    let file = Checkpoint::open(&path, false).unwrap();
+    let scales = || {
+        let adapters = Adapters::read(&folder).unwrap();
+        let beside = adapters.beside(weights.config(), &file).unwrap();
+        let of = |name: &str| beside[&format!("backbone.layers.1.mixer.{name}")].scale;
+        [of("in_proj"), of("out_proj")]
+    };
+    assert_eq!(scales(), [1.5, 1.5]);
+    change(&folder, "alpha_pattern", json!({ "out_proj": 9.0, "proj": 1.0 }));
+    assert_eq!(scales(), [1.5, 3.0]);
+    change(&folder, "use_rslora", json!(true));
+    assert_eq!(scales(), [4.5, 9.0].map(|alpha| (alpha / 3f64.sqrt()) as f32));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_errors_that_say_what_is_wrong() {
+    let (base, folder) = (fixture("mamba2-tiny"), temporary("refused"));
+    adapted(&base, &["in_proj"], &folder);
+    let told = |path: &Path, adapter: Option<&Path>, expected: &str| {
+        let error = opened(path, adapter).unwrap_err();
+        let error = format!("{error}: {:?}", std::error::Error::source(&error));
+        assert!(error.contains(expected), "expected {expected:?}, found {error}");
+    };
+    for other in ["llama-tiny", "bamba-tiny"] {
+        told(&fixture(other), Some(&folder), "no layer of the model: adapters of another model?");
+    }
+    told(&fixture("mamba2-tiny-g2"), Some(&folder), "but the model has [[");
+    told(&folder, Some(&folder), "expected a model, found adapters");
+    told(&base, Some(&base), "adapter_config.json");
+    let out = folder.join("out");
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    let error = convert(&folder, &out, &Options::default(), progress).unwrap_err().to_string();
+    assert!(error.contains("adapters beside a model") && error.contains("--merge"), "{error}");
+    let open = OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() };
+    let options = Options { open, ..Options::default() };
+    let error = convert(&base, &out, &options, progress).unwrap_err().to_string();
+    assert!(error.contains("merge them into it first"), "{error}");
+
+    // The base is found from here or from the folder of the adapters.
+    change(&folder, "base_model_name_or_path", json!("./base"));
+    told(&folder, None, "its base model `./base` is not there");
+    fs::create_dir(folder.join("base")).unwrap();
+    assert_eq!(base_of(&folder).unwrap(), folder.join("./base"));
+    fs::remove_dir(folder.join("base")).unwrap();
+    change(&folder, "base_model_name_or_path", Value::Null);
+    told(&folder, None, "names no base model");
+    opened(&base, Some(&folder)).unwrap();
+
+    let about = fs::read_to_string(folder.join("adapter_config.json")).unwrap();
+    for (key, value, expected) in [
+        ("peft_type", json!("IA3"), "plain LoRA, found peft_type \"IA3\""),
+        ("use_dora", json!(true), "found use_dora"),
+        ("bias", json!("all"), "found bias \"all\""),
+        ("modules_to_save", json!(["lm_head"]), "found modules_to_save"),
+        ("r", json!(0), "found r of 0"),
+        ("r", json!("many"), "adapter_config.json"),
+    ] {
+        change(&folder, key, value);
+        told(&base, Some(&folder), expected);
+        fs::write(folder.join("adapter_config.json"), &about).unwrap();
+    }
+    fs::remove_file(folder.join("adapter_model.safetensors")).unwrap();
+    told(&base, Some(&folder), "adapter_model.safetensors");
+    fs::write(folder.join("adapter_config.json"), "{").unwrap();
+    told(&base, Some(&folder), "adapter_config.json");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn matrices_that_are_no_pairs_are_errors_that_name_them() {
+    use boostr::checkpoint::{Dtype, safetensors};
+    let (base, folder) = (fixture("mamba2-tiny"), temporary("pairs"));
+    adapted(&base, &["in_proj"], &folder);
+    let layer = "base_model.model.backbone.layers.0.mixer.in_proj";
+    let bytes = vec![0u8; 4 * 64 * 4];
+    for (names, shapes, expected) in [
+        (&["lora_A.weight"][..], &[[4, 64]][..], "found one of them"),
+        (&["lora_B.weight"], &[[64, 4]], "found one of them"),
+        (&["lora_A.weight", "lora_B.weight"], &[[4, 64], [128, 2]], "of other ranks"),
+        (&["lora_A.weight", "lora_B.weight"], &[[4, 64], [64, 4]], "but the model has"),
+        (&["lora_embedding_A"], &[[4, 64]], "is no matrix of LoRA"),
+    ] {
+        let names: Vec<String> = names.iter().map(|name| format!("{layer}.{name}")).collect();
+        let tensors: Vec<(&str, Dtype, &[usize], &[u8])> = names
+            .iter()
+            .zip(shapes)
+            .map(|(name, shape)| (name.as_str(), Dtype::F32, &shape[..], &bytes[..]))
+            .collect();
+        let path = folder.join("adapter_model.safetensors");
+        safetensors::write(&path, &tensors, &Default::default()).unwrap();
+        let error = opened(&base, Some(&folder)).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("in_proj"), "{error}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn adapters_go_with_quantized_weights_but_not_with_weights_that_have_other_factors() {
+    let folder = temporary("gguf");
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    for name in ["mamba2-tiny", "falcon-h1-tiny"] {
+        let (base, file) = (fixture(name), folder.join(format!("{name}.gguf")));
+        convert(&base, &file, &Options::default(), progress).unwrap();
+        let adapters = folder.join(name);
+        fs::create_dir(&adapters).unwrap();
+        adapted(&base, &["in_proj"], &adapters);
+        let of_folder = opened(&base, Some(&adapters)).unwrap();
+        if name == "mamba2-tiny" {
+            close(&opened(&file, Some(&adapters)).unwrap(), &of_folder, name);
+            continue;
+        }
+        let error = opened(&file, Some(&adapters)).unwrap_err().to_string();
+        assert!(error.contains("adapters of a folder") && error.contains("falcon_h1"), "{error}");
+        adapted(&file, &["in_proj"], &adapters);
+        opened(&file, Some(&adapters)).unwrap();
+        let error = opened(&base, Some(&adapters)).unwrap_err().to_string();
+        assert!(error.contains("adapters of a GGUF file"), "{error}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
