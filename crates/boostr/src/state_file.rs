@@ -252,7 +252,7 @@ impl StateFile {
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         let data = |tensor: &Tensor| -> Result<Vec<u8>> {
             match tensor.part {
-                Some((layer, part)) => encode(tensor.dtype, &state.values(layer, part)?),
+                Some((layer, part)) => tensor.dtype.encode(&state.values(layer, part)?),
                 None => {
                     Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect())
                 }
@@ -293,18 +293,6 @@ struct Tensor {
     shape: Vec<usize>,
     /// Layer and part; `None` for the ids.
     part: Option<(usize, Part)>,
-}
-
-fn encode(dtype: Dtype, values: &[f32]) -> Result<Vec<u8>> {
-    if dtype != Dtype::F32 {
-        return dtype.encode(values);
-    }
-    // Most of what is saved: a loop that the compiler makes a copy of.
-    let mut bytes = vec![0; values.len().saturating_mul(4)];
-    for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-        *to = value.to_le_bytes();
-    }
-    Ok(bytes)
 }
 
 /// The checksum of a file, as the documentation of the module has it.

@@ -105,9 +105,7 @@ fn tile<S: Simd>(
     for k in 0..panel.len() {
         let right = [simd.load(&panel[k][0]), simd.load(&panel[k][1])];
         for r in 0..HEIGHT {
-            let factor = simd.splat(left[r][k]);
-            acc[r][0] = simd.mul_add(factor, right[0], acc[r][0]);
-            acc[r][1] = simd.mul_add(factor, right[1], acc[r][1]);
+            acc[r] = add_scaled(simd, acc[r], left[r][k], right);
         }
     }
     let mut sums = [[S::ZERO; 2]; HEIGHT];
@@ -116,6 +114,13 @@ fn tile<S: Simd>(
         simd.store(acc[r][1], &mut sums[r][1]);
     }
     sums
+}
+
+/// `acc + factor * x`
+#[inline(always)]
+pub(crate) fn add_scaled<S: Simd>(simd: S, acc: [S::F; 2], factor: f32, x: [S::F; 2]) -> [S::F; 2] {
+    let factor = simd.splat(factor);
+    [simd.mul_add(factor, x[0], acc[0]), simd.mul_add(factor, x[1], acc[1])]
 }
 
 /// Up to two vectors of a row, filled up with zeros.

@@ -135,7 +135,14 @@ impl Dtype {
     pub fn encode(self, values: &[f32]) -> Result<Vec<u8>> {
         Ok(match self {
             Self::F64 => values.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
-            Self::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F32 => {
+                // A loop that the compiler makes a copy of.
+                let mut bytes = vec![0; size_of_val(values)];
+                for (to, x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                    *to = x.to_le_bytes();
+                }
+                bytes
+            }
             Self::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
             Self::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
             Self::Block(format) if format.can_encode() => {

@@ -11,6 +11,7 @@
 //! filling has no meaning; [`Matrix::load`] leaves zeros beside its columns, which [`dots`] relies on.
 //! No other function mixes filling into a result.
 
+use crate::product::add_scaled;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
 
@@ -396,12 +397,6 @@ fn add_body<S: Simd>(_simd: S, out: &mut Matrix, a: View<'_>) {
 fn load_pair<S: Simd>(simd: S, row: &[f32]) -> [S::F; 2] {
     let (pair, _) = S::chunks(&row[..2 * S::LANES]);
     [simd.load(&pair[0]), simd.load(&pair[1])]
-}
-
-#[inline(always)]
-fn add_scaled<S: Simd>(simd: S, acc: [S::F; 2], factor: f32, x: [S::F; 2]) -> [S::F; 2] {
-    let factor = simd.splat(factor);
-    [simd.mul_add(factor, x[0], acc[0]), simd.mul_add(factor, x[1], acc[1])]
 }
 
 #[inline(always)]
