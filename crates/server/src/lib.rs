@@ -1,0 +1,1 @@
+//! HTTP over one model: the OpenAI API, sessions, and a web page.
