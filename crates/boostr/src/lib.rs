@@ -38,6 +38,7 @@
 //! | [`models`] | one architecture, one file |
 //! | [`state_file`] | a sequence's state in a file |
 //! | [`sample`], [`load`], [`engine`] | choosing tokens, opening a model folder, generating |
+//! | [`session`] | conversations in a folder: kept, branched, rewound |
 //! | [`train`] | from text to a model |
 
 pub mod backend;
@@ -53,6 +54,7 @@ pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod sample;
+pub mod session;
 pub mod state_file;
 pub mod tokenizer;
 pub mod train;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 16] = [
+const MODULES: [(&str, &[&str]); 17] = [
     ("error", &[]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
@@ -32,6 +32,10 @@ const MODULES: [(&str, &[&str]); 16] = [
             "chat",
             "models",
         ],
+    ),
+    (
+        "session",
+        &["error", "backend", "checkpoint", "tokenizer", "chat", "models", "state_file", "load"],
     ),
     (
         "convert",
