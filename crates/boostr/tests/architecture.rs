@@ -482,6 +482,7 @@ fn the_tensor_library_is_named_in_three_modules() {
         .flat_map(|(file, text)| forbidden_paths(&file, &text, names_numr));
     none(library, "numr named outside of ops, backend and error");
     none(forbidden_below("crates/cli/src", names_numr), "numr named in the command line");
+    none(forbidden_below("crates/server/src", names_numr), "numr named in the server");
 }
 
 #[test]
@@ -503,7 +504,7 @@ fn models_open_no_file() {
 
 #[test]
 fn the_environment_is_read_by_the_command_line_alone() {
-    let reads = ["crates/kernels/src", "crates/boostr/src"]
+    let reads = ["crates/kernels/src", "crates/boostr/src", "crates/server/src"]
         .into_iter()
         .flat_map(|folder| forbidden_below(folder, reads_the_environment));
     none(reads, "environment variables read below the command line");
