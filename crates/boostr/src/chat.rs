@@ -46,6 +46,7 @@ mod jinja;
 mod marks;
 mod methods;
 mod python;
+pub mod tools;
 
 pub use answers::Answers;
 use marks::Marks;
