@@ -47,6 +47,7 @@ mod marks;
 mod methods;
 mod python;
 mod rendered;
+pub mod tools;
 
 pub use answers::Answers;
 use marks::Marks;

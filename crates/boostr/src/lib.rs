@@ -37,7 +37,8 @@
 //! | [`nn`] | layers that models share |
 //! | [`models`] | one architecture, one file |
 //! | [`state_file`] | a sequence's state in a file |
-//! | [`sample`], [`load`], [`engine`] | choosing tokens, opening a model folder, generating |
+//! | [`sample`], [`grammar`] | choosing tokens, among those that a grammar allows |
+//! | [`load`], [`engine`] | opening a model folder, generating |
 //! | [`session`] | conversations in a folder: kept, branched, rewound |
 //! | [`train`] | from text to a model |
 
@@ -49,6 +50,7 @@ pub mod engine;
 pub mod error;
 pub mod evaluate;
 pub mod generation_config;
+pub mod grammar;
 pub mod load;
 pub mod models;
 pub mod nn;

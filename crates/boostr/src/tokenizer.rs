@@ -255,6 +255,23 @@ impl Tokenizer {
         self.inner.hf.token_to_id(token)
     }
 
+    /// The bytes that a token adds to a text that has begun; `None` for an id without a token. A control token has those of
+    /// its name.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if they depend on the tokens around it: with any decoder but that of byte-level BPE and that
+    /// of SentencePiece with byte tokens.
+    pub fn bytes(&self, id: u32) -> Result<Option<Vec<u8>>> {
+        let Some(token) = self.inner.hf.id_to_token(id) else { return Ok(None) };
+        self.inner.pieces.bytes(token).map(Some).ok_or_else(|| {
+            let path = self.inner.path.display();
+            let what = format!(
+                "decoder of `{path}` for the bytes of single tokens; ByteLevel and ByteFallback are supported"
+            );
+            Error::Unsupported { what }
+        })
+    }
+
     /// Whether the file calls the token special: control, not text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {

@@ -396,7 +396,9 @@ proptest! {
             ..SamplerConfig::default()
         };
         let mut allowed = TokenSet::new(logits.len(), true);
-        forbidden.iter().for_each(|&id| allowed.forbid(id));
+        for &id in &forbidden {
+            allowed.forbid(id);
+        }
         let allowed = masked.then_some(&allowed);
         let expected = adjusted(&config, &logits, &history, prompt, allowed);
         let largest = expected.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -503,7 +505,9 @@ fn a_mask_with_no_token_left_is_refused_by_name() {
     assert_eq!(error, "argument `allowed`: none of the 1 allowed tokens has a logit above -inf");
     // Tokens that the model has no row for cannot be chosen, however many there are.
     let mut beyond = TokenSet::new(100, true);
-    (0..3).for_each(|id| beyond.forbid(id));
+    for id in 0..3 {
+        beyond.forbid(id);
+    }
     assert!(refused(&beyond).to_string().contains("none of the 97 allowed tokens"));
 }
 

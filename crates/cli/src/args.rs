@@ -790,6 +790,10 @@ pub struct BenchArgs {
     /// Tokens to generate; 0 for none
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     pub generate: usize,
+    /// Requests that are decoded together, each with --generate tokens: 1,8
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub parallel: Vec<u32>,
     /// Times that everything is measured
     #[arg(short, long, value_name = "N", default_value_t = 7)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]

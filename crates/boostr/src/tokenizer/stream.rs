@@ -75,6 +75,22 @@ impl Pieces {
         };
         decoders.next().is_none().then_some(Self::ByteFallback { replace, strip })
     }
+
+    /// The bytes of a token behind others; `None` where they are not its own.
+    pub(super) fn bytes(&self, token: String) -> Option<Vec<u8>> {
+        match self {
+            Self::ByteLevel => {
+                let mut bytes = Vec::new();
+                push_byte_level(&mut bytes, &token);
+                Some(bytes)
+            }
+            Self::ByteFallback { replace, .. } => {
+                let token = replaced(replace, token);
+                Some(byte_token(&token).map_or_else(|| token.into_bytes(), |byte| vec![byte]))
+            }
+            Self::Other => None,
+        }
+    }
 }
 
 /// Turns a stream of ids into text; see [`Tokenizer::stream`].
@@ -140,9 +156,7 @@ impl TextStream {
                 take_characters(&mut self.bytes, |_| 1)
             }
             Pieces::ByteFallback { replace, .. } => {
-                let token = replace.iter().fold(token, |token, (from, to)| {
-                    if token.contains(from) { token.replace(from, to) } else { token }
-                });
+                let token = replaced(replace, token);
                 let text = if let Some(byte) = byte_token(&token) {
                     self.bytes.push(byte);
                     // One for each wrong byte, as in the ByteFallback decoder.
@@ -214,6 +228,16 @@ impl TextStream {
         self.context_text = inner.decode_tokens(self.window.clone())?;
         Ok(new)
     }
+}
+
+/// A token with all replacements made, one after the other.
+fn replaced(replace: &[(String, String)], token: String) -> String {
+    replace.iter().fold(
+        token,
+        |token, (from, to)| {
+            if token.contains(from) { token.replace(from, to) } else { token }
+        },
+    )
 }
 
 /// What of `text` comes after the characters that it starts with in common with `other`.

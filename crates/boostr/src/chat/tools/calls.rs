@@ -1,0 +1,374 @@
+//! Calls out of an answer that comes in pieces.
+
+use serde_json::{Map, Value};
+
+use super::{Tool, ToolFormat};
+
+const TOOL_CALL: &str = "<tool_call>";
+const TOOL_CALL_END: &str = "</tool_call>";
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+const PARAMETER: &str = "<parameter=";
+const PARAMETER_END: &str = "</parameter>";
+const NEMOTRON: &str = "<TOOLCALL>";
+const NEMOTRON_END: &str = "</TOOLCALL>";
+const MISTRAL: &str = "[TOOL_CALLS]";
+const CALL_ID: &str = "[CALL_ID]";
+const ARGS: &str = "[ARGS]";
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// Longest text between `[TOOL_CALLS]` and `[ARGS]`, in bytes.
+const MAX_HEAD: usize = 200;
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The id that the model gave it; most give none.
+    pub id: Option<String>,
+    /// The tool, one of those on offer.
+    pub name: String,
+    /// The arguments, a JSON object in its shortest form.
+    pub arguments: String,
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Text, never empty.
+    Text(String),
+    /// A call.
+    Call(Call),
+}
+
+/// Takes calls out of an answer while it comes.
+///
+/// Text that may be a part of a call is held back, so nothing of a call is ever given as text. What turns out to be none,
+/// because it is malformed or names a tool that is not on offer, comes as the text that it is. White space next to a
+/// call is dropped. How the answer is cut into pieces makes no difference, and time is linear in it.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    format: ToolFormat,
+    tools: Vec<Tool>,
+    /// What is not decided yet.
+    held: String,
+    /// The call that `held` may be.
+    open: Option<Open>,
+    /// Nothing but white space has come since the last call.
+    after_call: bool,
+    /// Nothing but calls and white space has come at all.
+    no_text: bool,
+}
+
+/// The start of what may be a call: white space, then a marker, then its body.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Where the body begins.
+    body: usize,
+    scan: Scan,
+}
+
+/// How far a body has been looked at, for the end of the JSON value in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scan {
+    /// Bytes of the body that have been looked at.
+    at: usize,
+    depth: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+/// What a body is.
+enum Body {
+    /// It may become a call.
+    Unfinished,
+    /// It is none.
+    Text,
+    /// Calls of so many bytes.
+    Calls(Vec<Call>, usize),
+}
+
+impl Calls {
+    /// Looks for calls of these tools.
+    #[must_use]
+    pub fn new(format: ToolFormat, tools: Vec<Tool>) -> Self {
+        Self { format, tools, held: String::new(), open: None, after_call: false, no_text: true }
+    }
+
+    /// Takes the next piece of the answer and gives what is now known.
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.held.push_str(text);
+        self.advance(false)
+    }
+
+    /// The rest, now that no more comes: a call whose closing marker is missing is a call.
+    pub fn finish(&mut self) -> Vec<Piece> {
+        let pieces = self.advance(true);
+        *self = Self::new(self.format, std::mem::take(&mut self.tools));
+        pieces
+    }
+
+    fn advance(&mut self, last: bool) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        loop {
+            let Some(mut open) = self.open else {
+                match self.opening() {
+                    Opening::At { start, body } => {
+                        self.release(start, &mut pieces);
+                        self.open = Some(Open { body: body - start, scan: Scan::default() });
+                        continue;
+                    }
+                    Opening::None { decided } => {
+                        self.release(if last { self.held.len() } else { decided }, &mut pieces);
+                        return pieces;
+                    }
+                }
+            };
+            let body = self.held.get(open.body..).unwrap_or_default();
+            match self.body(body, &mut open.scan, last) {
+                Body::Unfinished if !last => {
+                    self.open = Some(open);
+                    return pieces;
+                }
+                Body::Unfinished | Body::Text => {
+                    self.open = None;
+                    self.no_text = false;
+                    self.release(open.body, &mut pieces);
+                }
+                Body::Calls(calls, len) => {
+                    self.open = None;
+                    self.after_call = true;
+                    self.held.drain(..open.body + len);
+                    pieces.extend(calls.into_iter().map(Piece::Call));
+                }
+            }
+        }
+    }
+
+    /// Gives the first `len` bytes of what is held as text.
+    fn release(&mut self, len: usize, pieces: &mut Vec<Piece>) {
+        let text: String = self.held.drain(..len).collect();
+        let text = if self.after_call { text.trim_start() } else { &text };
+        if text.is_empty() {
+            return;
+        }
+        self.after_call = false;
+        self.no_text &= text.trim().is_empty();
+        match pieces.last_mut() {
+            Some(Piece::Text(before)) => before.push_str(text),
+            _ => pieces.push(Piece::Text(text.to_owned())),
+        }
+    }
+
+    /// Where a call may begin in what is held.
+    fn opening(&self) -> Opening {
+        let held = self.held.as_str();
+        let marker = match self.format {
+            ToolFormat::Hermes | ToolFormat::Functions => TOOL_CALL,
+            ToolFormat::Nemotron => NEMOTRON,
+            ToolFormat::Mistral | ToolFormat::MistralArgs { .. } => MISTRAL,
+            ToolFormat::Llama => return self.opening_of_llama(),
+        };
+        if let Some(at) = held.find(marker) {
+            let start = held.get(..at).unwrap_or_default().trim_end().len();
+            return Opening::At { start, body: at + marker.len() };
+        }
+        let possible = (1..marker.len()).rev().find(|&len| held.ends_with(&marker[..len]));
+        let before = held.get(..held.len() - possible.unwrap_or(0)).unwrap_or_default();
+        Opening::None { decided: before.trim_end().len() }
+    }
+
+    /// A call is all of the answer, or comes behind another one.
+    fn opening_of_llama(&self) -> Opening {
+        let all = Opening::None { decided: self.held.len() };
+        if !self.no_text {
+            return all;
+        }
+        let space = |c: char| c.is_whitespace() || (self.after_call && c == ';');
+        let rest = self.held.trim_start_matches(space);
+        let at = self.held.len() - rest.len();
+        if rest.starts_with('{') {
+            Opening::At { start: 0, body: at }
+        } else if rest.starts_with(PYTHON_TAG) {
+            Opening::At { start: 0, body: at + PYTHON_TAG.len() }
+        } else if PYTHON_TAG.starts_with(rest) {
+            Opening::None { decided: 0 }
+        } else {
+            all
+        }
+    }
+
+    fn body(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
+        match self.format {
+            ToolFormat::Hermes | ToolFormat::Functions => {
+                let start = body.trim_start();
+                if start.starts_with(FUNCTION) {
+                    self.function(body, scan, last)
+                } else if FUNCTION.starts_with(start) {
+                    Body::Unfinished
+                } else {
+                    self.json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
+                }
+            }
+            ToolFormat::Nemotron => {
+                self.json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
+            }
+            ToolFormat::Mistral | ToolFormat::Llama => {
+                self.json(body, 0, scan, "", last, |value| self.call(value))
+            }
+            ToolFormat::MistralArgs { .. } => {
+                let Some((head, _)) = body.split_once(ARGS) else {
+                    // A head is a name and an id; a text goes on with other characters.
+                    let plain = |c: char| c.is_ascii_alphanumeric() || "_-. []".contains(c);
+                    let possible = body.len() <= MAX_HEAD && body.chars().all(plain);
+                    return if possible { Body::Unfinished } else { Body::Text };
+                };
+                let (name, id) = match head.split_once(CALL_ID) {
+                    Some((name, id)) => (name.trim(), Some(id.trim().to_owned())),
+                    None => (head.trim(), None),
+                };
+                let start = head.len() + ARGS.len();
+                self.json(body, start, scan, "", last, |arguments| {
+                    self.call_of(name, id.clone(), Some(arguments))
+                })
+            }
+        }
+    }
+
+    /// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
+    fn json(
+        &self,
+        body: &str,
+        start: usize,
+        scan: &mut Scan,
+        close: &str,
+        last: bool,
+        call: impl Fn(&Value) -> Option<Call>,
+    ) -> Body {
+        let value = body.get(start..).unwrap_or_default();
+        match value.trim_start().chars().next() {
+            None => return Body::Unfinished,
+            Some('{' | '[') => {}
+            Some(_) => return Body::Text,
+        }
+        let Some(len) = scan.end_of_value(value) else { return Body::Unfinished };
+        let Ok(json) = serde_json::from_str::<Value>(value.get(..len).unwrap_or_default()) else {
+            return Body::Text;
+        };
+        let calls: Option<Vec<Call>> = match &json {
+            Value::Array(items) => items.iter().map(call).collect(),
+            one => call(one).map(|call| vec![call]),
+        };
+        match calls {
+            Some(calls) if !calls.is_empty() => closed(body, start + len, close, last, calls),
+            _ => Body::Text,
+        }
+    }
+
+    /// `<function=NAME>`, then parameters.
+    fn function(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
+        // The marker may have begun in what was looked at before.
+        let from = floor(body, scan.at.saturating_sub(FUNCTION_END.len()));
+        scan.at = body.len();
+        let Some(at) = body.get(from..).unwrap_or_default().find(FUNCTION_END) else {
+            return Body::Unfinished;
+        };
+        let end = from + at;
+        match body.get(..end).and_then(|inner| self.call_of_function(inner)) {
+            Some(call) => closed(body, end + FUNCTION_END.len(), TOOL_CALL_END, last, vec![call]),
+            None => Body::Text,
+        }
+    }
+
+    fn call_of_function(&self, inner: &str) -> Option<Call> {
+        let (name, mut rest) = inner.trim_start().strip_prefix(FUNCTION)?.split_once('>')?;
+        let tool = self.tools.iter().find(|tool| tool.name == name.trim())?;
+        let mut arguments = Map::new();
+        while !rest.trim_start().is_empty() {
+            let (key, value) = rest.trim_start().strip_prefix(PARAMETER)?.split_once('>')?;
+            let (value, after) = value.split_once(PARAMETER_END)?;
+            let value = value.strip_prefix('\n').unwrap_or(value);
+            let value = value.strip_suffix('\n').unwrap_or(value);
+            let key = key.trim();
+            let is_text = tool.parameter(key).get("type").is_some_and(|kind| kind == "string");
+            let json = if is_text { None } else { serde_json::from_str(value).ok() };
+            arguments.insert(key.to_owned(), json.unwrap_or_else(|| value.into()));
+            rest = after;
+        }
+        self.call_of(&tool.name, None, Some(&Value::Object(arguments)))
+    }
+
+    /// `{"name": .., "arguments": {..}}`; Llama says `parameters`.
+    fn call(&self, value: &Value) -> Option<Call> {
+        let name = value.get("name")?.as_str()?;
+        let id = value.get("id").and_then(Value::as_str).map(str::to_owned);
+        self.call_of(name, id, value.get("arguments").or_else(|| value.get("parameters")))
+    }
+
+    fn call_of(&self, name: &str, id: Option<String>, arguments: Option<&Value>) -> Option<Call> {
+        self.tools.iter().find(|tool| tool.name == name)?;
+        let arguments = match arguments {
+            None | Some(Value::Null) => Value::Object(Map::new()),
+            // Some models write the object as a text.
+            Some(Value::String(text)) => serde_json::from_str(text).ok()?,
+            Some(value) => value.clone(),
+        };
+        let arguments = arguments.is_object().then(|| arguments.to_string())?;
+        Some(Call { id, name: name.to_owned(), arguments })
+    }
+}
+
+/// Where a call may begin.
+enum Opening {
+    /// White space and a marker from `start` to `body`.
+    At { start: usize, body: usize },
+    /// Not in the first `decided` bytes.
+    None { decided: usize },
+}
+
+/// Calls that end at `end`, or behind a closing marker that follows.
+fn closed(body: &str, end: usize, close: &str, last: bool, calls: Vec<Call>) -> Body {
+    let rest = body.get(end..).unwrap_or_default();
+    let trimmed = rest.trim_start();
+    if close.is_empty() {
+        return Body::Calls(calls, end);
+    }
+    if trimmed.starts_with(close) {
+        return Body::Calls(calls, end + rest.len() - trimmed.len() + close.len());
+    }
+    if close.starts_with(trimmed) && !last {
+        return Body::Unfinished;
+    }
+    Body::Calls(calls, end)
+}
+
+impl Scan {
+    /// The end of the object or list that `value` begins with, behind white space.
+    fn end_of_value(&mut self, value: &str) -> Option<usize> {
+        for (index, byte) in value.bytes().enumerate().skip(self.at) {
+            self.at = index + 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_text => self.escaped = true,
+                b'"' => self.in_text = !self.in_text,
+                _ if self.in_text => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        // Looked at again when more of a closing marker has come.
+                        self.at = index;
+                        self.depth = 1;
+                        return Some(index + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// The last boundary of a character at or before `at`.
+fn floor(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
