@@ -78,6 +78,14 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// A bug: something panicked, and the panic was caught so that others may go on.
+    #[error("{what} panicked: {reason}")]
+    Panic {
+        /// What was being done.
+        what: String,
+        /// What the panic said.
+        reason: String,
+    },
     /// The tensor library failed, for instance to allocate.
     #[error("tensor library")]
     Backend(#[from] numr::error::Error),

@@ -20,82 +20,31 @@
 //! none for a greedy one, the same numbers on every platform. Probabilities are computed in f64; the only
 //! operation that may differ between platforms is the C library's `exp`, by about 1 part in 10^16.
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::{Error, Result};
 
-/// How the next token is chosen. The default draws from the model's own distribution.
-///
-/// ```
-/// use boostr::sample::SamplerConfig;
-///
-/// let config = SamplerConfig { temperature: 0.7, top_p: 0.95, ..SamplerConfig::default() };
-/// assert!(config.validate().is_ok());
-/// assert!(SamplerConfig { top_p: 1.5, ..config }.validate().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SamplerConfig {
-    /// Divides the logits; 0 means greedy. Finite, not negative.
-    pub temperature: f32,
-    /// Keep this many tokens; 0 keeps all.
-    pub top_k: usize,
-    /// Keep the likeliest tokens that together reach this probability; 1 keeps all. In (0, 1].
-    pub top_p: f32,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all. In [0, 1].
-    pub min_p: f32,
-    /// Makes tokens of the window less likely (above 1) or likelier (below 1); 1 is off.
-    pub repetition_penalty: f32,
-    /// How many of the last tokens the penalty looks at; 0 looks at all of them.
-    pub repetition_window: usize,
-    /// Seed of the generator.
-    pub seed: u64,
-}
+mod config;
+mod constraint;
+mod logprobs;
+mod random;
+mod stops;
 
-impl Default for SamplerConfig {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            repetition_window: 64,
-            seed: 0,
-        }
-    }
-}
+pub use config::SamplerConfig;
+pub use constraint::{Constraint, TokenSet};
+use logprobs::LogSoftmax;
+pub(crate) use random::SplitMix64;
+pub use stops::{Released, StopStrings};
 
-impl SamplerConfig {
-    /// Always the likeliest token.
-    #[must_use]
-    pub fn greedy() -> Self {
-        Self { temperature: 0.0, ..Self::default() }
-    }
-
-    /// Checks every field's range.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] with the name of the first field that is out of range.
-    pub fn validate(&self) -> Result<()> {
-        let check = |name, value: f32, ok: bool, range: &str| {
-            if ok {
-                Ok(())
-            } else {
-                Err(Error::Argument { name, reason: format!("expected {range}, found {value}") })
-            }
-        };
-        let Self { temperature: t, top_p, min_p, repetition_penalty: penalty, .. } = *self;
-        check("temperature", t, t.is_finite() && t >= 0.0, "a finite number >= 0")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "a number > 0 and <= 1")?;
-        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "a number from 0 to 1")?;
-        check(
-            "repetition_penalty",
-            penalty,
-            penalty.is_finite() && penalty > 0.0,
-            "a finite number > 0",
-        )
-    }
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability in the model's own distribution: `log_softmax` of the logits below the limit, before
+    /// any filter. 0 when none was asked for.
+    pub logprob: f32,
+    /// The likeliest tokens of that distribution with their log-probabilities, likeliest first; of equal ones the
+    /// lower id first. Tokens of probability 0 are left out.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Chooses tokens by a [`SamplerConfig`]. Its buffers are allocated once, for the vocabulary.
@@ -118,6 +67,8 @@ pub struct Sampler {
     /// The call that last penalised each id, so that a repeated token is penalised once.
     penalised: Vec<u64>,
     call: u64,
+    /// How often each id was generated; all 0 between calls, and empty without a penalty that needs it.
+    counts: Vec<u32>,
     candidates: Vec<Candidate>,
 }
 
@@ -141,13 +92,20 @@ impl Sampler {
     /// than there are tokens.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `config` is out of range or `vocab_limit` is 0 or above 2^24.
+    /// [`Error::Argument`] if `config` is out of range, `vocab_limit` is 0 or above 2^24, or a token of the bias is
+    /// not below it.
     pub fn new(config: SamplerConfig, vocab_limit: usize) -> Result<Self> {
         config.validate()?;
         if !(1..=1 << 24).contains(&vocab_limit) {
             let reason = format!("expected 1 to 2^24 tokens, found {vocab_limit}");
             return Err(Error::Argument { name: "vocab_limit", reason });
         }
+        if let Some((id, _)) = config.logit_bias.iter().find(|&&(id, _)| id as usize >= vocab_limit)
+        {
+            let reason = format!("expected token ids below {vocab_limit}, found {id}");
+            return Err(Error::Argument { name: "logit_bias", reason });
+        }
+        let counts = if counts_tokens(&config) { vocab_limit } else { 0 };
         Ok(Self {
             rng: SplitMix64(config.seed),
             config,
@@ -155,6 +113,7 @@ impl Sampler {
             scores: Vec::with_capacity(vocab_limit),
             penalised: vec![0; vocab_limit],
             call: 0,
+            counts: vec![0; counts],
             candidates: Vec::with_capacity(vocab_limit),
         })
     }
@@ -182,7 +141,7 @@ impl Sampler {
     /// | argument | shape | meaning |
     /// |---|---|---|
     /// | `logits` | at least `[vocab_limit]` | scores of the next token; -inf excludes one |
-    /// | `history` | any | the tokens so far, the newest last; read by the penalty only |
+    /// | `history` | any | the tokens so far, the newest last, all taken as generated; read by penalties only |
     ///
     /// Ids of `history` from `vocab_limit` up are ignored. Costs O(vocab) plus sorting what the filters
     /// may keep.
@@ -191,6 +150,43 @@ impl Sampler {
     /// [`Error::Shape`] if there are too few logits; [`Error::Argument`] if one below the limit is NaN
     /// or +inf, or if all are -inf.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
+        Ok(self.choose(logits, history, 0, None, None)?.id)
+    }
+
+    /// Chooses the next token of a text that started with a prompt, among those that are allowed.
+    ///
+    /// | argument | shape | meaning |
+    /// |---|---|---|
+    /// | `logits` | at least `[vocab_limit]` | scores of the next token; -inf excludes one |
+    /// | `history` | any | the tokens so far, the newest last |
+    /// | `prompt` | | the first so many of them were given: the presence and frequency penalties look at the others only |
+    /// | `allowed` | | the tokens that may be chosen; without a set all of them |
+    /// | `top` | | how many likeliest tokens to report; `None`: no log-probabilities are computed |
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample), and [`Error::Argument`] if none of the allowed tokens can be chosen.
+    ///
+    /// ```
+    /// use boostr::sample::{Sampler, SamplerConfig, TokenSet};
+    ///
+    /// let mut sampler = Sampler::new(SamplerConfig::greedy(), 3)?;
+    /// let mut allowed = TokenSet::new(3, true);
+    /// allowed.forbid(1);
+    /// let choice = sampler.choose(&[0.0, 2.0, 1.0], &[], 0, Some(&allowed), Some(2))?;
+    /// assert_eq!(choice.id, 2);
+    /// // e^1 / (e^0 + e^2 + e^1)
+    /// assert!((choice.logprob.exp() - 0.2447).abs() < 1e-4);
+    /// assert_eq!([choice.top[0].0, choice.top[1].0], [1, 2]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn choose(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        prompt: usize,
+        allowed: Option<&TokenSet>,
+        top: Option<usize>,
+    ) -> Result<Choice> {
         let Some(logits) = logits.get(..self.vocab_limit) else {
             return Err(Error::Shape {
                 name: "logits".to_owned(),
@@ -199,12 +195,38 @@ impl Sampler {
             });
         };
         check_logits(logits)?;
+        let id = self.id(logits, history, history.get(prompt..).unwrap_or_default(), allowed)?;
+        let Some(count) = top else {
+            return Ok(Choice { id, logprob: 0.0, top: Vec::new() });
+        };
+        let distribution = LogSoftmax::of(logits);
+        let logprob = logits.get(id as usize).map_or(f32::MIN, |&logit| distribution.at(logit));
+        Ok(Choice { id, logprob, top: distribution.top(logits, count) })
+    }
+
+    fn id(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        generated: &[u32],
+        allowed: Option<&TokenSet>,
+    ) -> Result<u32> {
         self.scores.clear();
         // Adding zero turns -0 into +0, which `total_cmp` would otherwise put after it.
         self.scores.extend(logits.iter().map(|&logit| logit + 0.0));
+        self.bias();
         self.penalise(history);
+        self.penalise_generated(generated);
+        if let Some(allowed) = allowed {
+            allowed.mask(&mut self.scores);
+        }
 
         let (best, top) = argmax(&self.scores);
+        if top == f32::NEG_INFINITY {
+            let count = allowed.map_or(0, TokenSet::len);
+            let reason = format!("none of the {count} allowed tokens has a logit above -inf");
+            return Err(Error::Argument { name: "allowed", reason });
+        }
         if self.config.temperature == 0.0 {
             return Ok(best);
         }
@@ -213,6 +235,14 @@ impl Sampler {
         self.keep_top_p();
         self.keep_min_p();
         Ok(self.draw().unwrap_or(best))
+    }
+
+    fn bias(&mut self) {
+        for &(id, bias) in &self.config.logit_bias {
+            if let Some(score) = self.scores.get_mut(id as usize) {
+                add(score, bias);
+            }
+        }
     }
 
     fn penalise(&mut self, history: &[u32]) {
@@ -238,6 +268,28 @@ impl Sampler {
             let changed = if *score > 0.0 { *score / penalty } else { *score * penalty };
             // An extreme penalty must not turn a finite logit into an infinity.
             *score = changed.clamp(f32::MIN, f32::MAX) + 0.0;
+        }
+    }
+
+    fn penalise_generated(&mut self, generated: &[u32]) {
+        let Self { config, scores, counts, .. } = self;
+        if !counts_tokens(config) {
+            return;
+        }
+        for &id in generated {
+            if let Some(count) = counts.get_mut(id as usize) {
+                *count += 1;
+            }
+        }
+        for &id in generated {
+            let id = id as usize;
+            let (Some(score), Some(count)) = (scores.get_mut(id), counts.get_mut(id)) else {
+                continue;
+            };
+            match std::mem::take(count) {
+                0 => {} // was met before
+                n => add(score, -(config.presence_penalty + config.frequency_penalty * n as f32)),
+            }
         }
     }
 
@@ -320,6 +372,18 @@ impl Sampler {
     }
 }
 
+/// Whether a penalty needs to know how often tokens were generated.
+fn counts_tokens(config: &SamplerConfig) -> bool {
+    config.presence_penalty != 0.0 || config.frequency_penalty != 0.0
+}
+
+/// Adds to a score: -inf stays what it is, and a finite one stays finite.
+fn add(score: &mut f32, change: f32) {
+    if *score != f32::NEG_INFINITY {
+        *score = (*score + change).clamp(f32::MIN, f32::MAX) + 0.0;
+    }
+}
+
 #[expect(
     clippy::needless_bitwise_bool,
     reason = "without an early exit the two folds are a few vector instructions per eight logits"
@@ -355,152 +419,6 @@ fn argmax(scores: &[f32]) -> (u32, f32) {
     let top = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger);
     let best = (0..).zip(scores).find(|&(_, &score)| score == top);
     (best.map_or(0, |(id, _)| id), top)
-}
-
-/// Steele, Lea and Flood: <https://doi.org/10.1145/2714064.2660195>.
-#[derive(Clone, Debug)]
-pub(crate) struct SplitMix64(pub(crate) u64);
-
-impl SplitMix64 {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In [0, 1), a multiple of 2^-53.
-    pub(crate) fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
-
-/// Cuts a stream of text before the first stop string.
-///
-/// Text that could still become a stop string is held back, so no part of one is ever released. The first
-/// stop string is the one that is complete first; of several that end at the same byte, the longest. The
-/// result does not depend on how the text is cut into pieces, and time is linear in the text.
-///
-/// ```
-/// use boostr::sample::StopStrings;
-///
-/// let mut stop = StopStrings::new(["\nUser:"])?;
-/// assert_eq!(stop.push("Yes.\nUs").text, "Yes.");
-/// let last = stop.push("er: and");
-/// assert!(last.stopped && last.text.is_empty());
-/// # Ok::<(), boostr::error::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct StopStrings {
-    patterns: Vec<Pattern>,
-    /// The end of the text so far, as long as it may be the start of a stop string.
-    held: String,
-    stopped: bool,
-}
-
-/// What [`StopStrings::push`] releases.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Released {
-    /// Text that belongs to no stop string.
-    pub text: String,
-    /// Whether a stop string was found; from then on nothing is released.
-    pub stopped: bool,
-}
-
-impl StopStrings {
-    /// Watches for any of `stops`; without one all text passes.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] if one of them is empty.
-    pub fn new<I>(stops: I) -> Result<Self>
-    where
-        I: IntoIterator,
-        I::Item: AsRef<str>,
-    {
-        let patterns = stops
-            .into_iter()
-            .enumerate()
-            .map(|(index, stop)| match stop.as_ref() {
-                "" => Err(Error::Argument {
-                    name: "stop",
-                    reason: format!("stop string {index} is empty"),
-                }),
-                stop => Ok(Pattern::new(stop)),
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { patterns, held: String::new(), stopped: false })
-    }
-
-    /// Takes the next piece of text and gives what is now known to come before any stop string.
-    pub fn push(&mut self, text: &str) -> Released {
-        if self.stopped {
-            return Released { text: String::new(), stopped: true };
-        }
-        let held = self.held.len();
-        self.held.push_str(text);
-        for (index, byte) in text.bytes().enumerate() {
-            let end = held + index + 1;
-            // Every pattern has to see the byte, or the longest of those that end here is missed.
-            let complete = self.patterns.iter_mut().filter_map(|p| p.advance(byte)).max();
-            if let Some(len) = complete {
-                self.stopped = true;
-                let mut text = std::mem::take(&mut self.held);
-                text.truncate(end.saturating_sub(len));
-                return Released { text, stopped: true };
-            }
-        }
-        let possible = self.patterns.iter().map(|p| p.matched).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len().saturating_sub(possible));
-        Released { text: std::mem::replace(&mut self.held, rest), stopped: false }
-    }
-
-    /// The text that was held back, now that no more follows; empty after a stop.
-    pub fn finish(&mut self) -> String {
-        for pattern in &mut self.patterns {
-            pattern.matched = 0;
-        }
-        std::mem::take(&mut self.held)
-    }
-}
-
-/// A stop string as a Knuth-Morris-Pratt automaton over bytes. UTF-8 synchronises itself, so a match of
-/// bytes starts and ends between characters.
-#[derive(Clone, Debug)]
-struct Pattern {
-    bytes: Vec<u8>,
-    /// For each prefix the length of its longest proper border: a prefix that is also its suffix.
-    border: Vec<usize>,
-    /// How many bytes of the pattern the text so far ends with.
-    matched: usize,
-}
-
-impl Pattern {
-    fn new(stop: &str) -> Self {
-        let bytes = stop.as_bytes().to_vec();
-        let mut pattern = Self { border: vec![0], bytes, matched: 0 };
-        for &byte in stop.as_bytes().iter().skip(1) {
-            pattern.step(byte);
-            pattern.border.push(pattern.matched);
-        }
-        pattern.matched = 0;
-        pattern
-    }
-
-    fn step(&mut self, byte: u8) {
-        while self.matched > 0 && self.bytes.get(self.matched) != Some(&byte) {
-            self.matched = self.border.get(self.matched - 1).copied().unwrap_or(0);
-        }
-        if self.bytes.get(self.matched) == Some(&byte) {
-            self.matched += 1;
-        }
-    }
-
-    /// The pattern's length once the text ends with all of it.
-    fn advance(&mut self, byte: u8) -> Option<usize> {
-        self.step(byte);
-        (self.matched == self.bytes.len()).then_some(self.matched)
-    }
 }
 
 #[cfg(test)]

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 use boostr::Error;
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, Dtype};
-use boostr::engine::{Observer, Request, generate};
+use boostr::engine::{Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run, State};
-use boostr::sample::SamplerConfig;
 use common::{Folder, torch_zip};
 use serde_json::{Value, json};
 use tiny::{Tiny, edited, entry, fixture, message, states, with};
@@ -326,10 +325,9 @@ impl Observer for Counts {
 }
 
 fn generated(tiny: &Tiny, prompt: &[u32], state: &mut State<Cpu>) -> (Result<(), String>, usize) {
-    let sampler = SamplerConfig::greedy();
-    let request = Request { prompt, seen: &[], max_tokens: 5, eos: &[], vocab_limit: 80, sampler };
+    let generation = Generation { max_tokens: 5, ..Generation::new(prompt, 80) };
     let mut counts = Counts(0);
-    let result = generate(&tiny.model, state, &request, &mut counts);
+    let result = generate(&tiny.model, state, generation, &mut counts);
     (result.map(|_| ()).map_err(|e| message(&e)), counts.0)
 }
 

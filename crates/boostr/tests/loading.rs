@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
-use boostr::engine::{Finish, Generated, Observer, Request, generate};
+use boostr::engine::{Finish, Generated, Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Family, Model};
 use boostr::sample::SamplerConfig;
@@ -68,9 +68,9 @@ impl Observer for Nobody {
 
 fn generated(model: &Model<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Generated {
     let vocab_limit = model.vocab_limit();
-    let request =
-        Request { prompt: &[5, 6, 7], seen: &[], max_tokens: 40, eos, vocab_limit, sampler };
-    generate(model, &mut model.new_state().unwrap(), &request, &mut Nobody).unwrap()
+    let generation =
+        Generation { max_tokens: 40, eos, sampler, ..Generation::new(&[5, 6, 7], vocab_limit) };
+    generate(model, &mut model.new_state().unwrap(), generation, &mut Nobody).unwrap()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The sampler against plain definitions of its filters, and stop strings against a search of the whole text.
 
 use boostr::error::Error;
-use boostr::sample::{Released, Sampler, SamplerConfig, StopStrings};
+use boostr::sample::{Released, Sampler, SamplerConfig, StopStrings, TokenSet};
 use proptest::prelude::*;
 
 fn sampler(config: SamplerConfig, vocab_limit: usize) -> Sampler {
@@ -139,6 +139,7 @@ proptest! {
         prop_assume!(logits.iter().any(|logit| logit.is_finite()));
         let config = SamplerConfig {
             temperature, top_k, top_p, min_p, repetition_penalty, repetition_window, seed,
+            ..SamplerConfig::default()
         };
         let expected = definition(&config, &logits, &history);
         let mut sampler = sampler(config, logits.len());
@@ -293,6 +294,12 @@ fn settings_out_of_range_are_refused_by_name() {
         ("min_p", SamplerConfig { min_p: nan, ..base.clone() }),
         ("repetition_penalty", SamplerConfig { repetition_penalty: 0.0, ..base.clone() }),
         ("repetition_penalty", SamplerConfig { repetition_penalty: nan, ..base.clone() }),
+        ("presence_penalty", SamplerConfig { presence_penalty: 2.1, ..base.clone() }),
+        ("presence_penalty", SamplerConfig { presence_penalty: nan, ..base.clone() }),
+        ("frequency_penalty", SamplerConfig { frequency_penalty: -2.1, ..base.clone() }),
+        ("frequency_penalty", SamplerConfig { frequency_penalty: nan, ..base.clone() }),
+        ("logit_bias", SamplerConfig { logit_bias: vec![(1, 0.0), (2, 101.0)], ..base.clone() }),
+        ("logit_bias", SamplerConfig { logit_bias: vec![(0, nan)], ..base.clone() }),
     ];
     for (field, config) in bad {
         match config.validate() {
@@ -307,6 +314,10 @@ fn settings_out_of_range_are_refused_by_name() {
             Err(Error::Argument { name: "vocab_limit", .. })
         ));
     }
+    let biased = SamplerConfig { logit_bias: vec![(9, 1.0), (10, 1.0)], ..base };
+    assert!(Sampler::new(biased.clone(), 11).is_ok());
+    let error = Sampler::new(biased, 10).unwrap_err();
+    assert_eq!(error.to_string(), "argument `logit_bias`: expected token ids below 10, found 10");
 }
 
 #[test]
@@ -315,6 +326,206 @@ fn settings_are_read_from_json_with_defaults() {
     assert_eq!(config, SamplerConfig { top_k: 40, ..SamplerConfig::default() });
     let json = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<SamplerConfig>(&json).unwrap(), config);
+}
+
+/// The logits that the filters see, in f64: biased, penalised and masked one token after another.
+fn adjusted(
+    config: &SamplerConfig,
+    logits: &[f32],
+    history: &[u32],
+    prompt: usize,
+    allowed: Option<&TokenSet>,
+) -> Vec<f64> {
+    let window = match config.repetition_window {
+        0 => history,
+        window => &history[history.len().saturating_sub(window)..],
+    };
+    let generated = &history[prompt.min(history.len())..];
+    let one = |(id, &logit): (usize, &f32)| {
+        let id = id as u32;
+        if allowed.is_some_and(|allowed| !allowed.contains(id)) {
+            return f64::NEG_INFINITY;
+        }
+        let mut logit = f64::from(logit);
+        for (biased, bias) in &config.logit_bias {
+            logit += if *biased == id { f64::from(*bias) } else { 0.0 };
+        }
+        if window.contains(&id) {
+            let penalty = f64::from(config.repetition_penalty);
+            logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
+        }
+        let count = generated.iter().filter(|&&other| other == id).count();
+        if count > 0 {
+            logit -= f64::from(config.presence_penalty);
+            logit -= f64::from(config.frequency_penalty) * count as f64;
+        }
+        logit
+    };
+    logits.iter().enumerate().map(one).collect()
+}
+
+/// `log_softmax` by its formula.
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shifted = logits.iter().map(|&logit| f64::from(logit) - f64::from(largest));
+    let sum: f64 = shifted.clone().map(f64::exp).sum();
+    shifted.map(|logit| logit - sum.ln()).collect()
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    /// With a low temperature the choice is the largest adjusted logit, or one that rounding cannot tell from it.
+    #[test]
+    fn bias_penalties_and_mask_follow_their_definition(
+        logits in prop::collection::vec(prop_oneof![9 => -9.0_f32..9.0, 1 => Just(f32::NEG_INFINITY)], 2..120),
+        presence_penalty in -2.0_f32..=2.0,
+        frequency_penalty in prop_oneof![Just(0.0_f32), -2.0_f32..=2.0],
+        repetition_penalty in prop_oneof![Just(1.0_f32), 0.5_f32..2.0],
+        repetition_window in 0_usize..8,
+        bias in prop::collection::vec((0_u32..120, -10.0_f32..10.0), 0..6),
+        history in prop::collection::vec(0_u32..130, 0..40),
+        prompt in 0_usize..50,
+        forbidden in prop::collection::vec(0_u32..130, 0..60),
+        (masked, greedy) in any::<(bool, bool)>(),
+    ) {
+        let logit_bias: Vec<_> = bias.into_iter().filter(|&(id, _)| (id as usize) < logits.len()).collect();
+        let config = SamplerConfig {
+            temperature: if greedy { 0.0 } else { 1e-7 },
+            presence_penalty, frequency_penalty, repetition_penalty, repetition_window, logit_bias,
+            ..SamplerConfig::default()
+        };
+        let mut allowed = TokenSet::new(logits.len(), true);
+        forbidden.iter().for_each(|&id| allowed.forbid(id));
+        let allowed = masked.then_some(&allowed);
+        let expected = adjusted(&config, &logits, &history, prompt, allowed);
+        let largest = expected.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut sampler = sampler(config, logits.len());
+        prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+        for _ in 0..2 {
+            match sampler.choose(&logits, &history, prompt, allowed, None) {
+                Ok(choice) => {
+                    let found = expected[choice.id as usize];
+                    prop_assert!(found >= largest - 3e-5, "token {} has {found}, not {largest}", choice.id);
+                    prop_assert_eq!((choice.logprob, choice.top.len()), (0.0, 0));
+                }
+                Err(error) => {
+                    prop_assert_eq!(largest, f64::NEG_INFINITY);
+                    prop_assert!(error.to_string().starts_with("argument `allowed`: none of the"), "{}", error);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_the_models_own_distribution(
+        logits in prop::collection::vec(
+            prop_oneof![4 => -30.0_f32..30.0, 2 => (-2_i8..2).prop_map(f32::from), 1 => Just(f32::NEG_INFINITY)],
+            1..200,
+        ),
+        top in 0_usize..250,
+        seed in any::<u64>(),
+    ) {
+        prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+        let config = SamplerConfig {
+            seed, temperature: 1.7, top_k: 9, presence_penalty: 1.0, logit_bias: vec![(0, 3.0)],
+            ..SamplerConfig::default()
+        };
+        let padded: Vec<f32> = logits.iter().copied().chain([90.0, f32::NAN]).collect();
+        let choice = sampler(config.clone(), logits.len()).choose(&padded, &[0], 0, None, Some(top)).unwrap();
+        let bare = sampler(config, logits.len()).choose(&padded, &[0], 0, None, None).unwrap();
+        prop_assert_eq!(choice.id, bare.id, "the report changes nothing");
+        let expected = log_probabilities(&logits);
+        let mut order: Vec<usize> = (0..logits.len()).filter(|&id| logits[id].is_finite()).collect();
+        order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
+        order.truncate(top);
+        let ids: Vec<usize> = choice.top.iter().map(|&(id, _)| id as usize).collect();
+        prop_assert_eq!(ids, order);
+        for (id, logprob) in choice.top.iter().copied().chain([(choice.id, choice.logprob)]) {
+            let expected = expected[id as usize];
+            prop_assert!((f64::from(logprob) - expected).abs() <= 1e-5, "{} {} {}", id, logprob, expected);
+        }
+    }
+
+    /// Old settings draw what they drew: `choose` with nothing of the new is `sample`.
+    #[test]
+    fn a_mask_of_all_tokens_changes_nothing(
+        logits in prop::collection::vec(-9.0_f32..9.0, 1..100), seed in any::<u64>(), top_p in 0.1_f32..1.0,
+    ) {
+        let config = SamplerConfig { seed, top_p, ..SamplerConfig::default() };
+        let (mut plain, mut masked) = (sampler(config.clone(), logits.len()), sampler(config, logits.len()));
+        let all = TokenSet::new(logits.len(), true);
+        for _ in 0..20 {
+            let id = plain.sample(&logits, &[]).unwrap();
+            prop_assert_eq!(masked.choose(&logits, &[], 0, Some(&all), Some(3)).unwrap().id, id);
+        }
+        prop_assert_eq!(plain.rng_state(), masked.rng_state());
+    }
+
+    #[test]
+    fn a_token_set_is_a_set(
+        limit in 0_usize..150, all in any::<bool>(), changes in prop::collection::vec((0_u32..160, any::<bool>()), 0..80),
+        words in prop::collection::vec(any::<u32>(), 0..7),
+    ) {
+        let mut set = TokenSet::new(limit, all);
+        let mut expected: Vec<bool> = vec![all; limit];
+        for (id, allow) in changes {
+            if allow { set.allow(id) } else { set.forbid(id) }
+            if let Some(expected) = expected.get_mut(id as usize) {
+                *expected = allow;
+            }
+        }
+        let ids: Vec<u32> = (0..limit as u32).filter(|&id| expected[id as usize]).collect();
+        prop_assert_eq!(set.iter().collect::<Vec<_>>(), ids.clone());
+        prop_assert_eq!((set.len(), set.is_empty(), set.limit()), (ids.len(), ids.is_empty(), limit));
+        for id in (0..200).chain([u32::MAX]) {
+            prop_assert_eq!(set.contains(id), ids.contains(&id));
+        }
+        let of_words = TokenSet::from_words(limit, words.clone());
+        for id in 0..200_usize {
+            let bit = words.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+            prop_assert_eq!(of_words.contains(id as u32), bit && id < limit);
+        }
+    }
+}
+
+#[test]
+fn a_mask_with_no_token_left_is_refused_by_name() {
+    let mut sampler = sampler(SamplerConfig::greedy(), 3);
+    let mut set = TokenSet::new(3, false);
+    let mut refused = |set: &TokenSet| {
+        sampler.choose(&[1.0, f32::NEG_INFINITY, 0.0], &[], 0, Some(set), None).unwrap_err()
+    };
+    let error = refused(&set).to_string();
+    assert_eq!(error, "argument `allowed`: none of the 0 allowed tokens has a logit above -inf");
+    set.allow(1);
+    let error = refused(&set).to_string();
+    assert_eq!(error, "argument `allowed`: none of the 1 allowed tokens has a logit above -inf");
+    // Tokens that the model has no row for cannot be chosen, however many there are.
+    let mut beyond = TokenSet::new(100, true);
+    (0..3).for_each(|id| beyond.forbid(id));
+    assert!(refused(&beyond).to_string().contains("none of the 97 allowed tokens"));
+}
+
+#[test]
+fn a_shorter_set_allows_nothing_from_its_limit_up() {
+    let set = TokenSet::new(2, true);
+    let choice =
+        sampler(SamplerConfig::greedy(), 3).choose(&[0.0, 1.0, 9.0], &[], 0, Some(&set), None);
+    assert_eq!(choice.unwrap().id, 1);
+}
+
+#[test]
+fn presence_and_frequency_look_at_what_was_generated_only() {
+    let config =
+        SamplerConfig { presence_penalty: 1.0, frequency_penalty: 0.5, ..SamplerConfig::greedy() };
+    let mut sampler = sampler(config, 3);
+    let mut chosen = |logits: &[f32], history: &[u32], prompt| {
+        sampler.choose(logits, history, prompt, None, None).unwrap().id
+    };
+    assert_eq!(chosen(&[3.0, 1.4, 0.0], &[0, 0], 2), 0);
+    assert_eq!(chosen(&[3.0, 1.4, 0.0], &[0, 0], 1), 0, "3 - 1 - 0.5 = 1.5");
+    assert_eq!(chosen(&[3.0, 1.4, 0.0], &[0, 0], 0), 1, "3 - 1 - 2 * 0.5 = 1");
 }
 
 /// The text before the stop string that is complete first, the longest of those that end there.

@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 
 use boostr::backend::{Cpu, cpu};
 use boostr::chat::Options;
-use boostr::engine::{Finish, Observer, Request, generate};
+use boostr::engine::{Finish, Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::sample::SamplerConfig;
 use serde_json::json;
 
 struct Silent;
@@ -41,16 +40,10 @@ fn answer(lm: &LanguageModel<Cpu>, max_tokens: usize) -> (Vec<u32>, Vec<u32>, Fi
     assert_eq!(template.render(&messages, &options).unwrap(), text);
     let prompt = template.encode(tokenizer, &messages, &options).unwrap();
     assert_eq!(tokenizer.decode(&prompt, false).unwrap(), text);
-    let request = Request {
-        prompt: &prompt,
-        seen: &[],
-        max_tokens,
-        eos: &lm.eos,
-        vocab_limit: lm.vocab_limit(),
-        sampler: SamplerConfig::greedy(),
-    };
+    let generation =
+        Generation { max_tokens, eos: &lm.eos, ..Generation::new(&prompt, lm.vocab_limit()) };
     let mut state = lm.model.new_state().unwrap();
-    let generated = generate(&lm.model, &mut state, &request, &mut Silent).unwrap();
+    let generated = generate(&lm.model, &mut state, generation, &mut Silent).unwrap();
     (prompt, generated.ids, generated.finish)
 }
 

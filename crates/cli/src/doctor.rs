@@ -118,8 +118,7 @@ fn greedy(
     prompt: &[u32],
     max_tokens: usize,
 ) -> boostr::Result<Vec<u32>> {
-    use boostr::engine::{Observer, Request, generate};
-    use boostr::sample::SamplerConfig;
+    use boostr::engine::{Generation, Observer, generate};
     use std::ops::ControlFlow;
 
     struct Silent;
@@ -128,8 +127,6 @@ fn greedy(
             Ok(ControlFlow::Continue(()))
         }
     }
-    let vocab_limit = lm.vocab_limit();
-    let sampler = SamplerConfig::greedy();
-    let request = Request { prompt, seen: &[], max_tokens, eos: &[], vocab_limit, sampler };
-    Ok(generate(&lm.model, &mut lm.model.new_state()?, &request, &mut Silent)?.ids)
+    let generation = Generation { max_tokens, ..Generation::new(prompt, lm.vocab_limit()) };
+    Ok(generate(&lm.model, &mut lm.model.new_state()?, generation, &mut Silent)?.ids)
 }

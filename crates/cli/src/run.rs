@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use boostr::backend::Cpu;
-use boostr::engine::{Finish, Generated, Request, generate};
+use boostr::engine::{Finish, Generated, Generation, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
@@ -82,16 +82,15 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
-    let request = Request {
-        prompt: &ids,
+    let generation = Generation {
         seen: seen.unwrap_or(&[]),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
         eos: &lm.eos,
-        vocab_limit: lm.vocab_limit(),
         sampler: sampler.clone(),
+        ..Generation::new(&ids, lm.vocab_limit())
     };
-    let generated =
-        generate(&lm.model, &mut state, &request, &mut observer).map_err(|e| bad_logits(&lm, e))?;
+    let generated = generate(&lm.model, &mut state, generation, &mut observer)
+        .map_err(|e| bad_logits(&lm, e))?;
     let (text, stopped) = observer.finish()?;
     if let Some(out) = &out {
         let all = [&ids, &*generated.ids].concat();

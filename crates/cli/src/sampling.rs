@@ -39,6 +39,7 @@ impl SamplingArgs {
                 .unwrap_or(default.repetition_penalty),
             repetition_window: self.repeat_last_n.unwrap_or(window),
             seed: self.seed.unwrap_or_else(seed_of_the_clock),
+            ..default
         };
         config.validate().map_err(|error| usage(error.to_string()))?;
         Ok(config)

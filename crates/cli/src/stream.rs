@@ -148,6 +148,6 @@ pub fn reason(finish: Finish, stopped: bool) -> &'static str {
         Finish::Eos => "eos",
         _ if stopped => "stop",
         Finish::Length => "length",
-        Finish::Stopped => "interrupted",
+        Finish::Cancelled | Finish::Stopped => "interrupted",
     }
 }

@@ -20,6 +20,13 @@ pub const PIECE: usize = 512;
 /// Rows that a forward computes at once.
 const MAX_ROWS: usize = 2048;
 
+/// A model is its own, so that what asks for one takes it bare or as part of something.
+impl<B: Backend> AsRef<Self> for Model<B> {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 /// The layers of a family: what it does between embedding and head.
 pub trait Decoder<B: Backend>: Send + Sync {
     /// Number of layers.
@@ -279,10 +286,33 @@ impl<B: Backend> Model<B> {
     /// ```
     pub fn forward(&self, runs: &mut [Run<'_, B>], logits: Logits) -> Result<Tensor<B>> {
         self.check(runs, logits)?;
-        boostr_kernels::awake(|| self.compute(runs, logits))
+        let wanted = runs.iter().map(|run| match logits {
+            Logits::Last => 1,
+            Logits::All => run.tokens.len(),
+            Logits::None => 0,
+        });
+        let wanted: Vec<usize> = wanted.collect();
+        boostr_kernels::awake(|| self.compute(runs, &wanted))
     }
 
-    fn compute(&self, runs: &mut [Run<'_, B>], logits: Logits) -> Result<Tensor<B>> {
+    /// The same with the logits of each run's last tokens, as many as `wanted` says of it:
+    /// `[sum of wanted, V]`, in the order of runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward); [`Error::Argument`] when `wanted` is not one number for each run, or more
+    /// than its tokens.
+    pub fn forward_wanted(&self, runs: &mut [Run<'_, B>], wanted: &[usize]) -> Result<Tensor<B>> {
+        self.check(runs, Logits::None)?;
+        let lengths: Vec<usize> = runs.iter().map(|run| run.tokens.len()).collect();
+        if wanted.len() != runs.len() || wanted.iter().zip(&lengths).any(|(want, len)| want > len) {
+            let reason = format!("expected at most {lengths:?} rows of logits, found {wanted:?}");
+            return Err(Error::Argument { name: "wanted", reason });
+        }
+        boostr_kernels::awake(|| self.compute(runs, wanted))
+    }
+
+    fn compute(&self, runs: &mut [Run<'_, B>], wanted: &[usize]) -> Result<Tensor<B>> {
         let mut done = vec![0; runs.len()];
         let mut hidden = vec![Vec::new(); runs.len()];
         loop {
@@ -294,16 +324,11 @@ impl<B: Backend> Model<B> {
             let mut first = 0;
             for &(run, len) in &pass {
                 done[run] += len;
-                let finished = done[run] == runs[run].tokens.len();
-                match logits {
-                    Logits::Last if finished => {
-                        hidden[run].push(self.client.select_rows(&h, &[first + len - 1])?);
-                    }
-                    Logits::All => {
-                        let rows: Vec<usize> = (first..first + len).collect();
-                        hidden[run].push(self.client.select_rows(&h, &rows)?);
-                    }
-                    _ => {}
+                let unwanted = runs[run].tokens.len() - wanted[run];
+                let rows = done[run].saturating_sub(unwanted).min(len);
+                if rows > 0 {
+                    let rows: Vec<usize> = (first + len - rows..first + len).collect();
+                    hidden[run].push(self.client.select_rows(&h, &rows)?);
                 }
                 first += len;
             }

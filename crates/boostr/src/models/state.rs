@@ -37,6 +37,11 @@ impl<B: Backend> State<B> {
         Ok(Self { layers: layers.collect::<Result<_>>()?, position: 0 })
     }
 
+    /// What stands where a state was taken out: one of no model.
+    pub(crate) fn nothing() -> Self {
+        Self { layers: Vec::new(), position: 0 }
+    }
+
     /// Tokens that this state has seen.
     #[must_use]
     pub fn position(&self) -> usize {
@@ -56,6 +61,15 @@ impl<B: Backend> State<B> {
         let caches = self.layers.iter().filter_map(|layer| layer.cache.as_ref());
         mixers.map(|s| 4 * (s.conv.numel() + s.ssm.numel())).sum::<usize>()
             + caches.map(ops::KvCache::size_in_bytes).sum::<usize>()
+    }
+
+    /// The pieces of memory that it is made of, each as its address and its bytes: forks share some.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.layers.iter().flat_map(|layer| {
+            let mixer = layer.mixer.iter().flat_map(|mixer| [&mixer.conv, &mixer.ssm]);
+            let cache = layer.cache.iter().flat_map(ops::KvCache::blocks);
+            mixer.map(ops::block).chain(cache)
+        })
     }
 
     /// Number of layers.

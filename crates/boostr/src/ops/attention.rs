@@ -280,6 +280,14 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         }
     }
 
+    /// The pieces of memory that it holds, each as its address and its bytes: forks share some.
+    pub(crate) fn blocks(&self) -> Vec<(usize, usize)> {
+        match &self.storage {
+            KvStorage::Tensors(_) => self.rows().iter().map(super::block).collect(),
+            KvStorage::Pages(pages) => pages.blocks().collect(),
+        }
+    }
+
     /// Keys of positions [`first`](Self::first) on, `[len - first, Hk, d_key]`, row-major.
     ///
     /// # Errors

@@ -642,6 +642,11 @@ pub fn to_vec<R: Runtime<DType = DType>>(x: &Tensor<R>) -> Result<Vec<f32>> {
     Ok(x.contiguous()?.try_to_vec()?)
 }
 
+/// Where a tensor's storage is, and its bytes: clones and views share one.
+pub(crate) fn block<R: Runtime<DType = DType>>(x: &Tensor<R>) -> (usize, usize) {
+    (x.storage().ptr() as usize, x.storage().size_in_bytes())
+}
+
 /// Checks that `x` has the type and shape of `like`.
 pub(crate) fn check_like<R: Runtime<DType = DType>>(
     name: &'static str,

@@ -99,6 +99,12 @@ impl KvCache {
         self.pages.len() * self.layout.bytes()
     }
 
+    /// Address and bytes of each page that is held: a page that forks share has one address.
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let bytes = self.layout.bytes();
+        self.pages.iter().map(move |page| (Arc::as_ptr(page).addr(), bytes))
+    }
+
     /// Bytes that a position takes in a cache of these sizes.
     ///
     /// # Panics

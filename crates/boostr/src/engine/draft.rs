@@ -1,0 +1,191 @@
+//! Speculative decoding: cheap guesses of the next tokens, which the model checks in one forward.
+//!
+//! Sampling decides as ever, from the logits of one row after another, for as long as it chooses what was guessed: so the
+//! output is that without guesses, whatever the sampler, to the bit. A run of fewer than 16 tokens is computed token by
+//! token, so its logits and states are those of single tokens too. What was guessed wrongly is undone by going back to a
+//! fork made before; what was right is computed again with the next guesses.
+//!
+//! Leviathan, Kalman, Matias 2023 (draft models), Saxena 2023 (lookup in the prompt).
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::models::{Logits, Model, Run, State};
+use crate::ops;
+
+use super::PIECE;
+
+/// Most tokens of a run that is computed token by token.
+pub(super) const MAX_RUN: usize = 15;
+/// Most tokens that are guessed at once.
+const MAX_GUESS: usize = 8;
+/// Tokens without a guess after guesses that were wrong.
+const PAUSE: usize = 16;
+/// Shortest and longest end of the text that is looked for in what came before.
+const NGRAM: std::ops::RangeInclusive<usize> = 2..=4;
+
+/// Where guesses come from.
+pub enum Draft<B: Backend> {
+    /// What followed the last time that the text ended like this: for answers that quote their prompt.
+    Lookup,
+    /// The greedy continuation by a smaller model of the same vocabulary.
+    Model(Arc<Model<B>>),
+    /// What a function of the tokens so far says, of which at most so many are used.
+    With(Arc<Guess>),
+}
+
+/// From the tokens so far, and how many may be guessed, to guesses.
+pub type Guess = dyn Fn(&[u32], usize) -> Vec<u32> + Send + Sync;
+
+impl<B: Backend> Clone for Draft<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Lookup => Self::Lookup,
+            Self::Model(model) => Self::Model(model.clone()),
+            Self::With(guess) => Self::With(guess.clone()),
+        }
+    }
+}
+
+impl<B: Backend> Draft<B> {
+    /// Checks that guesses are tokens of `model`.
+    pub(super) fn check(&self, model: &Model<B>) -> Result<()> {
+        match self {
+            Self::Model(draft) if draft.vocab_limit() != model.vocab_limit() => {
+                let (expected, found) = (model.vocab_limit(), draft.vocab_limit());
+                let reason = format!("expected a vocabulary of {expected} tokens, found {found}");
+                Err(Error::Argument { name: "draft", reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Guesses for one sequence.
+    pub(super) fn drafter(&self) -> Result<Drafter<B>> {
+        let source = match self {
+            Self::Lookup => Source::Lookup,
+            Self::Model(model) => Source::Model(model.clone(), model.new_state()?),
+            Self::With(guess) => Source::With(guess.clone()),
+        };
+        Ok(Drafter { source, len: MAX_GUESS / 2, pause: 0 })
+    }
+}
+
+/// The guesses for one sequence.
+pub(super) struct Drafter<B: Backend> {
+    source: Source<B>,
+    /// How many are guessed at once: more while they are right.
+    len: usize,
+    pause: usize,
+}
+
+enum Source<B: Backend> {
+    Lookup,
+    /// The draft model, and what it has seen of the sequence.
+    Model(Arc<Model<B>>, State<B>),
+    With(Arc<Guess>),
+}
+
+impl<B: Backend> Drafter<B> {
+    /// Up to `most` tokens that may follow `ids`.
+    pub(super) fn guess(&mut self, ids: &[u32], most: usize) -> Result<Vec<u32>> {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return Ok(Vec::new());
+        }
+        let len = self.len.min(most);
+        match &mut self.source {
+            _ if len == 0 => Ok(Vec::new()),
+            Source::Lookup => Ok(lookup(ids, len)),
+            Source::Model(model, state) => continuation(model, state, ids, len),
+            Source::With(guess) => Ok(guess(ids, len).into_iter().take(len).collect()),
+        }
+    }
+
+    /// Learns how many of the guesses were right.
+    pub(super) fn learn(&mut self, guessed: usize, right: usize) {
+        if guessed == 0 {
+            return;
+        }
+        if right == guessed {
+            self.len = (2 * self.len).min(MAX_GUESS);
+        } else {
+            self.len = right.max(1);
+            self.pause = if right == 0 { PAUSE } else { 0 };
+        }
+    }
+}
+
+/// What followed the last time that `ids` ended as they end now; of several ends the longest.
+fn lookup(ids: &[u32], len: usize) -> Vec<u32> {
+    for n in NGRAM.rev() {
+        let Some(start) = ids.len().checked_sub(n).filter(|&start| start > 0) else { continue };
+        let end = &ids[start..];
+        if let Some(found) = ids[..ids.len() - 1].windows(n).rposition(|window| window == end) {
+            let next = &ids[found + n..];
+            return next[..len.min(next.len())].to_vec();
+        }
+    }
+    Vec::new()
+}
+
+/// The greedy continuation of `ids` by `model`, whose `state` has seen some of them.
+fn continuation<B: Backend>(
+    model: &Model<B>,
+    state: &mut State<B>,
+    ids: &[u32],
+    len: usize,
+) -> Result<Vec<u32>> {
+    let best = |logits| -> Result<u32> {
+        let row = ops::to_vec(&logits)?;
+        let row = &row[..model.vocab_limit()];
+        let larger = |best: usize, i: usize| if row[i] > row[best] { i } else { best };
+        Ok((0..row.len()).fold(0, larger) as u32)
+    };
+    let mut guess = None;
+    for tokens in ids[state.position()..].chunks(PIECE) {
+        guess = Some(model.forward(&mut [Run { tokens, state }], Logits::Last)?);
+    }
+    let Some(logits) = guess else { return Ok(Vec::new()) };
+    let mut guesses = vec![best(logits)?];
+    let mut fork = state.clone();
+    while guesses.len() < len {
+        let tokens = &guesses[guesses.len() - 1..];
+        let logits = model.forward(&mut [Run { tokens, state: &mut fork }], Logits::Last)?;
+        guesses.push(best(logits)?);
+    }
+    Ok(guesses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lookup_finds_what_followed_the_longest_end_the_last_time() {
+        // "2 3" was followed by 4 first and by 9 later; "1 2 3" by 4 only.
+        let ids = [1, 2, 3, 4, 5, 2, 3, 9, 1, 2, 3];
+        assert_eq!(lookup(&ids, 2), [4, 5]);
+        assert_eq!(lookup(&[7, 2, 3, 4, 5, 2, 3, 9, 6, 2, 3], 3), [9, 6, 2]);
+        assert_eq!(lookup(&[5, 5, 5], 4), [5]);
+        for none in [&[][..], &[1], &[1, 2], &[1, 2, 3]] {
+            assert!(lookup(none, 4).is_empty());
+        }
+    }
+
+    #[test]
+    fn guesses_get_longer_while_they_are_right_and_pause_when_all_are_wrong() {
+        let mut drafter = Draft::<crate::backend::Cpu>::Lookup.drafter().unwrap();
+        let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2];
+        assert_eq!(drafter.guess(&ids, 99).unwrap(), [3, 4, 5, 6]);
+        drafter.learn(4, 4);
+        assert_eq!(drafter.guess(&ids, 99).unwrap().len(), 8);
+        assert_eq!(drafter.guess(&ids, 3).unwrap().len(), 3);
+        drafter.learn(8, 0);
+        for _ in 0..PAUSE {
+            assert!(drafter.guess(&ids, 99).unwrap().is_empty());
+        }
+        assert_eq!(drafter.guess(&ids, 99).unwrap(), [3]);
+    }
+}

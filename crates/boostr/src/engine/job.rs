@@ -1,0 +1,411 @@
+//! One request that is computed or waits: its sequences, and its listener.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::models::{Model, State};
+
+use super::draft::Draft;
+use super::sequence::{Rules, Sequence};
+use super::store::Store;
+use super::{Event, Finish, Listener, Outcome, Request, Stats, Ticket, Timings};
+
+/// Times that a request may lose its states to a step that failed.
+const MAX_STRIKES: usize = 3;
+
+pub(super) struct Job<'a, B: Backend> {
+    /// What was asked for; its prompt, state and constraint move to the sequence when it begins.
+    request: Request<B>,
+    /// How many tokens of the prompt the given state has seen.
+    covered: usize,
+    /// Whether the given state is needed no more once it has begun: there is nobody whose step could fail it.
+    is_lent: bool,
+    listener: Box<dyn Listener<B> + 'a>,
+    pub(super) ticket: Ticket,
+    submitted: Instant,
+    begun: Option<Instant>,
+    prompt_end: Option<Instant>,
+    cached: usize,
+    /// Tokens of the prompt that the listener knows to be done.
+    told: usize,
+    /// Those that have not ended, by their index.
+    pub(super) sequences: Vec<(usize, Sequence<B>)>,
+    is_forked: bool,
+    /// Is computed alone until it is where it was, after a step of several failed.
+    pub(super) is_alone: bool,
+    strikes: usize,
+    /// There is nothing more to say to the listener.
+    pub(super) is_over: bool,
+}
+
+impl<'a, B: Backend> Job<'a, B> {
+    pub(super) fn new(
+        mut request: Request<B>,
+        covered: usize,
+        is_lent: bool,
+        listener: Box<dyn Listener<B> + 'a>,
+        ticket: Ticket,
+    ) -> Self {
+        request.marks.sort_unstable();
+        Self {
+            request,
+            covered,
+            is_lent,
+            listener,
+            ticket,
+            submitted: Instant::now(),
+            begun: None,
+            prompt_end: None,
+            cached: 0,
+            told: 0,
+            sequences: Vec::new(),
+            is_forked: false,
+            is_alone: false,
+            strikes: 0,
+            is_over: false,
+        }
+    }
+
+    /// Sequences that it takes.
+    pub(super) fn count(&self) -> usize {
+        self.request.count
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.listener.is_ready())).unwrap_or(true)
+    }
+
+    /// Whether a piece of its prompt comes next.
+    pub(super) fn is_in_prompt(&self) -> bool {
+        self.sequences.iter().any(|(_, sequence)| sequence.is_in_prompt())
+    }
+
+    // Its course
+
+    /// Begins from the longest prefix that is known.
+    pub(super) fn begin(
+        &mut self,
+        model: &Model<B>,
+        store: &mut Store<B>,
+        draft: Option<&Draft<B>>,
+        stats: &mut Stats,
+    ) {
+        self.begun = Some(Instant::now());
+        let begun = self.known_state(model, store, &self.request.prompt, true).and_then(|known| {
+            let (state, seen, logits, is_hit) = known;
+            if self.is_lent {
+                self.request.state = None;
+            }
+            let mut sequence = Sequence::new(&mut self.request, state, seen)?;
+            sequence.drafter = draft.map(Draft::drafter).transpose()?;
+            sequence.logits = logits;
+            Ok((sequence, seen, is_hit))
+        });
+        match begun {
+            Ok((sequence, seen, is_hit)) => {
+                self.cached = seen;
+                self.sequences.push((0, sequence));
+                stats.skipped_tokens += seen as u64;
+                stats.snapshot_hits += u64::from(is_hit);
+                self.tell_prompt(seen, stats);
+                self.end_prompt(stats);
+            }
+            Err(error) => self.fail(error, stats),
+        }
+    }
+
+    /// The best state to compute `ids` from: how many of them it has seen, the logits of what comes next if all, and
+    /// whether it is a snapshot.
+    #[expect(clippy::type_complexity, reason = "taken apart at once by both callers")]
+    fn known_state(
+        &self,
+        model: &Model<B>,
+        store: &mut Store<B>,
+        ids: &[u32],
+        to_the_end: bool,
+    ) -> Result<(State<B>, usize, Vec<f32>, bool)> {
+        // Where the given state has seen more than the prompt tells of, positions of snapshots are not its own.
+        let given = self.request.state.as_ref();
+        let is_plain = given.is_none_or(|state| state.position() == self.covered);
+        if is_plain
+            && let Some(known) = store.longest(self.request.scope, ids, to_the_end)
+            && known.state.position() > self.covered
+        {
+            let seen = known.state.position();
+            return Ok((known.state, seen, known.logits.unwrap_or_default(), true));
+        }
+        match given {
+            Some(state) => Ok((state.clone(), self.covered, Vec::new(), false)),
+            None => Ok((model.new_state()?, 0, Vec::new(), false)),
+        }
+    }
+
+    /// Takes for this step the next piece of the prompt.
+    pub(super) fn plan_piece(&mut self, every: usize) -> usize {
+        let marks = &self.request.marks;
+        let mut rows = 0;
+        for (_, sequence) in self.sequences.iter_mut().filter(|(_, it)| it.is_in_prompt()) {
+            sequence.plan_piece(marks, every);
+            rows += sequence.input.len();
+        }
+        rows
+    }
+
+    /// Takes for this step what follows the prompt.
+    pub(super) fn plan_tokens(&mut self, stats: &mut Stats) -> usize {
+        let max_tokens = self.request.max_tokens;
+        let mut rows = 0;
+        for i in 0..self.sequences.len() {
+            let (_, sequence) = &mut self.sequences[i];
+            if sequence.is_in_prompt() || !sequence.logits.is_empty() {
+                continue;
+            }
+            let left = max_tokens - sequence.generated().len();
+            if let Err(error) = sequence.plan_token(left) {
+                self.fail(error, stats);
+                return 0;
+            }
+            stats.drafted_tokens += sequence.guesses as u64;
+            rows += sequence.input.len();
+        }
+        rows
+    }
+
+    /// Gives its turn to another.
+    pub(super) fn unplan(&mut self) {
+        for (_, sequence) in self.sequences.iter_mut().filter(|(_, it)| it.is_in_prompt()) {
+            sequence.input.clear();
+        }
+    }
+
+    /// After a step was computed: counts what it saw, keeps snapshots, and makes forks where the prompt ends.
+    pub(super) fn settle_pieces(&mut self, store: &mut Store<B>, every: usize, stats: &mut Stats) {
+        let mut done = None;
+        for (_, sequence) in &mut self.sequences {
+            if !sequence.is_in_prompt() || sequence.input.is_empty() {
+                continue;
+            }
+            sequence.seen += sequence.input.len();
+            stats.prompt_tokens += sequence.input.len() as u64;
+            sequence.input.clear();
+            let seen = sequence.seen;
+            let is_end = seen == sequence.prompt;
+            let is_kept = is_end
+                || self.request.marks.binary_search(&seen).is_ok()
+                || (every > 0 && seen.is_multiple_of(every));
+            if is_kept && sequence.state.position() == seen {
+                let logits = (is_end && !sequence.logits.is_empty()).then_some(&*sequence.logits);
+                store.keep(self.request.scope, &sequence.ids[..seen], &sequence.state, logits);
+            }
+            done = Some(seen);
+        }
+        if let Some(done) = done {
+            if done > self.told {
+                self.tell_prompt(done, stats);
+            }
+            self.end_prompt(stats);
+        }
+    }
+
+    /// Where the prompt ends for the first time: forks it, or ends if nothing is to be generated.
+    fn end_prompt(&mut self, stats: &mut Stats) {
+        if self.is_over || self.is_forked || self.is_in_prompt() || self.sequences.is_empty() {
+            return;
+        }
+        self.is_forked = true;
+        self.prompt_end = Some(Instant::now());
+        for index in 1..self.request.count {
+            let seed = self.request.sampler.seed.wrapping_add(index as u64);
+            match self.sequences[0].1.fork(seed, self.request.vocab_limit) {
+                Ok(fork) => self.sequences.push((index, fork)),
+                Err(error) => return self.fail(error, stats),
+            }
+        }
+        if self.request.max_tokens == 0 {
+            for (_, sequence) in &mut self.sequences {
+                sequence.logits.clear();
+                sequence.finish = Some(Finish::Length);
+            }
+        }
+    }
+
+    /// What choosing tokens goes by, and the sequences that do.
+    pub(super) fn choosing(&mut self) -> (Rules<'_>, &mut [(usize, Sequence<B>)]) {
+        let Request { eos, max_tokens, logprobs, .. } = &self.request;
+        let rules = Rules { eos, max_tokens: *max_tokens, logprobs: *logprobs };
+        (rules, &mut self.sequences)
+    }
+
+    /// Hands on what was chosen, and ends what has ended.
+    pub(super) fn deliver(&mut self, store: &mut Store<B>, stats: &mut Stats) {
+        if self.is_over {
+            return;
+        }
+        for (_, sequence) in &mut self.sequences {
+            if let Err(error) = std::mem::replace(&mut sequence.result, Ok(())) {
+                stats.panics += u64::from(is_panic(&error));
+                return self.fail(error, stats);
+            }
+        }
+        for i in 0..self.sequences.len() {
+            let (index, sequence) = &mut self.sequences[i];
+            let index = *index;
+            stats.accepted_tokens += sequence.settle() as u64;
+            let before = sequence.generated().len() - sequence.chosen.len();
+            let chosen = std::mem::take(&mut sequence.chosen);
+            for (k, choice) in chosen.into_iter().enumerate() {
+                let now = Instant::now();
+                let sequence = &mut self.sequences[i].1;
+                sequence.first_token.get_or_insert(now);
+                sequence.last_token = Some(now);
+                stats.generated_tokens += 1;
+                let (id, logprob, top) = (choice.id, choice.logprob, choice.top);
+                if self.tell(Event::Token { index, id, logprob, top }, stats).is_break() {
+                    self.sequences[i].1.cut(before + k + 1, Finish::Stopped);
+                    break;
+                }
+            }
+            if self.is_over {
+                return;
+            }
+            self.sequences[i].1.forget_backup();
+        }
+        for (index, sequence) in
+            self.sequences.extract_if(.., |(_, it)| it.finish.is_some()).collect::<Vec<_>>()
+        {
+            if sequence.seen > sequence.prompt && sequence.state.position() == sequence.seen {
+                let seen = &sequence.ids[..sequence.seen];
+                store.keep(self.request.scope, seen, &sequence.state, None);
+            }
+            self.finish(index, Some(sequence), stats);
+        }
+        if self.sequences.is_empty() {
+            self.is_over = true;
+        }
+        if self.is_alone && self.sequences.iter().all(|(_, it)| it.is_up_to_date()) {
+            self.is_alone = false;
+        }
+    }
+
+    /// Ends all that has not ended.
+    pub(super) fn end(&mut self, finish: Finish, stats: &mut Stats) {
+        if self.is_over {
+            return;
+        }
+        let sequences = std::mem::take(&mut self.sequences);
+        let begun = if self.is_forked { 0 } else { self.request.count };
+        let missing = (sequences.len()..begun).map(|index| (index, None));
+        let sequences = sequences.into_iter().map(|(index, mut sequence)| {
+            sequence.finish = Some(finish);
+            (index, Some(sequence))
+        });
+        for (index, sequence) in sequences.chain(missing).collect::<Vec<_>>() {
+            if self.is_over {
+                break;
+            }
+            let finish = sequence.as_ref().and_then(|sequence| sequence.finish).unwrap_or(finish);
+            self.finish_as(index, sequence, finish, stats);
+        }
+        self.is_over = true;
+    }
+
+    fn finish(&mut self, index: usize, sequence: Option<Sequence<B>>, stats: &mut Stats) {
+        let finish =
+            sequence.as_ref().and_then(|sequence| sequence.finish).unwrap_or(Finish::Stopped);
+        self.finish_as(index, sequence, finish, stats);
+    }
+
+    fn finish_as(
+        &mut self,
+        index: usize,
+        sequence: Option<Sequence<B>>,
+        finish: Finish,
+        stats: &mut Stats,
+    ) {
+        let since = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from),
+            _ => Duration::ZERO,
+        };
+        let now = Some(Instant::now());
+        let (first, last) =
+            sequence.as_ref().map_or((None, None), |it| (it.first_token, it.last_token));
+        let timings = Timings {
+            queued: since(Some(self.submitted), self.begun.or(now)),
+            prompt: since(self.begun, self.prompt_end.or(now)),
+            first_token: since(Some(self.submitted), first),
+            decode: since(first, last),
+            cached: self.cached,
+        };
+        let (ids, state) = match sequence {
+            Some(it) => (it.generated().to_vec(), Some(it.state)),
+            None => (Vec::new(), None),
+        };
+        let outcome = Outcome { finish, ids, state, timings };
+        // There is nothing left that it could end.
+        let _ = self.tell(Event::Finished { index, outcome }, stats);
+    }
+
+    /// Ends with an error.
+    pub(super) fn fail(&mut self, error: Error, stats: &mut Stats) {
+        if self.is_over {
+            return;
+        }
+        stats.failed += 1;
+        self.sequences.clear();
+        let _ = self.tell(Event::Failed { error }, stats);
+        self.is_over = true;
+    }
+
+    fn tell_prompt(&mut self, done: usize, stats: &mut Stats) {
+        self.told = done;
+        let (cached, total) = (self.cached, self.sequences[0].1.prompt);
+        if self.tell(Event::Prompt { cached, done, total }, stats).is_break() {
+            self.end(Finish::Stopped, stats);
+        }
+    }
+
+    /// Tells the listener; one that panics is not told any more, and its request is over.
+    fn tell(&mut self, event: Event<B>, stats: &mut Stats) -> ControlFlow<()> {
+        catch_unwind(AssertUnwindSafe(|| self.listener.event(event))).unwrap_or_else(|_| {
+            stats.panics += 1;
+            stats.failed += 1;
+            self.sequences.clear();
+            self.is_over = true;
+            ControlFlow::Break(())
+        })
+    }
+
+    // When a step has failed
+
+    /// Brings the sequences of a step that failed back to states from which they are computed again, each as it was.
+    pub(super) fn start_over(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
+        self.strikes += 1;
+        if self.strikes > MAX_STRIKES {
+            let what = "request: the steps that it was part of failed".to_owned();
+            return self.fail(Error::Unsupported { what }, stats);
+        }
+        self.is_alone = true;
+        let mut sequences = std::mem::take(&mut self.sequences);
+        for (_, sequence) in sequences.iter_mut().filter(|(_, it)| !it.input.is_empty()) {
+            match self.known_state(model, store, &sequence.ids, false) {
+                Ok((state, seen, ..)) => sequence.start_over(state, seen),
+                Err(error) => return self.fail(error, stats),
+            }
+        }
+        self.sequences = sequences;
+    }
+}
+
+/// The error of a panic that was caught.
+pub(super) fn panicked(what: &str, payload: &(dyn std::any::Any + Send)) -> Error {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    Error::Panic { what: what.to_owned(), reason: text.unwrap_or_else(|| "no message".into()) }
+}
+
+fn is_panic(error: &Error) -> bool {
+    matches!(error, Error::Panic { .. })
+}

@@ -1,0 +1,115 @@
+//! Generation: ids in, ids out.
+//!
+//! ```text
+//! generate     one sequence, on the caller's thread, its state lent
+//! Scheduler    many requests, step by step, on the caller's thread; says nothing of time or threads
+//! Engine       a Scheduler on a thread of its own, with a bounded queue
+//! beam_search  the likeliest continuations, by forks
+//! ```
+//!
+//! # Steps
+//!
+//! A step is one forward of the model: first the next token of each sequence that is past its prompt, then pieces of
+//! prompts, each sequence in its turn, up to [`EngineConfig::step_tokens`] rows. So a long prompt holds nobody up for
+//! longer than a piece, and ends within one when its client is gone.
+//!
+//! # Exact
+//!
+//! What a request is given does not depend on the others. A row of a forward has the same bits in any company
+//! and on any number of threads; a prompt is cut where its own positions say ([`PIECE`], the marks of the request,
+//! the grid of snapshots) and never by how much room a step has. From a snapshot it goes on as a run that was cut
+//! there: to the bit as the clean run when that is cut there too, else within rounding.
+//!
+//! # Snapshots
+//!
+//! A state cannot be cut back to a shorter prefix, so it is kept where a later request may begin: at the end of each
+//! prompt, at its marks, each [`EngineConfig::snapshot_every`] tokens, and where generation ended. A request begins at the
+//! longest that is a prefix of it. Forks share memory, and what they share is counted once against
+//! [`EngineConfig::snapshot_bytes`]; what was not used for longest is given up first.
+
+mod draft;
+mod generate;
+mod job;
+mod request;
+mod scheduler;
+mod search;
+mod sequence;
+mod service;
+mod store;
+
+pub use draft::{Draft, Guess};
+pub use generate::{Generated, Generation, Observer, generate};
+pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, Timings};
+pub use scheduler::Scheduler;
+pub use search::{Beam, beam_search};
+pub use service::Engine;
+
+/// Prompts are cut where a sequence's position is a multiple of this: what a step may not be interrupted in.
+pub const PIECE: usize = 128;
+
+/// Sizes of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Requests that are computed at once; at least 1.
+    pub max_running: usize,
+    /// Requests that wait; one more is refused.
+    pub max_queue: usize,
+    /// Rows of a step. Sequences past their prompts always have theirs, and one piece of a prompt always has its own.
+    pub step_tokens: usize,
+    /// Memory for snapshots, in bytes; 0 keeps none.
+    pub snapshot_bytes: usize,
+    /// A snapshot is kept each so many tokens of a prompt; 0 for none but those at marks and ends.
+    pub snapshot_every: usize,
+    /// Threads that compute; 0 for as many as there are processors. No result depends on it.
+    pub threads: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_running: 16,
+            max_queue: 64,
+            step_tokens: 256,
+            snapshot_bytes: 512 << 20,
+            snapshot_every: 512,
+            threads: 0,
+        }
+    }
+}
+
+/// What an engine has done and is doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that are computed.
+    pub running: usize,
+    /// Requests that wait.
+    pub queued: usize,
+    /// Requests that came to an end, whichever.
+    pub finished: u64,
+    /// Those of them that were cancelled.
+    pub cancelled: u64,
+    /// Those of them that failed.
+    pub failed: u64,
+    /// Panics that were caught.
+    pub panics: u64,
+    /// Forwards of the model.
+    pub steps: u64,
+    /// Tokens of prompts that were computed.
+    pub prompt_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// Tokens of prompts that were not computed, thanks to a snapshot or a given state.
+    pub skipped_tokens: u64,
+    /// Requests that began at a snapshot.
+    pub snapshot_hits: u64,
+    /// Snapshots that are kept.
+    pub snapshots: usize,
+    /// Memory of the snapshots, in bytes; what they share is counted once.
+    pub snapshot_bytes: usize,
+    /// Memory of the states of running sequences, in bytes, as if they shared nothing.
+    pub state_bytes: usize,
+    /// Tokens that were drafted.
+    pub drafted_tokens: u64,
+    /// Those of them that the model would have chosen itself.
+    pub accepted_tokens: u64,
+}

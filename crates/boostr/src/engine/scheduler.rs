@@ -1,0 +1,334 @@
+//! Many requests, step by step.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rayon::prelude::*;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::models::{Model, Run};
+use crate::ops;
+
+use super::draft::Draft;
+use super::job::{Job, panicked};
+use super::sequence::{Rules, Sequence};
+use super::store::Store;
+use super::{EngineConfig, Finish, Listener, Rejected, Request, Stats, Ticket};
+
+/// Computes requests together, a step at a time, each with the result that it has alone.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use boostr::engine::{EngineConfig, Event, Request, Scheduler};
+/// use boostr::models::{Config, Model};
+/// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+///
+/// let config = Config::read(&ConfigFile::parse("config.json", r#"{
+///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+/// }"#)?)?;
+/// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+/// let (sender, events) = std::sync::mpsc::channel();
+/// for prompt in [vec![1, 2, 3], vec![4]] {
+///     let sender = sender.clone();
+///     let listener = move |event| {
+///         if let Event::Finished { outcome, .. } = event {
+///             sender.send(outcome.ids.len()).ok();
+///         }
+///         ControlFlow::Continue(())
+///     };
+///     let request = Request { max_tokens: 5, ..Request::new(prompt, 32) };
+///     scheduler.submit(request, Box::new(listener)).unwrap();
+/// }
+/// while scheduler.step() {}
+/// drop((scheduler, sender));
+/// assert_eq!(events.iter().collect::<Vec<_>>(), [5, 5]);
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub struct Scheduler<'a, B: Backend> {
+    model: &'a Model<B>,
+    config: EngineConfig,
+    draft: Option<Draft<B>>,
+    waiting: VecDeque<Job<'a, B>>,
+    running: Vec<Job<'a, B>>,
+    store: Store<B>,
+    stats: Stats,
+}
+
+impl<'a, B: Backend> Scheduler<'a, B> {
+    /// A scheduler without requests.
+    #[must_use]
+    pub fn new(model: &'a Model<B>, config: EngineConfig) -> Self {
+        let store = Store::new(config.snapshot_bytes);
+        Self {
+            model,
+            config,
+            draft: None,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            store,
+            stats: Stats::default(),
+        }
+    }
+
+    /// The same, which guesses tokens before it computes them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when a draft model has another vocabulary.
+    pub fn with_draft(self, draft: Draft<B>) -> Result<Self> {
+        draft.check(self.model)?;
+        Ok(self.drafting(draft))
+    }
+
+    /// The same with a draft that was checked.
+    pub(super) fn drafting(self, draft: Draft<B>) -> Self {
+        Self { draft: Some(draft), ..self }
+    }
+
+    /// Takes a request. Its listener is told of it by [`step`](Self::step).
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`], and nothing was told.
+    pub fn submit(
+        &mut self,
+        request: Request<B>,
+        listener: Box<dyn Listener<B> + 'a>,
+    ) -> Result<Ticket, Rejected> {
+        let waiting = self.waiting.len();
+        if waiting >= self.config.max_queue.max(1) {
+            return Err(Rejected::QueueFull { waiting });
+        }
+        request.check(self.model)?;
+        let ticket = Ticket::default();
+        self.submit_checked(request, listener, ticket.clone());
+        Ok(ticket)
+    }
+
+    /// Takes a request that was checked, and may have been cancelled.
+    pub(super) fn submit_checked(
+        &mut self,
+        request: Request<B>,
+        listener: Box<dyn Listener<B> + 'a>,
+        ticket: Ticket,
+    ) {
+        let covered = request.state.as_ref().map_or(0, |state| state.position());
+        self.push(Job::new(request, covered, false, listener, ticket));
+    }
+
+    /// Takes the only request, checked; its state has seen `covered` tokens of the prompt and perhaps others before.
+    pub(super) fn submit_alone(
+        &mut self,
+        request: Request<B>,
+        covered: usize,
+        listener: Box<dyn Listener<B> + 'a>,
+    ) {
+        self.push(Job::new(request, covered, true, listener, Ticket::default()));
+    }
+
+    fn push(&mut self, job: Job<'a, B>) {
+        self.waiting.push_back(job);
+        self.stats.queued = self.waiting.len();
+    }
+
+    /// Whether nothing runs or waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Ends all requests with [`Finish::Cancelled`].
+    pub fn cancel_all(&mut self) {
+        for job in self.running.iter().chain(&self.waiting) {
+            job.ticket.cancel();
+        }
+        self.drop_cancelled();
+        self.drop_over();
+    }
+
+    /// Computes the next step. `false` if there was nothing to do: all is done, or no listener is ready.
+    pub fn step(&mut self) -> bool {
+        let cancelled = self.drop_cancelled();
+        let began = self.admit();
+        let planned = self.plan();
+        if planned > 0 {
+            self.compute();
+        }
+        let is_choosing =
+            |job: &Job<'_, B>| job.sequences.iter().any(|(_, it)| !it.logits.is_empty());
+        let chose = self.running.iter().any(is_choosing);
+        self.choose();
+        for job in &mut self.running {
+            job.deliver(&mut self.store, &mut self.stats);
+        }
+        let ended = self.drop_over();
+        cancelled || began || planned > 0 || chose || ended
+    }
+
+    fn drop_cancelled(&mut self) -> bool {
+        let mut any = false;
+        for job in self.running.iter_mut().chain(&mut self.waiting) {
+            if job.ticket.is_cancelled() && !job.is_over {
+                job.end(Finish::Cancelled, &mut self.stats);
+                self.stats.cancelled += 1;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Takes requests out of the queue, in their order, while there is room.
+    fn admit(&mut self) -> bool {
+        let mut any = false;
+        let mut taken: usize = self.running.iter().filter(|job| !job.is_over).map(Job::count).sum();
+        while let Some(job) = self.waiting.front() {
+            if !job.is_over && taken > 0 && taken + job.count() > self.config.max_running {
+                break;
+            }
+            let Some(mut job) = self.waiting.pop_front() else { break };
+            if !job.is_over {
+                taken += job.count();
+                job.begin(self.model, &mut self.store, self.draft.as_ref(), &mut self.stats);
+            }
+            self.running.push(job);
+            any = true;
+        }
+        any
+    }
+
+    /// Decides which tokens are run in this step; returns how many.
+    fn plan(&mut self) -> usize {
+        let mut rows = 0;
+        if let Some(job) = self.running.iter_mut().find(|job| job.is_alone && !job.is_over) {
+            // Its sequences one after another, if they are at different places.
+            rows += job.plan_piece(self.config.snapshot_every);
+            return if rows > 0 { rows } else { job.plan_tokens(&mut self.stats) };
+        }
+        let ready: Vec<bool> =
+            self.running.iter().map(|job| !job.is_over && job.is_ready()).collect();
+        for (job, _) in self.running.iter_mut().zip(&ready).filter(|(_, ready)| **ready) {
+            rows += job.plan_tokens(&mut self.stats);
+        }
+        // Whose turn it is goes to the end.
+        let mut pieces = 0;
+        let mut turns = Vec::new();
+        for (i, (job, _)) in
+            self.running.iter_mut().zip(&ready).enumerate().filter(|(_, (_, r))| **r)
+        {
+            if job.is_over || !job.is_in_prompt() || rows >= self.config.step_tokens && pieces > 0 {
+                continue;
+            }
+            let piece = job.plan_piece(self.config.snapshot_every);
+            if pieces > 0 && rows + piece > self.config.step_tokens {
+                job.unplan();
+                continue;
+            }
+            rows += piece;
+            pieces += 1;
+            turns.push(i);
+        }
+        for i in turns.into_iter().rev() {
+            let job = self.running.remove(i);
+            self.running.push(job);
+        }
+        rows
+    }
+
+    /// Runs what is planned, and gives sequences the logits that they want.
+    fn compute(&mut self) {
+        let model = self.model;
+        let mut wanted = Vec::new();
+        let mut runs = Vec::new();
+        let mut logits = Vec::new();
+        for job in &mut self.running {
+            for (_, sequence) in job.sequences.iter_mut().filter(|(_, it)| !it.input.is_empty()) {
+                wanted.push(sequence.wanted());
+                runs.push(Run { tokens: &sequence.input, state: &mut sequence.state });
+                logits.push(&mut sequence.logits);
+            }
+        }
+        self.stats.steps += 1;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            ops::to_vec(&model.forward_wanted(&mut runs, &wanted)?)
+        }));
+        let result = result.unwrap_or_else(|payload| {
+            self.stats.panics += 1;
+            Err(panicked("a forward of the model", &*payload))
+        });
+        match result {
+            Ok(rows) => {
+                let mut rest = &rows[..];
+                for (logits, wanted) in logits.into_iter().zip(wanted) {
+                    let (own, others) = rest.split_at(wanted * model.vocab_rows());
+                    logits.clear();
+                    logits.extend_from_slice(own);
+                    rest = others;
+                }
+                for job in &mut self.running {
+                    let every = self.config.snapshot_every;
+                    job.settle_pieces(&mut self.store, every, &mut self.stats);
+                }
+            }
+            Err(error) => self.recover(error),
+        }
+    }
+
+    /// After a step failed, which leaves its states unusable: if it was of one request, that fails; of several, each is
+    /// computed again, alone, so that it ends as if the others had not been.
+    fn recover(&mut self, error: Error) {
+        let is_in = |job: &Job<'_, B>| job.sequences.iter().any(|(_, it)| !it.input.is_empty());
+        let mut jobs: Vec<_> = self.running.iter_mut().filter(|job| is_in(job)).collect();
+        if let [job] = &mut jobs[..] {
+            return job.fail(error, &mut self.stats);
+        }
+        for job in jobs {
+            job.start_over(self.model, &mut self.store, &mut self.stats);
+        }
+    }
+
+    /// Chooses tokens for all sequences that have logits, side by side.
+    fn choose(&mut self) {
+        let width = self.model.vocab_rows();
+        let mut all = Vec::new();
+        for job in self.running.iter_mut().filter(|job| !job.is_over) {
+            let (rules, sequences) = job.choosing();
+            let own = sequences.iter_mut().filter(|(_, it)| !it.logits.is_empty());
+            all.extend(own.map(|(_, sequence)| (sequence, rules)));
+        }
+        let choose = |(sequence, rules): (&mut Sequence<B>, Rules<'_>)| {
+            let logits = std::mem::take(&mut sequence.logits);
+            let result = catch_unwind(AssertUnwindSafe(|| sequence.choose(&logits, width, rules)));
+            sequence.result =
+                result.unwrap_or_else(|payload| Err(panicked("the choice of a token", &*payload)));
+        };
+        if all.len() == 1 {
+            all.into_iter().for_each(choose);
+        } else {
+            all.into_par_iter().for_each(choose);
+        }
+    }
+
+    fn drop_over(&mut self) -> bool {
+        let before = self.running.len() + self.waiting.len();
+        self.running.retain(|job| !job.is_over);
+        self.waiting.retain(|job| !job.is_over);
+        let ended = before - self.running.len() - self.waiting.len();
+        let states = self.running.iter().flat_map(|job| &job.sequences);
+        let state_bytes = states.map(|(_, it)| it.state.size_in_bytes()).sum();
+        let stats = &mut self.stats;
+        stats.finished += ended as u64;
+        (stats.running, stats.queued) = (self.running.len(), self.waiting.len());
+        (stats.snapshots, stats.snapshot_bytes) = (self.store.len(), self.store.bytes());
+        stats.state_bytes = state_bytes;
+        ended > 0
+    }
+}

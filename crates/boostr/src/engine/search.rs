@@ -1,0 +1,132 @@
+//! Beam search: the likeliest continuations, found by forks.
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::models::{Logits, Model, Run, State};
+use crate::ops;
+
+use super::PIECE;
+use super::request::check_prompt;
+
+/// Most beams of a search.
+const MAX_WIDTH: usize = 64;
+
+/// A continuation that was found.
+#[derive(Debug, Clone)]
+pub struct Beam<B: Backend> {
+    /// Its tokens, with the one of `eos` that ended it.
+    pub ids: Vec<u32>,
+    /// Sum of their log probabilities.
+    pub logprob: f64,
+    /// Whether it ended by a token of `eos`.
+    pub is_ended: bool,
+    /// The state after all of its tokens but the last.
+    pub state: State<B>,
+}
+
+/// The `width` likeliest continuations of up to `max_tokens` tokens that a beam search finds, the likeliest first.
+///
+/// Each round extends all beams by one token and keeps the `width` extensions of the highest sums of log
+/// probabilities; of equal ones the earlier beam's, then the lower id. Beams that ended keep their place. `state` has seen
+/// what comes before `prompt`, and is not changed. Rows of all beams are one forward.
+///
+/// # Errors
+///
+/// [`Error::Argument`] for an empty prompt, an unknown id, a width that is not in 1..=64, logits that are no numbers.
+///
+/// ```
+/// use boostr::engine::beam_search;
+/// use boostr::models::{Config, Model};
+/// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+///
+/// let config = Config::read(&ConfigFile::parse("config.json", r#"{
+///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+/// }"#)?)?;
+/// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let beams = beam_search(&model, &model.new_state()?, &[1, 2, 3], 3, 5, &[])?;
+/// assert_eq!(beams.len(), 3);
+/// assert!(beams[0].logprob >= beams[1].logprob && beams[0].ids.len() == 5);
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub fn beam_search<B: Backend>(
+    model: &Model<B>,
+    state: &State<B>,
+    prompt: &[u32],
+    width: usize,
+    max_tokens: usize,
+    eos: &[u32],
+) -> Result<Vec<Beam<B>>> {
+    check_prompt(prompt, model)?;
+    if !(1..=MAX_WIDTH).contains(&width) {
+        let reason = format!("expected 1 to {MAX_WIDTH} beams, found {width}");
+        return Err(Error::Argument { name: "width", reason });
+    }
+    let mut state = state.clone();
+    let mut rest = prompt;
+    let mut logits = Vec::new();
+    while !rest.is_empty() {
+        let (tokens, after) = rest.split_at(rest.len().min(PIECE - state.position() % PIECE));
+        let run = Run { tokens, state: &mut state };
+        logits = ops::to_vec(&model.forward(&mut [run], Logits::Last)?)?;
+        rest = after;
+    }
+    let mut beams = vec![Beam { ids: Vec::new(), logprob: 0.0, is_ended: false, state }];
+    for round in 0..max_tokens {
+        if round > 0 {
+            let open = beams.iter_mut().filter(|beam| !beam.is_ended);
+            let mut runs: Vec<Run<'_, B>> = open
+                .map(|Beam { ids, state, .. }| Run { tokens: &ids[ids.len() - 1..], state })
+                .collect();
+            if runs.is_empty() {
+                break;
+            }
+            logits = ops::to_vec(&model.forward(&mut runs, Logits::Last)?)?;
+        }
+        beams = extended(beams, &logits, model, width, eos)?;
+    }
+    Ok(beams)
+}
+
+/// The best `width` of all extensions of `beams` by one token; `logits` are those of the beams that have not ended.
+fn extended<B: Backend>(
+    beams: Vec<Beam<B>>,
+    logits: &[f32],
+    model: &Model<B>,
+    width: usize,
+    eos: &[u32],
+) -> Result<Vec<Beam<B>>> {
+    let mut rows = logits.chunks(model.vocab_rows());
+    // Sum, beam, and the token that is added.
+    let mut best: Vec<(f64, usize, Option<u32>)> = Vec::new();
+    for (i, beam) in beams.iter().enumerate() {
+        if beam.is_ended {
+            best.push((beam.logprob, i, None));
+            continue;
+        }
+        let row = &rows.next().unwrap_or_default()[..model.vocab_limit()];
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|&x| f64::from(x - top).exp()).sum();
+        if !sum.is_finite() || row.iter().any(|x| x.is_nan()) {
+            let reason = "expected numbers, found NaN or an infinity".into();
+            return Err(Error::Argument { name: "logits", reason });
+        }
+        let of = |x: f32| beam.logprob + f64::from(x - top) - sum.ln();
+        best.extend((0..).zip(row).map(|(id, &x)| (of(x), i, Some(id))));
+    }
+    let order = |a: &(f64, usize, Option<u32>), b: &(f64, usize, Option<u32>)| {
+        b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))
+    };
+    if width < best.len() {
+        best.select_nth_unstable_by(width, order);
+        best.truncate(width);
+    }
+    best.sort_unstable_by(order);
+    let beams = best.into_iter().map(|(logprob, i, id)| {
+        let Beam { mut ids, is_ended, state, .. } = beams[i].clone();
+        ids.extend(id);
+        let is_ended = is_ended || id.is_some_and(|id| eos.contains(&id));
+        Beam { ids, logprob, is_ended, state }
+    });
+    Ok(beams.collect())
+}

@@ -1,0 +1,247 @@
+//! One sequence of a request: what it has, what it needs next, and what it makes of logits.
+
+use std::time::Instant;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::models::State;
+use crate::sample::{Choice, Constraint, Sampler, SamplerConfig};
+
+use super::draft::{Drafter, MAX_RUN};
+use super::{Finish, PIECE, Request};
+
+/// A prompt is cut at a mark that is at least so far from the last cut: many short pieces would cost more than they save.
+pub(super) const MIN_CUT: usize = 32;
+
+/// One continuation.
+pub(super) struct Sequence<B: Backend> {
+    /// The prompt, then what was generated.
+    pub(super) ids: Vec<u32>,
+    /// How many of `ids` are the prompt.
+    pub(super) prompt: usize,
+    /// How many of `ids` the state has seen.
+    pub(super) seen: usize,
+    pub(super) state: State<B>,
+    sampler: Sampler,
+    constraint: Option<Box<dyn Constraint>>,
+    pub(super) drafter: Option<Drafter<B>>,
+    pub(super) finish: Option<Finish>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+    /// What it had seen before a step failed.
+    target: usize,
+
+    // Of the step that is being computed:
+    /// Rows of logits to choose from: of the next token, then of those after guesses.
+    pub(super) logits: Vec<f32>,
+    /// The tokens to run, guesses last; empty when it is not its turn.
+    pub(super) input: Vec<u32>,
+    /// How many of `input` are guesses.
+    pub(super) guesses: usize,
+    /// State, and how much of `ids` it has seen, before guesses were run.
+    backup: Option<(State<B>, usize)>,
+    /// Tokens that were chosen.
+    pub(super) chosen: Vec<Choice>,
+    /// Whether they could be.
+    pub(super) result: Result<()>,
+}
+
+impl<B: Backend> Sequence<B> {
+    pub(super) fn new(request: &mut Request<B>, state: State<B>, seen: usize) -> Result<Self> {
+        Ok(Self {
+            ids: request.prompt.clone(),
+            prompt: request.prompt.len(),
+            seen,
+            state,
+            sampler: Sampler::new(request.sampler.clone(), request.vocab_limit)?,
+            constraint: request.constraint.take(),
+            drafter: None,
+            finish: None,
+            first_token: None,
+            last_token: None,
+            target: 0,
+            logits: Vec::new(),
+            input: Vec::new(),
+            guesses: 0,
+            backup: None,
+            chosen: Vec::new(),
+            result: Ok(()),
+        })
+    }
+
+    /// The same sequence with a generator of its own, in a state that either may go on from.
+    pub(super) fn fork(&self, seed: u64, vocab_limit: usize) -> Result<Self> {
+        let sampler = SamplerConfig { seed, ..self.sampler.config().clone() };
+        Ok(Self {
+            ids: self.ids.clone(),
+            prompt: self.prompt,
+            seen: self.seen,
+            state: self.state.clone(),
+            sampler: Sampler::new(sampler, vocab_limit)?,
+            constraint: self.constraint.as_ref().map(|constraint| constraint.fork()),
+            drafter: None,
+            finish: None,
+            first_token: None,
+            last_token: None,
+            target: 0,
+            logits: self.logits.clone(),
+            input: Vec::new(),
+            guesses: 0,
+            backup: None,
+            chosen: Vec::new(),
+            result: Ok(()),
+        })
+    }
+
+    /// Whether the prompt is still to be computed.
+    pub(super) fn is_in_prompt(&self) -> bool {
+        self.seen < self.prompt
+    }
+
+    /// Tokens generated so far.
+    pub(super) fn generated(&self) -> &[u32] {
+        &self.ids[self.prompt..]
+    }
+
+    /// Takes for the next run a piece of the prompt, cut where positions, marks and grid say.
+    pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize) {
+        self.guesses = 0;
+        self.input.clear();
+        self.input.extend_from_slice(&self.ids[self.seen..self.piece_end(marks, every)]);
+    }
+
+    fn piece_end(&self, marks: &[usize], every: usize) -> usize {
+        // The grid is one of the state's positions; they are not those of `ids` where it saw more before.
+        let (position, seen) = (self.state.position(), self.seen);
+        let next = |grid: usize| seen + grid - position % grid;
+        let end =
+            self.prompt.min(next(PIECE)).min(if every > 0 { next(every) } else { usize::MAX });
+        let mark = marks.iter().copied().find(|&mark| mark >= seen + MIN_CUT);
+        end.min(mark.unwrap_or(usize::MAX))
+    }
+
+    /// Takes for the next run what was generated and not seen, and guesses of what follows; `left` more may be
+    /// generated.
+    pub(super) fn plan_token(&mut self, left: usize) -> Result<()> {
+        let end = self.ids.len().min(self.seen + MAX_RUN);
+        self.guesses = 0;
+        self.input.clear();
+        self.input.extend_from_slice(&self.ids[self.seen..end]);
+        if end == self.ids.len()
+            && let Some(drafter) = &mut self.drafter
+        {
+            // A guess for the last token would be computed for nothing.
+            let room = (MAX_RUN - self.input.len()).min(left.saturating_sub(1));
+            let guesses = drafter.guess(&self.ids, room)?;
+            self.guesses = guesses.len();
+            self.input.extend(guesses);
+            if self.guesses > 0 {
+                self.backup = Some((self.state.clone(), self.seen));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of logits that the run is to give: of the last token and the guesses, if it is at the end of what there is.
+    pub(super) fn wanted(&self) -> usize {
+        let is_last = self.seen + self.input.len() - self.guesses == self.ids.len();
+        if is_last { 1 + self.guesses } else { 0 }
+    }
+
+    /// Chooses tokens from `rows` of logits of width `width`, the next token's first, for as long as they are what was
+    /// guessed.
+    pub(super) fn choose(&mut self, rows: &[f32], width: usize, rules: Rules<'_>) -> Result<()> {
+        self.chosen.clear();
+        let guesses = self.input[self.input.len() - self.guesses..].to_vec();
+        for (i, row) in rows.chunks(width).enumerate() {
+            let allowed = self.constraint.as_mut().map(|it| it.allowed()).transpose()?;
+            let choice = self.sampler.choose(
+                row,
+                &self.ids,
+                self.prompt,
+                allowed.as_ref(),
+                rules.logprobs,
+            )?;
+            let id = choice.id;
+            if rules.eos.contains(&id) {
+                self.finish = Some(Finish::Eos);
+                break;
+            }
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(id)?;
+            }
+            self.ids.push(id);
+            self.chosen.push(choice);
+            if self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete()) {
+                self.finish = Some(Finish::Eos);
+            } else if self.generated().len() >= rules.max_tokens {
+                self.finish = Some(Finish::Length);
+            }
+            if self.finish.is_some() || guesses.get(i).is_some_and(|&guess| guess != id) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what was run as seen, or goes back if guesses were wrong. Returns how many were right.
+    pub(super) fn settle(&mut self) -> usize {
+        let right = self.input[self.input.len() - self.guesses..]
+            .iter()
+            .zip(&self.chosen)
+            .take_while(|(guess, choice)| **guess == choice.id)
+            .count();
+        if right < self.guesses
+            && let Some((state, _)) = self.backup.take()
+        {
+            self.state = state;
+        } else {
+            self.seen += self.input.len();
+        }
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(self.guesses, right);
+        }
+        self.input.clear();
+        self.guesses = 0;
+        right
+    }
+
+    /// Ends after `len` generated tokens, though more were chosen and perhaps seen.
+    pub(super) fn cut(&mut self, len: usize, finish: Finish) {
+        self.finish = Some(finish);
+        self.ids.truncate(self.prompt + len);
+        if self.seen > self.ids.len()
+            && let Some((state, seen)) = self.backup.take()
+        {
+            (self.state, self.seen) = (state, seen);
+        }
+    }
+
+    /// Goes on from `state`, which has seen `seen` tokens, with what is known already.
+    pub(super) fn start_over(&mut self, state: State<B>, seen: usize) {
+        self.target = self.target.max(self.seen);
+        (self.state, self.seen) = (state, seen);
+        self.backup = None;
+        self.guesses = 0;
+        self.input.clear();
+        self.logits.clear();
+    }
+
+    /// Whether it is where it was when a step failed.
+    pub(super) fn is_up_to_date(&self) -> bool {
+        self.seen >= self.target
+    }
+
+    /// Forgets what could be gone back to.
+    pub(super) fn forget_backup(&mut self) {
+        self.backup = None;
+    }
+}
+
+/// What the sequences of a request have in common when tokens are chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Rules<'a> {
+    pub(super) eos: &'a [u32],
+    pub(super) max_tokens: usize,
+    pub(super) logprobs: Option<usize>,
+}

@@ -1,0 +1,276 @@
+//! A scheduler on a thread of its own.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::models::Model;
+
+use super::request::Ticket;
+use super::{Draft, EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
+
+/// How long to wait before listeners are asked again whether they are ready.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Computes the requests of many threads together, on threads of its own.
+///
+/// A clone is another handle of the same engine; with the last one it ends, and cancels what is left.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use std::sync::{Arc, mpsc};
+/// use boostr::engine::{Engine, EngineConfig, Event, Request};
+/// use boostr::models::{Config, Model};
+/// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+///
+/// let config = Config::read(&ConfigFile::parse("config.json", r#"{
+///     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+/// }"#)?)?;
+/// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let engine = Engine::start(Arc::new(model), EngineConfig::default())?;
+/// let (sender, events) = mpsc::channel();
+/// let listener = move |event| match sender.send(event) {
+///     Ok(()) => ControlFlow::Continue(()),
+///     Err(_) => ControlFlow::Break(()), // nobody listens any more
+/// };
+/// let request = Request { max_tokens: 3, ..Request::new(vec![1, 2], 32) };
+/// engine.submit(request, Box::new(listener))?;
+/// let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. }));
+/// assert_eq!(tokens.count(), 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Engine<B: Backend> {
+    shared: Arc<Shared<B>>,
+}
+
+impl<B: Backend> Clone for Engine<B> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+struct Shared<B: Backend> {
+    gate: Arc<Gate<B>>,
+    sender: Mutex<Option<Sender<Arrival<B>>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    config: EngineConfig,
+}
+
+/// What both sides look at.
+struct Gate<B: Backend> {
+    model: Arc<dyn AsRef<Model<B>> + Send + Sync>,
+    stats: Mutex<Stats>,
+    /// Requests that were taken and are not over.
+    open: AtomicUsize,
+    is_draining: AtomicBool,
+    is_stopping: AtomicBool,
+}
+
+struct Arrival<B: Backend> {
+    request: Request<B>,
+    listener: Box<dyn Listener<B>>,
+    ticket: Ticket,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Starts an engine over a model, or over what holds one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when threads cannot be started.
+    pub fn start<M>(model: Arc<M>, config: EngineConfig) -> Result<Self>
+    where
+        M: AsRef<Model<B>> + Send + Sync + 'static,
+    {
+        Self::start_with(model, config, None)
+    }
+
+    /// The same, which guesses tokens before it computes them.
+    ///
+    /// # Errors
+    ///
+    /// Also when a draft model has another vocabulary.
+    pub fn start_with<M>(
+        model: Arc<M>,
+        config: EngineConfig,
+        draft: Option<Draft<B>>,
+    ) -> Result<Self>
+    where
+        M: AsRef<Model<B>> + Send + Sync + 'static,
+    {
+        if let Some(draft) = &draft {
+            draft.check((*model).as_ref())?;
+        }
+        let cannot = |error: &dyn std::fmt::Display| Error::Argument {
+            name: "threads",
+            reason: format!("cannot start them: {error}"),
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads);
+        let pool = pool.thread_name(|i| format!("engine-{i}")).build().map_err(|e| cannot(&e))?;
+        let (sender, arrivals) = mpsc::channel();
+        let gate = Arc::new(Gate {
+            model,
+            stats: Mutex::default(),
+            open: AtomicUsize::new(0),
+            is_draining: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+        });
+        let (own, sizes) = (gate.clone(), config.clone());
+        let thread = thread::Builder::new()
+            .name("engine".into())
+            // One of the pool's threads serves, so that the others wait for its work awake.
+            .spawn(move || pool.install(move || serve(&own, sizes, draft, &arrivals)))
+            .map_err(|e| cannot(&e))?;
+        let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
+        Ok(Self { shared: Arc::new(Shared { gate, sender, thread, config }) })
+    }
+
+    /// Hands in a request; its listener is told of it on the engine's thread. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`], and the listener is never told.
+    pub fn submit(
+        &self,
+        request: Request<B>,
+        listener: Box<dyn Listener<B>>,
+    ) -> Result<Ticket, Rejected> {
+        let Shared { gate, sender, config, .. } = &*self.shared;
+        if gate.is_stopping.load(Ordering::Acquire) {
+            return Err(Rejected::Stopped);
+        }
+        if gate.is_draining.load(Ordering::Acquire) {
+            return Err(Rejected::Draining);
+        }
+        request.check((*gate.model).as_ref())?;
+        let room = config.max_running.max(1) + config.max_queue;
+        let taken = gate.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| {
+            (open < room).then_some(open + 1)
+        });
+        if let Err(open) = taken {
+            return Err(Rejected::QueueFull { waiting: open.saturating_sub(config.max_running) });
+        }
+        let ticket = Ticket::default();
+        let arrival = Arrival { request, listener, ticket: ticket.clone() };
+        let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        match sender.as_ref().map(|sender| sender.send(arrival)) {
+            Some(Ok(())) => Ok(ticket),
+            _ => Err(Rejected::Stopped),
+        }
+    }
+
+    /// What was done up to the last step.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *self.shared.gate.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes no more requests; what runs and waits goes on.
+    pub fn drain(&self) {
+        self.shared.gate.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Whether no more requests are taken.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.shared.gate.is_draining.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing runs or waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.shared.gate.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Cancels all requests, ends the thread, and waits for it: no longer than a step.
+    pub fn stop(&self) {
+        self.shared.stop();
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    fn stop(&self) {
+        self.gate.is_stopping.store(true, Ordering::Release);
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // The last handle may be dropped by a listener, on the engine's own thread.
+        if let Some(thread) = thread.filter(|thread| !is_engine(thread)) {
+            // It does not panic but by a bug, of which it has told then.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether this is the engine's thread, or one of its pool's.
+fn is_engine(thread: &JoinHandle<()>) -> bool {
+    let name = thread::current().name().is_some_and(|name| name.starts_with("engine"));
+    name || thread.thread().id() == thread::current().id()
+}
+
+impl<B: Backend> Drop for Shared<B> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Takes requests and computes them, until there are no more handles.
+fn serve<B: Backend>(
+    gate: &Gate<B>,
+    config: EngineConfig,
+    draft: Option<Draft<B>>,
+    arrivals: &Receiver<Arrival<B>>,
+) {
+    // The gate has counted; it is the only one that refuses.
+    let config = EngineConfig { max_queue: usize::MAX, ..config };
+    let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
+    if let Some(draft) = draft {
+        scheduler = scheduler.drafting(draft);
+    }
+    let mut over = 0;
+    let mut is_stuck = false;
+    loop {
+        if gate.is_stopping.load(Ordering::Acquire) {
+            break;
+        }
+        let arrival = if scheduler.is_idle() {
+            arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if is_stuck {
+            arrivals.recv_timeout(PATIENCE)
+        } else {
+            arrivals.recv_timeout(Duration::ZERO)
+        };
+        let is_new = match arrival {
+            Ok(Arrival { request, listener, ticket }) => {
+                scheduler.submit_checked(request, listener, ticket);
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        // All that have come belong to the next step.
+        while is_new && let Ok(Arrival { request, listener, ticket }) = arrivals.try_recv() {
+            scheduler.submit_checked(request, listener, ticket);
+        }
+        is_stuck = !scheduler.step();
+        publish(gate, &scheduler, &mut over);
+    }
+    for Arrival { request, listener, ticket } in arrivals.try_iter() {
+        scheduler.submit_checked(request, listener, ticket);
+    }
+    scheduler.cancel_all();
+    publish(gate, &scheduler, &mut over);
+}
+
+/// Lets the handles see what was done.
+fn publish<B: Backend>(gate: &Gate<B>, scheduler: &Scheduler<'_, B>, over: &mut u64) {
+    let stats = scheduler.stats();
+    *gate.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    let ended = stats.finished - *over;
+    *over = stats.finished;
+    gate.open.fetch_sub(ended as usize, Ordering::AcqRel);
+}
