@@ -6,11 +6,10 @@ use std::path::Path;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::chat::{ChatTemplate, Options};
-use boostr::engine::{Generated, Observer, Request, generate};
+use boostr::engine::{Generated, Generation, Observer, generate};
 use boostr::generation_config::SpecialTokens;
 use boostr::load::LanguageModel;
 use boostr::models::State;
-use boostr::sample::SamplerConfig;
 use boostr::session::{Session, Speaker, TurnId};
 use serde_json::{Value, json};
 
@@ -132,15 +131,9 @@ impl Talk {
                 Ok(ControlFlow::Continue(()))
             }
         }
-        let request = Request {
-            prompt,
-            seen,
-            max_tokens,
-            eos: &[],
-            vocab_limit: self.lm.vocab_limit(),
-            sampler: SamplerConfig::greedy(),
-        };
-        generate(&self.lm.model, state, &request, &mut Silent).unwrap()
+        let vocab_limit = self.lm.vocab_limit();
+        let generation = Generation { seen, max_tokens, ..Generation::new(prompt, vocab_limit) };
+        generate(&self.lm.model, state, generation, &mut Silent).unwrap()
     }
 
     /// Logits after the next ids.
