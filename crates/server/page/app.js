@@ -207,7 +207,7 @@ function renderChat() {
   $('log').replaceChildren(...turns.map(turnNode));
   $('empty').hidden = turns.length > 0 || live !== null;
   $('name-field').hidden = !props?.sessions || chat.info !== null;
-  const title = chat.info ? chat.info.title || chat.info.id : turns.length ? textOf(turns[0].messages[0]) : 'New session';
+  const title = chat.info ? nameOf(chat.info) : turns.length ? textOf(turns[0].messages[0]) : 'New session';
   $('title').textContent = title;
   $('title').title = chat.info?.id ?? '';
   document.title = chat.info ? `${title} · boostr` : 'boostr';
@@ -224,6 +224,9 @@ function gauges(speed, position, state) {
 }
 
 function scrollDown() { $('scroll').scrollTop = $('scroll').scrollHeight; }
+
+/** What it begins with; a branch begins as its parent does, so it goes by its id. */
+const nameOf = (session) => (session.parent ? '' : session.title) || session.id;
 
 /** The turns of the open conversation: a chain stays at one depth, a fork opens another. */
 function turnTree() {
@@ -271,8 +274,8 @@ function renderSidebar() {
           title: session.parent ? `From ${session.parent.session}, turn ${session.parent.turn}` : undefined,
           onclick: () => go(session.id),
         },
-          make('span', { class: 'name', text: session.title || session.id }),
-          make('small', { text: [session.title && session.id, plural(session.turns, 'turn'), ago(session.updated)].filter(Boolean).join(' · ') })),
+          make('span', { class: 'name', text: nameOf(session) }),
+          make('small', { text: [session.parent ? `from turn ${session.parent.turn}` : session.title && session.id, plural(session.turns, 'turn'), ago(session.updated)].filter(Boolean).join(' · ') })),
         open && chat.turns.size > 0 && turnTree(),
         children.has(session.id) && list(session.id, new Set([...seen, session.id])));
     }));
