@@ -206,6 +206,20 @@ for (const [how, act] of [['Escape', () => page.keyboard.press('Escape')], ['the
   });
 }
 
+step('a reload in the middle of an answer keeps what was written', async () => {
+  const before = hash();
+  await fresh();
+  await set({ max_tokens: 4000 });
+  await write('Once upon a time');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.reload();
+  await settle(1);
+  assert.ok((await answers())[0].length > 5);
+  await set({ max_tokens: 64 });
+  await page.click(`[data-session="${before}"]`);
+  await settle(4);
+});
+
 step('rewinding goes back, and the other turns stay in the tree', async () => {
   const first = (await answers())[0];
   await click('Rewind to turn 1');
@@ -318,6 +332,35 @@ step('markup in a message or an answer is only text', async () => {
   assert.equal(await text('.answer pre'), '<b>bold</b>');
   assert.equal(await page.evaluate(() => window.hurt), undefined);
   await shot('inert');
+  await page.fill('#input', '');
+});
+
+step('an answer reads the same wherever the network cuts it', async () => {
+  await fresh();
+  const answer = 'naïve 海 🌊 ende';
+  await page.evaluate(({ answer, body }) => {
+    window.realFetch = window.fetch;
+    window.fetch = (path, init) => {
+      if (!path.endsWith('/chat/completions')) return window.realFetch(path, init);
+      const bytes = new TextEncoder().encode(body);
+      return Promise.resolve(new Response(new ReadableStream({
+        async start(controller) {
+          for (const byte of bytes) { controller.enqueue(Uint8Array.of(byte)); await null; }
+          controller.close();
+        },
+      })));
+    };
+    window.seen = new Set();
+    new MutationObserver(() => {
+      const shown = document.querySelector('.live .answer:not(:has(.waiting))')?.textContent;
+      if (shown) window.seen.add(answer.startsWith(shown));
+    }).observe(document.getElementById('log'), { subtree: true, childList: true, characterData: true });
+    send('Hello');
+  }, { answer, body: stream(...[...answer].map((letter) => piece(letter)), { error: { message: 'on purpose' } }).body.replaceAll('data: ', ': prefill 3/4\r\n\r\ndata:') });
+  await page.locator('#error').waitFor();
+  assert.match(await text('#error'), /on purpose/);
+  assert.deepEqual(await page.evaluate(() => { window.fetch = window.realFetch; return [...window.seen]; }), [true]);
+  await page.click('#dismiss');
   await page.fill('#input', '');
 });
 
