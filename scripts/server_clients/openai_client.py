@@ -184,6 +184,17 @@ def _(c: Client):
     assert c.chat().choices[0].logprobs is None
 
 
+@check("a token that is a part of a character has its own bytes, and no broken text is sent")
+def _(c: Client):
+    wave = "🌊"
+    for id in c.api.post("/../tokenize", body={"content": wave, "add_special": False}, cast_to=object)["tokens"]:
+        answer = c.chat(max_tokens=1, logprobs=True, logit_bias={str(id): 100}).choices[0]
+        [entry] = answer.logprobs.content
+        assert bytes(entry.bytes) and bytes(entry.bytes).strip() in wave.encode(), f"token {id}: {entry}"
+        streamed = list(c.chat(max_tokens=1, logit_bias={str(id): 100}, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == (answer.message.content or "")
+
+
 @check("max_completion_tokens counts as max_tokens does")
 def _(c: Client):
     answer = c.chat(max_tokens=openai.omit, max_completion_tokens=3)

@@ -41,10 +41,10 @@ async def main():
         response = await connection.answer()
         statuses[response.status] += 1
         if response.status == 200:
-            choice = response.json()["choices"][0]
-            answered[0] += response.json()["usage"]["completion_tokens"]
-            if choice["finish_reason"] not in ("length", "stop") or not choice["text"]:
-                faults.append(f"an answer that is not whole: {choice}")
+            choice, made = response.json()["choices"][0], response.json()["usage"]["completion_tokens"]
+            answered[0] += made
+            if choice["finish_reason"] != "stop" and (choice["finish_reason"], made) != ("length", arguments.tokens):
+                faults.append(f"an answer that is not whole: {choice}, {made} tokens")
         elif response.status in (429, 503):
             refusal_times.append(1000 * (time.monotonic() - started))
             if "retry-after" not in response.headers or not response.json()["error"]["message"]:
