@@ -175,6 +175,19 @@ step('the next turn reads only what is new', async () => {
   await shot('two-turns');
 });
 
+step('who scrolled up to read is left there', async () => {
+  await page.setViewportSize({ width: 1280, height: 360 });
+  const before = await turns().count();
+  await write('Go on');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.evaluate(() => { document.getElementById('scroll').scrollTop = 0; });
+  await settleAnswer(before + 1);
+  assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await click(`Rewind to turn ${before}`);
+  await settle(before);
+  await page.setViewportSize({ width: 1280, height: 800 });
+});
+
 step('a reload keeps the session open', async () => {
   const [before, id] = [await answers(), hash()];
   await page.reload();
@@ -225,9 +238,9 @@ step('rewinding goes back, and the other turns stay in the tree', async () => {
   await click('Rewind to turn 1');
   await settle(1);
   assert.deepEqual(await answers(), [first]);
-  assert.equal(await count('.turn-link.other'), 3);
+  assert.equal(await count('.turn-link.other'), 4);
   await say('Another way');
-  assert.equal(await count('.turn-link'), 5);
+  assert.equal(await count('.turn-link'), 6);
   await shot('tree');
   for (const elsewhere of ['The boat came in', 'Another way']) {
     await inTree(elsewhere).click();

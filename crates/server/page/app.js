@@ -202,7 +202,7 @@ function turnNode(turn) {
         props?.sessions && tool('branch', `Branch from ${label}`, () => branch(turn.id)))));
 }
 
-function renderChat() {
+function renderChat(follow = true) {
   const turns = path();
   $('log').replaceChildren(...turns.map(turnNode));
   $('empty').hidden = turns.length > 0 || live !== null;
@@ -214,7 +214,7 @@ function renderChat() {
   $('delete').hidden = chat.info === null;
   const last = numbers.get(turnKey(chat.head))?.timings;
   gauges(last?.predicted_per_second, chat.info?.position ?? last?.position ?? 0, chat.info?.state_bytes || last?.state_bytes || props?.state_bytes);
-  scrollDown();
+  if (follow) scrollDown();
 }
 
 function gauges(speed, position, state) {
@@ -224,6 +224,12 @@ function gauges(speed, position, state) {
 }
 
 function scrollDown() { $('scroll').scrollTop = $('scroll').scrollHeight; }
+
+/** Whether the end of the conversation is in view: who has scrolled up is left there. */
+function atEnd() {
+  const { scrollTop, scrollHeight, clientHeight } = $('scroll');
+  return scrollHeight - scrollTop - clientHeight < 80;
+}
 
 /** What it begins with; a branch begins as its parent does, so it goes by its id. */
 const nameOf = (session) => (session.parent ? '' : session.title) || session.id;
@@ -290,7 +296,10 @@ function renderSidebar() {
   $('sessions').querySelector('[aria-current=step]')?.scrollIntoView({ block: 'nearest' });
 }
 
-function render() { renderChat(); renderSidebar(); }
+function render(follow) {
+  renderChat(follow);
+  renderSidebar();
+}
 
 function renderModel() {
   const size = props.parameters >= 1e9 ? `${(props.parameters / 1e9).toFixed(1)} B` : `${(props.parameters / 1e6).toFixed(1)} M`;
@@ -387,10 +396,10 @@ async function open() {
 }
 
 /** Asks again for the open session and the list. */
-async function refresh() {
+async function refresh(follow) {
   await listSessions();
   if (chat.info) show(await call('GET', sessionPath(chat.info.id)));
-  render();
+  render(follow);
 }
 
 /** The session once a turn that was cut off is in it: its head is no longer `head`, or nothing came for two seconds. */
@@ -545,7 +554,7 @@ async function send(text) {
   remembered.set('sessionStorage', 'boostr.pending', null);
   live = null;
   busy(false);
-  render();
+  render(atEnd());
   if (!kept && !$('input').value) setInput(text);
   if (failure) report(failure, failure.passes && !kept ? () => { setInput(''); send(text); } : null);
   say(failure ? '' : cut ? 'Stopped' : `Answered: ${summary(timings, finish)}`);
@@ -583,8 +592,7 @@ async function read(response) {
 function paint() {
   if (!live) return;
   live.frame = null;
-  const { scrollTop, scrollHeight, clientHeight } = $('scroll');
-  const follow = scrollHeight - scrollTop - clientHeight < 80;
+  const follow = atEnd();
   live.waiting.remove();
   live.answer.appendData(live.text.slice(live.answer.length));
   const seconds = (performance.now() - live.first) / 1000;
@@ -692,13 +700,15 @@ function switchTheme() {
 
 // Start
 
+let again; // of a server that is still loading
 async function boot() {
+  clearTimeout(again);
   clearError();
   try {
     props = await call('GET', '/props');
   } catch (error) {
     report(error, boot);
-    if (error.status === 503) setTimeout(boot, 2000);
+    if (error.status === 503) again = setTimeout(boot, 2000);
     return;
   }
   renderModel();
@@ -754,7 +764,7 @@ document.addEventListener('keydown', (event) => {
   else stop();
 });
 document.addEventListener('visibilitychange', () => {
-  if (!document.hidden && !live && props?.sessions) refresh().catch(() => {}); // another tab may have changed it
+  if (!document.hidden && !live && props?.sessions) refresh(atEnd()).catch(() => {}); // another tab may have changed it
 });
 window.addEventListener('hashchange', () => { clearError(); open(); });
 
