@@ -175,6 +175,19 @@ step('the next turn reads only what is new', async () => {
   await shot('two-turns');
 });
 
+step('who scrolled up to read is left there', async () => {
+  await page.setViewportSize({ width: 1280, height: 360 });
+  const before = await turns().count();
+  await write('Go on');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.evaluate(() => { document.getElementById('scroll').scrollTop = 0; });
+  await settleAnswer(before + 1);
+  assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await click(`Rewind to turn ${before}`);
+  await settle(before);
+  await page.setViewportSize({ width: 1280, height: 800 });
+});
+
 step('a reload keeps the session open', async () => {
   const [before, id] = [await answers(), hash()];
   await page.reload();
@@ -206,14 +219,28 @@ for (const [how, act] of [['Escape', () => page.keyboard.press('Escape')], ['the
   });
 }
 
+step('a reload in the middle of an answer keeps what was written', async () => {
+  const before = hash();
+  await fresh();
+  await set({ max_tokens: 4000 });
+  await write('Once upon a time');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.reload();
+  await settle(1);
+  assert.ok((await answers())[0].length > 5);
+  await set({ max_tokens: 64 });
+  await page.click(`[data-session="${before}"]`);
+  await settle(4);
+});
+
 step('rewinding goes back, and the other turns stay in the tree', async () => {
   const first = (await answers())[0];
   await click('Rewind to turn 1');
   await settle(1);
   assert.deepEqual(await answers(), [first]);
-  assert.equal(await count('.turn-link.other'), 3);
+  assert.equal(await count('.turn-link.other'), 4);
   await say('Another way');
-  assert.equal(await count('.turn-link'), 5);
+  assert.equal(await count('.turn-link'), 6);
   await shot('tree');
   for (const elsewhere of ['The boat came in', 'Another way']) {
     await inTree(elsewhere).click();
@@ -318,6 +345,35 @@ step('markup in a message or an answer is only text', async () => {
   assert.equal(await text('.answer pre'), '<b>bold</b>');
   assert.equal(await page.evaluate(() => window.hurt), undefined);
   await shot('inert');
+  await page.fill('#input', '');
+});
+
+step('an answer reads the same wherever the network cuts it', async () => {
+  await fresh();
+  const answer = 'naïve 海 🌊 ende';
+  await page.evaluate(({ answer, body }) => {
+    window.realFetch = window.fetch;
+    window.fetch = (path, init) => {
+      if (!path.endsWith('/chat/completions')) return window.realFetch(path, init);
+      const bytes = new TextEncoder().encode(body);
+      return Promise.resolve(new Response(new ReadableStream({
+        async start(controller) {
+          for (const byte of bytes) { controller.enqueue(Uint8Array.of(byte)); await null; }
+          controller.close();
+        },
+      })));
+    };
+    window.seen = new Set();
+    new MutationObserver(() => {
+      const shown = document.querySelector('.live .answer:not(:has(.waiting))')?.textContent;
+      if (shown) window.seen.add(answer.startsWith(shown));
+    }).observe(document.getElementById('log'), { subtree: true, childList: true, characterData: true });
+    send('Hello');
+  }, { answer, body: stream(...[...answer].map((letter) => piece(letter)), { error: { message: 'on purpose' } }).body.replaceAll('data: ', ': prefill 3/4\r\n\r\ndata:') });
+  await page.locator('#error').waitFor();
+  assert.match(await text('#error'), /on purpose/);
+  assert.deepEqual(await page.evaluate(() => { window.fetch = window.realFetch; return [...window.seen]; }), [true]);
+  await page.click('#dismiss');
   await page.fill('#input', '');
 });
 
