@@ -46,10 +46,12 @@ mod jinja;
 mod marks;
 mod methods;
 mod python;
+mod rendered;
 pub mod tools;
 
 pub use answers::Answers;
 use marks::Marks;
+pub use rendered::Rendered;
 
 /// Longest template, in bytes; the longest published ones have about 30 000.
 pub const MAX_SOURCE: usize = 256 << 10;
@@ -64,6 +66,10 @@ const STACK: usize = 512 << 20;
 /// The template that is used when there are tools, where a model has several.
 const TOOL_USE: &str = "tool_use";
 const DEFAULT: &str = "default";
+
+/// What stands for the template of a model without one: the texts of all messages, each on lines of its own.
+const PLAIN: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+{% for part in m.content or [] %}{{ part.text or '' }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}";
 
 /// Where a GGUF file has the template named `default`, with `.NAME` another one, and the names of these.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
@@ -221,6 +227,7 @@ impl Source {
             answers: env()?,
             special: special.collect(),
             broken: HashMap::new(),
+            is_plain: false,
         };
         let is_single = self.templates.len() == 1;
         for (name, text) in &self.templates {
@@ -260,6 +267,7 @@ pub struct ChatTemplate {
     special: Map<String, Value>,
     /// Why templates could not be compiled, by name.
     broken: HashMap<String, String>,
+    is_plain: bool,
 }
 
 impl ChatTemplate {
@@ -270,6 +278,33 @@ impl ChatTemplate {
     /// [`Error::Format`] with the line that is wrong, or when it is longer than [`MAX_SOURCE`].
     pub fn new(path: impl AsRef<Path>, source: &str, special: &SpecialTokens) -> Result<Self> {
         Source::new(path, source, special.clone()).compile()
+    }
+
+    /// For models without a template: the contents of the messages, each ended by a newline, whoever says them.
+    ///
+    /// # Errors
+    ///
+    /// None that is known.
+    ///
+    /// ```
+    /// use boostr::chat::{ChatTemplate, Options};
+    /// use serde_json::json;
+    ///
+    /// let messages = [json!({"role": "user", "content": "Hello!"})];
+    /// assert_eq!(ChatTemplate::plain()?.render(&messages, &Options::default())?, "Hello!\n");
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn plain() -> Result<Self> {
+        let mut plain = Self::new("plain text", PLAIN, &SpecialTokens::default())?;
+        plain.is_plain = true;
+        Ok(plain)
+    }
+
+    /// Whether this is [`plain`](Self::plain), so that nothing marks who says what, and what the tokenizer puts before
+    /// a text is still to be put before this one.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.is_plain
     }
 
     fn add(&mut self, name: &str, text: &str) -> Result<()> {
@@ -347,9 +382,23 @@ impl ChatTemplate {
         messages: &[Value],
         options: &Options,
     ) -> Result<Vec<u32>> {
+        self.rendered(tokenizer, messages, options)?.encode_from(tokenizer, 0)
+    }
+
+    /// The text of a conversation, of which any part can be encoded as [`encode`](Self::encode) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`render`](Self::render); [`Error::Argument`] when the parts of a message's content make up a control token
+    /// between them.
+    pub fn rendered(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<Rendered> {
         let (messages, options) = marked(tokenizer, messages, options)?;
-        let text = self.render(&messages, &options)?;
-        tokenizer.encode_parts(&marks::parts(&text), false)
+        Ok(Rendered::new(self.render(&messages, &options)?))
     }
 
     /// The template for a conversation, by whether it has tools.

@@ -39,6 +39,7 @@
 //! | [`state_file`] | a sequence's state in a file |
 //! | [`sample`], [`grammar`] | choosing tokens, among those that a grammar allows |
 //! | [`load`], [`engine`] | opening a model folder, generating |
+//! | [`session`] | conversations in a folder: kept, branched, rewound |
 //! | [`train`] | from text to a model |
 
 pub mod backend;
@@ -55,6 +56,7 @@ pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod sample;
+pub mod session;
 pub mod state_file;
 pub mod tokenizer;
 pub mod train;

@@ -72,6 +72,13 @@ pub struct LanguageModel<B: Backend> {
     bos: Option<u32>,
 }
 
+/// What takes a model takes it with what belongs to it.
+impl<B: Backend> AsRef<Model<B>> for LanguageModel<B> {
+    fn as_ref(&self) -> &Model<B> {
+        &self.model
+    }
+}
+
 impl<B: Backend> LanguageModel<B> {
     /// Opens a model folder: `config.json` (or Codestral's `params.json`), weights as
     /// [`Checkpoint::open`] finds them, and where they are there `tokenizer.json`,

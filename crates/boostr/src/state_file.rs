@@ -209,81 +209,87 @@ impl StateFile {
         state: &State<B>,
         about: &About<'_>,
     ) -> Result<()> {
-        model.check_state(state)?;
-        let fingerprint = fingerprint_of(model)?;
-        let position = state.position();
-        let refuse = |name, reason| Err(Error::Argument { name, reason });
-        if position > MAX_POSITION {
-            return refuse("state", format!("expected at most {MAX_POSITION}, found {position}"));
-        }
-        if let Some(ids) = about.ids.filter(|ids| ids.len() != position) {
-            let reason = format!("expected {position}, as the state has seen, found {}", ids.len());
-            return refuse("ids", reason);
-        }
-        let mut kind = None;
-        for (layer, cache) in
-            (0..state.n_layer()).filter_map(|layer| Some((layer, state.kv(layer)?)))
-        {
-            if cache.len() != position {
-                let len = cache.len();
-                let reason = format!("layer {layer} has seen {len} tokens, the state {position}");
-                return refuse("state", reason);
-            }
-            let found = cache.sizes().kind;
-            if *kind.get_or_insert(found) != found {
-                return refuse("state", "layers keep keys and values as different types".into());
-            }
-        }
-
-        let mut tensors: Vec<Tensor> = state
-            .parts()
-            .into_iter()
-            .map(|(layer, part, shape)| Tensor {
-                name: part.name(layer),
-                dtype: about.dtype.of(part, kind),
-                shape,
-                part: Some((layer, part)),
-            })
-            .collect();
-        if about.ids.is_some() {
-            let (name, shape) = (IDS.to_owned(), vec![position]);
-            tensors.push(Tensor { name, dtype: Dtype::U32, shape, part: None });
-        }
-        tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        let data = |tensor: &Tensor| -> Result<Vec<u8>> {
-            match tensor.part {
-                Some((layer, part)) => tensor.dtype.encode(&state.values(layer, part)?),
-                None => {
-                    Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect())
-                }
-            }
-        };
-
-        let mut metadata: BTreeMap<String, String> = [
-            ("format", FORMAT),
-            ("version", VERSION),
-            ("model", about.model),
-            ("family", model.family().name()),
-            ("fingerprint", fingerprint),
-            ("dtype", about.dtype.name()),
-            ("position", &position.to_string()),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into();
-        metadata.extend(kind.map(|kind| ("kv_type".to_owned(), kind.name().to_owned())));
-        // Twice the work, so that one tensor is in memory at a time.
-        let mut sum = Sum::of(&metadata);
-        for tensor in &tensors {
-            sum.tensor(&tensor.name, tensor.dtype, &tensor.shape, &data(tensor)?);
-        }
-        metadata.insert(CHECKSUM.to_owned(), sum.text());
-
-        let infos: Vec<(&str, Dtype, &[usize])> =
-            tensors.iter().map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape)).collect();
-        safetensors::write_each(&self.path, &infos, &metadata, |i| {
-            tensors.get(i).map_or(Ok(Vec::new()), data)
-        })
+        write(&self.path, model, state, about)
     }
+}
+
+/// Writes the file of a state, as [`StateFile::save`] does, for a caller that knows that nobody else writes it.
+pub(crate) fn write<B: Backend>(
+    path: &Path,
+    model: &Model<B>,
+    state: &State<B>,
+    about: &About<'_>,
+) -> Result<()> {
+    model.check_state(state)?;
+    let fingerprint = fingerprint_of(model)?;
+    let position = state.position();
+    let refuse = |name, reason| Err(Error::Argument { name, reason });
+    if position > MAX_POSITION {
+        return refuse("state", format!("expected at most {MAX_POSITION}, found {position}"));
+    }
+    if let Some(ids) = about.ids.filter(|ids| ids.len() != position) {
+        let reason = format!("expected {position}, as the state has seen, found {}", ids.len());
+        return refuse("ids", reason);
+    }
+    let mut kind = None;
+    for (layer, cache) in (0..state.n_layer()).filter_map(|layer| Some((layer, state.kv(layer)?))) {
+        if cache.len() != position {
+            let len = cache.len();
+            let reason = format!("layer {layer} has seen {len} tokens, the state {position}");
+            return refuse("state", reason);
+        }
+        let found = cache.sizes().kind;
+        if *kind.get_or_insert(found) != found {
+            return refuse("state", "layers keep keys and values as different types".into());
+        }
+    }
+
+    let mut tensors: Vec<Tensor> = state
+        .parts()
+        .into_iter()
+        .map(|(layer, part, shape)| Tensor {
+            name: part.name(layer),
+            dtype: about.dtype.of(part, kind),
+            shape,
+            part: Some((layer, part)),
+        })
+        .collect();
+    if about.ids.is_some() {
+        let (name, shape) = (IDS.to_owned(), vec![position]);
+        tensors.push(Tensor { name, dtype: Dtype::U32, shape, part: None });
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let data = |tensor: &Tensor| -> Result<Vec<u8>> {
+        match tensor.part {
+            Some((layer, part)) => tensor.dtype.encode(&state.values(layer, part)?),
+            None => Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect()),
+        }
+    };
+
+    let mut metadata: BTreeMap<String, String> = [
+        ("format", FORMAT),
+        ("version", VERSION),
+        ("model", about.model),
+        ("family", model.family().name()),
+        ("fingerprint", fingerprint),
+        ("dtype", about.dtype.name()),
+        ("position", &position.to_string()),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into();
+    metadata.extend(kind.map(|kind| ("kv_type".to_owned(), kind.name().to_owned())));
+    // Twice the work, so that one tensor is in memory at a time.
+    let mut sum = Sum::of(&metadata);
+    for tensor in &tensors {
+        sum.tensor(&tensor.name, tensor.dtype, &tensor.shape, &data(tensor)?);
+    }
+    metadata.insert(CHECKSUM.to_owned(), sum.text());
+
+    let infos: Vec<(&str, Dtype, &[usize])> =
+        tensors.iter().map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape)).collect();
+    safetensors::write_each(path, &infos, &metadata, |i| {
+        tensors.get(i).map_or(Ok(Vec::new()), data)
+    })
 }
 
 /// A tensor that is to be written.

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 18] = [
     ("error", &[]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
@@ -33,6 +33,10 @@ const MODULES: [(&str, &[&str]); 17] = [
             "chat",
             "models",
         ],
+    ),
+    (
+        "session",
+        &["error", "backend", "checkpoint", "tokenizer", "chat", "models", "state_file", "load"],
     ),
     (
         "convert",
@@ -467,7 +471,7 @@ fn the_order_is_one_and_the_document_states_it() {
         }
     }
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < convert < engine < evaluate < train";
+    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < session < convert < engine < evaluate < train";
     assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
 }
 
@@ -479,6 +483,7 @@ fn the_tensor_library_is_named_in_three_modules() {
         .flat_map(|(file, text)| forbidden_paths(&file, &text, names_numr));
     none(library, "numr named outside of ops, backend and error");
     none(forbidden_below("crates/cli/src", names_numr), "numr named in the command line");
+    none(forbidden_below("crates/server/src", names_numr), "numr named in the server");
 }
 
 #[test]
@@ -500,7 +505,7 @@ fn models_open_no_file() {
 
 #[test]
 fn the_environment_is_read_by_the_command_line_alone() {
-    let reads = ["crates/kernels/src", "crates/boostr/src"]
+    let reads = ["crates/kernels/src", "crates/boostr/src", "crates/server/src"]
         .into_iter()
         .flat_map(|folder| forbidden_below(folder, reads_the_environment));
     none(reads, "environment variables read below the command line");

@@ -20,7 +20,7 @@ use boostr::models::{Logits, Model, Run, State};
 use boostr::ops::to_vec;
 use boostr::sample::{Constraint, SamplerConfig, TokenSet};
 use common::Random;
-use tiny::{Tiny, fixture, states, tokens};
+use tiny::{Tiny, fixture, tokens};
 
 const FIXTURES: [&str; 11] = [
     "bamba-tiny",
@@ -492,14 +492,10 @@ fn snapshots_stay_under_their_limit_and_go_by_last_use() {
         let stats = scheduler.stats();
         assert!(stats.snapshot_bytes <= 4 * one && stats.snapshots <= 4, "{stats:?}");
     }
-    let cached: Vec<usize> = prompts
-        .iter()
-        .rev()
-        .map(|ids| ask(&mut scheduler, request(ids, 0, model)).cached())
-        .collect();
-    assert_eq!(cached[0], 10, "the newest is there");
-    assert_eq!(cached[5], 10, "so is the one that was used");
-    assert_eq!(cached.iter().filter(|&&cached| cached == 0).count(), 3, "{cached:?}");
+    for (i, cached, why) in [(0, 10, "was used"), (5, 10, "is new"), (1, 0, "was not used")] {
+        let ear = ask(&mut scheduler, request(&prompts[i], 0, model));
+        assert_eq!(ear.cached(), cached, "{i} {why}");
+    }
 }
 
 #[test]
@@ -554,7 +550,7 @@ fn a_long_prompt_holds_a_decoding_request_up_for_no_more_than_a_step() {
                 Event::Prompt { cached, done, .. } if done > cached => {
                     log.lock().unwrap().push(name)
                 }
-                Event::Token { .. } => log.lock().unwrap().push(name),
+                Event::Token { .. } if name == "short" => log.lock().unwrap().push(name),
                 _ => {}
             }
             ControlFlow::Continue(())
@@ -615,13 +611,13 @@ fn d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
 
 #[test]
 fn a_listener_that_is_not_ready_waits_alone_and_gets_the_same() {
-    struct Slow(Ear, Box<dyn Listener<Cpu>>, Arc<Mutex<bool>>);
+    struct Slow(Box<dyn Listener<Cpu>>, Arc<Mutex<bool>>);
     impl Listener<Cpu> for Slow {
         fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
-            self.1.event(event)
+            self.0.event(event)
         }
         fn is_ready(&self) -> bool {
-            *self.2.lock().unwrap()
+            *self.1.lock().unwrap()
         }
     }
     let tiny = Tiny::m("");
@@ -629,7 +625,7 @@ fn a_listener_that_is_not_ready_waits_alone_and_gets_the_same() {
     let want = clean(&tiny.model, &ids, 10).0;
     let mut scheduler = Scheduler::new(&tiny.model, forgetful());
     let (slow, quick, is_ready) = (Ear::default(), Ear::default(), Arc::new(Mutex::new(true)));
-    let listener = Slow(slow.clone(), slow.listener(), is_ready.clone());
+    let listener = Slow(slow.listener(), is_ready.clone());
     scheduler.submit(request(&ids, 10, &tiny.model), Box::new(listener)).unwrap();
     for _ in 0..3 {
         assert!(scheduler.step());

@@ -10,7 +10,8 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Finish, Generated, Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::{Family, Model};
+use boostr::models::{Family, Logits, Model, Run};
+use boostr::ops;
 use boostr::sample::SamplerConfig;
 use common::{Folder, torch_zip};
 use tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
@@ -419,4 +420,38 @@ fn weights_stay_in_the_type_of_their_file() {
         open(&folder(&config_of("mamba2-tiny"), &weights)).unwrap().model.weight_bytes()
     });
     assert_eq!(sizes, [sizes[1] * 2, sizes[1], sizes[1]]);
+}
+
+#[test]
+fn the_head_makes_logits_of_the_hidden_states() {
+    let lm = LanguageModel::<Cpu>::open(&fixture("mamba2-tiny"), &OpenOptions::default(), cpu());
+    let model = lm.unwrap().model;
+    let weights = weights("mamba2-tiny");
+    let (_, table) = weights.iter().find(|(name, _)| name.ends_with("embeddings.weight")).unwrap();
+    let table = table.to_f32().unwrap();
+    let ids = tokens(1, 600, 500); // longer than a piece
+    let mut states = [model.new_state().unwrap(), model.new_state().unwrap()];
+    let [first, second] = &mut states;
+    let mut runs = [Run { tokens: &ids, state: first }, Run { tokens: &ids[..3], state: second }];
+    let hidden = model.hidden(&mut runs).unwrap();
+    assert_eq!(hidden.shape(), [603, model.width()]);
+    let hidden = ops::to_vec(&hidden).unwrap();
+    let of = |row: usize| -> Vec<f32> {
+        let row = &hidden[row * model.width()..][..model.width()];
+        let rows = table.chunks(model.width());
+        rows.map(|w| w.iter().zip(row).map(|(w, x)| f64::from(w * x)).sum::<f64>() as f32).collect()
+    };
+    let mut state = model.new_state().unwrap();
+    let mut run = [Run { tokens: &ids, state: &mut state }];
+    let logits = ops::to_vec(&model.forward(&mut run, Logits::All).unwrap()).unwrap();
+    for row in [0, 2, 511, 512, 599] {
+        let width = model.vocab_rows();
+        let (want, got) = (&logits[row * width..][..width], of(row));
+        for (want, got) in want.iter().zip(&got) {
+            // Sums of a few dozen products, in another order and in f64.
+            assert!((want - got).abs() < 1e-4 * want.abs().max(1.0), "{want} {got}");
+        }
+    }
+    // The other run is as if it were alone.
+    assert_eq!(hidden[600 * model.width()..], hidden[..3 * model.width()]);
 }

@@ -14,6 +14,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod chat_prompt;
 mod checks;
 mod completions;
@@ -24,6 +25,7 @@ mod exit;
 mod grammar;
 mod logits;
 mod model;
+mod places;
 mod prompt;
 mod run;
 mod sampling;
@@ -79,6 +81,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         .context("starting threads")?;
     pool.install(|| match cli.command {
         Command::Run(args) => run::run(&args, bare, term),
+        Command::Chat(args) => chat::run(&args, term),
         Command::Show(args) => show::run(&args, term),
         Command::Verify(args) => verify::run(&args, term),
         Command::Tokenizer(args) => tokenizer::run(&args, term),

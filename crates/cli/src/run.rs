@@ -1,7 +1,7 @@
 //! `boostr run`: completes a prompt or answers it, and says how fast.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -10,7 +10,7 @@ use boostr::engine::{Finish, Generated, Generation, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
-use boostr::state_file::{About, StateFile};
+use boostr::state_file::About;
 use boostr_kernels::Level;
 use serde_json::{Value, json};
 
@@ -19,6 +19,7 @@ use crate::chat_prompt;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::grammar;
 use crate::model::{Source, Summary};
+use crate::places::StateWord;
 use crate::prompt::{self, Prompt};
 use crate::sampling;
 use crate::state;
@@ -45,10 +46,15 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     }
 
     // Before the model: what cannot be saved need not be computed.
-    let out = args.state.save_state.as_deref().map(StateFile::lock).transpose()?;
+    let word = |word: &Option<PathBuf>| {
+        let folder = args.state.states.as_deref();
+        word.as_deref().map(|word| StateWord::new(word, folder)).transpose()
+    };
+    let (from, to) = (word(&args.state.state)?, word(&args.state.save_state)?);
+    let out = to.as_ref().map(StateWord::lock).transpose()?;
 
     let start = Instant::now();
-    let saved = args.state.state.as_deref().map(state::open).transpose()?;
+    let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
     let lm = source.open(&options)?;
     let (mut state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
@@ -140,7 +146,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 }
 
 /// Logits that are no numbers come from weights that are none: an error about the model's file.
-fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
+pub fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
     match error {
         boostr::Error::Argument { name: "logits", reason } => BadModel {
             error: boostr::Error::Format {

@@ -88,14 +88,15 @@ fn folder_of(target: &Path) -> &Path {
     target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Forces the names in a folder to disk.
 #[cfg(unix)]
-fn sync_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
 /// Elsewhere a folder cannot be opened as a file, and the system keeps its names safe by itself.
 #[cfg(not(unix))]
-fn sync_folder(_folder: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
@@ -110,7 +111,7 @@ pub(crate) fn create_beside<T>(
     let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     let prefix = format!(".{}.tmp-", cut(&name, MAX_STEM));
     #[cfg(target_os = "linux")]
-    remove_abandoned(folder_of(target), &prefix);
+    remove_abandoned(folder_of(target), |name| name.strip_prefix(&prefix));
     let mut attempts = 0..8;
     loop {
         let random = RandomState::new().hash_one(attempts.start);
@@ -123,19 +124,30 @@ pub(crate) fn create_beside<T>(
     }
 }
 
-/// Removes this user's files and folders called `prefix` and `PID-RANDOM` of which the process is dead.
+/// Removes from a folder what killed processes of this user left in it under the names of [`create_beside`]; does
+/// nothing where there is no /proc.
+pub(crate) fn clean(folder: &Path) {
+    #[cfg(target_os = "linux")]
+    remove_abandoned(folder, |name| {
+        name.strip_prefix('.')?.rsplit_once(".tmp-").map(|(_, rest)| rest)
+    });
+    #[cfg(not(target_os = "linux"))]
+    let _ = folder;
+}
+
+/// Removes this user's files and folders in whose names `rest` finds `PID-RANDOM`, of which the process is dead.
 ///
 /// Everything else stays, and so does what cannot be removed: nothing depends on it. A process in a
 /// container that shares the folder, but not the numbers of processes, counts as dead.
 #[cfg(target_os = "linux")]
-fn remove_abandoned(folder: &Path, prefix: &str) {
+fn remove_abandoned(folder: &Path, rest: impl Fn(&str) -> Option<&str>) {
     use std::os::unix::fs::MetadataExt;
 
     // Without /proc every process would seem dead, and it may hide those of other users.
     let (Ok(own), Ok(entries)) = (fs::metadata("/proc/self"), fs::read_dir(folder)) else { return };
     for entry in entries.map_while(io::Result::ok) {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| pid(name.strip_prefix(prefix)?));
+        let pid = name.to_str().and_then(|name| pid(rest(name)?));
         let is_dead = |pid| matches!(Path::new("/proc").join(pid).try_exists(), Ok(false));
         // Those of a link are its own.
         let (true, Ok(metadata)) = (pid.is_some_and(is_dead), entry.metadata()) else { continue };

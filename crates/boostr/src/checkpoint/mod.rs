@@ -57,7 +57,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use atomic::atomic_write;
-pub(crate) use atomic::create_beside;
+pub(crate) use atomic::{clean, create_beside, sync_folder};
 pub use config::ConfigFile;
 pub(crate) use crc32::crc32;
 pub(crate) use entry::quoted;

@@ -119,7 +119,6 @@ impl<'a, B: Backend> Job<'a, B> {
 
     /// The best state to compute `ids` from: how many of them it has seen, the logits of what comes next if all, and
     /// whether it is a snapshot.
-    #[expect(clippy::type_complexity, reason = "taken apart at once by both callers")]
     fn known_state(
         &self,
         model: &Model<B>,

@@ -48,7 +48,7 @@ pub use service::Engine;
 pub const PIECE: usize = 128;
 
 /// Sizes of an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Requests that are computed at once; at least 1.
     pub max_running: usize,

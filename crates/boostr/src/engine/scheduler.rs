@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Model, Run};
+use crate::models::{Model, Run, State};
 use crate::ops;
 
 use super::draft::Draft;
@@ -55,6 +55,9 @@ pub struct Scheduler<'a, B: Backend> {
     running: Vec<Job<'a, B>>,
     store: Store<B>,
     stats: Stats,
+    /// Steps that are made to panic.
+    #[cfg(test)]
+    faults: Vec<u64>,
 }
 
 impl<'a, B: Backend> Scheduler<'a, B> {
@@ -70,6 +73,8 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             running: Vec::new(),
             store,
             stats: Stats::default(),
+            #[cfg(test)]
+            faults: Vec::new(),
         }
     }
 
@@ -115,7 +120,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
     ) {
-        let covered = request.state.as_ref().map_or(0, |state| state.position());
+        let covered = request.state.as_ref().map_or(0, State::position);
         self.push(Job::new(request, covered, false, listener, ticket));
     }
 
@@ -257,7 +262,11 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             }
         }
         self.stats.steps += 1;
+        #[cfg(test)]
+        let is_fault = self.faults.contains(&self.stats.steps);
         let result = catch_unwind(AssertUnwindSafe(|| {
+            #[cfg(test)]
+            assert!(!is_fault, "as the test wants");
             ops::to_vec(&model.forward_wanted(&mut runs, &wanted)?)
         }));
         let result = result.unwrap_or_else(|payload| {
@@ -330,5 +339,92 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         (stats.snapshots, stats.snapshot_bytes) = (self.store.len(), self.store.bytes());
         stats.state_bytes = state_bytes;
         ended > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+    use std::sync::mpsc;
+
+    use super::super::{Event, Request};
+    use super::*;
+    use crate::backend::{self, Cpu};
+    use crate::checkpoint::{ConfigFile, Dtype};
+    use crate::models::Config;
+
+    fn model() -> Model<Cpu> {
+        let json = r#"{"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16,
+            "state_size": 8, "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 64}"#;
+        let config = Config::read(&ConfigFile::parse("config.json", json).unwrap()).unwrap();
+        Model::synthetic(config, Dtype::F32, backend::cpu()).unwrap()
+    }
+
+    /// What a request of a schedule gets: tokens and log probabilities, or why it failed.
+    type Got = (Vec<(u32, f32)>, Option<String>);
+
+    fn run(model: &Model<Cpu>, config: &EngineConfig, faults: Vec<u64>) -> (Vec<Got>, Stats) {
+        let mut scheduler = Scheduler::new(model, *config);
+        scheduler.faults = faults;
+        let receivers: Vec<_> = [5_usize, 200, 40]
+            .into_iter()
+            .map(|len| {
+                let (sender, receiver) = mpsc::channel();
+                let listener = move |event: Event<Cpu>| {
+                    sender.send(event).unwrap();
+                    ControlFlow::Continue(())
+                };
+                let prompt = (0..len as u32).map(|i| (7 * i + len as u32) % 64).collect();
+                let logprobs = Some(0);
+                let request = Request { max_tokens: 12, logprobs, ..Request::new(prompt, 64) };
+                scheduler.submit(request, Box::new(listener)).unwrap();
+                receiver
+            })
+            .collect();
+        while scheduler.step() {}
+        let stats = scheduler.stats();
+        drop(scheduler);
+        let got = receivers.into_iter().map(|receiver| {
+            let (mut tokens, mut failed) = (Vec::new(), None);
+            for event in receiver {
+                match event {
+                    Event::Token { id, logprob, .. } => tokens.push((id, logprob)),
+                    Event::Failed { error } => failed = Some(error.to_string()),
+                    _ => {}
+                }
+            }
+            (tokens, failed)
+        });
+        (got.collect(), stats)
+    }
+
+    #[test]
+    fn f13_a_step_of_several_that_panics_is_computed_again_to_the_bit() {
+        std::panic::set_hook(Box::new(|_| {}));
+        let model = model();
+        let bare = EngineConfig { snapshot_bytes: 0, ..EngineConfig::default() };
+        let snapshots = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
+        let want = run(&model, &bare, Vec::new()).0;
+        assert!(want.iter().all(|(tokens, failed)| tokens.len() == 12 && failed.is_none()));
+        for fault in 1..10 {
+            for config in [&bare, &snapshots] {
+                let (got, stats) = run(&model, config, vec![fault]);
+                assert_eq!((stats.panics, stats.failed), (1, 0), "step {fault}");
+                if config == &bare {
+                    assert_eq!(got, want, "step {fault}");
+                }
+                for (got, want) in got.iter().zip(&want) {
+                    let ids = |got: &Got| got.0.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+                    assert_eq!(ids(got), ids(want), "step {fault}");
+                }
+            }
+        }
+        // A step that always panics, with whom it is computed: that one fails, in the end.
+        let (got, stats) = run(&model, &bare, (4..1000).collect());
+        assert!(
+            got.iter().all(|(_, failed)| failed.as_ref().unwrap().contains("as the test wants"))
+        );
+        assert_eq!(stats.failed, 3);
+        let _ = std::panic::take_hook();
     }
 }

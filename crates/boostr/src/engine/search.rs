@@ -83,14 +83,14 @@ pub fn beam_search<B: Backend>(
             }
             logits = ops::to_vec(&model.forward(&mut runs, Logits::Last)?)?;
         }
-        beams = extended(beams, &logits, model, width, eos)?;
+        beams = extended(&beams, &logits, model, width, eos)?;
     }
     Ok(beams)
 }
 
 /// The best `width` of all extensions of `beams` by one token; `logits` are those of the beams that have not ended.
 fn extended<B: Backend>(
-    beams: Vec<Beam<B>>,
+    beams: &[Beam<B>],
     logits: &[f32],
     model: &Model<B>,
     width: usize,

@@ -120,11 +120,11 @@ impl<B: Backend> Engine<B> {
             is_draining: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
         });
-        let (own, sizes) = (gate.clone(), config.clone());
+        let own = gate.clone();
         let thread = thread::Builder::new()
             .name("engine".into())
             // One of the pool's threads serves, so that the others wait for its work awake.
-            .spawn(move || pool.install(move || serve(&own, sizes, draft, &arrivals)))
+            .spawn(move || pool.install(move || serve(&own, config, draft, &arrivals)))
             .map_err(|e| cannot(&e))?;
         let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
         Ok(Self { shared: Arc::new(Shared { gate, sender, thread, config }) })
@@ -158,10 +158,8 @@ impl<B: Backend> Engine<B> {
         let ticket = Ticket::default();
         let arrival = Arrival { request, listener, ticket: ticket.clone() };
         let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-        match sender.as_ref().map(|sender| sender.send(arrival)) {
-            Some(Ok(())) => Ok(ticket),
-            _ => Err(Rejected::Stopped),
-        }
+        let is_sent = sender.as_ref().is_some_and(|sender| sender.send(arrival).is_ok());
+        if is_sent { Ok(ticket) } else { Err(Rejected::Stopped) }
     }
 
     /// What was done up to the last step.
@@ -259,7 +257,8 @@ fn serve<B: Backend>(
         is_stuck = !scheduler.step();
         publish(gate, &scheduler, &mut over);
     }
-    for Arrival { request, listener, ticket } in arrivals.try_iter() {
+    // Until the last handle is gone, so that nothing that was handed in is lost.
+    for Arrival { request, listener, ticket } in arrivals {
         scheduler.submit_checked(request, listener, ticket);
     }
     scheduler.cancel_all();

@@ -199,6 +199,12 @@ impl<B: Backend> Model<B> {
         self.embeddings.shape()[0]
     }
 
+    /// Width of the hidden states.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.frame.d_model
+    }
+
     /// Ids below this are tokens; rows from here on are padding of the weights.
     #[must_use]
     pub fn vocab_limit(&self) -> usize {
@@ -312,7 +318,44 @@ impl<B: Backend> Model<B> {
         boostr_kernels::awake(|| self.compute(runs, wanted))
     }
 
+    /// The normed hidden states of all tokens of the runs: what the head makes logits of. `[T, d_model]`, f32, in
+    /// the order of runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    ///
+    /// ```
+    /// # use boostr::models::{Config, Model, Run};
+    /// # use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+    /// # let config = Config::read(&ConfigFile::parse("config.json", r#"{
+    /// #     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+    /// #     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+    /// # }"#)?)?;
+    /// # let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+    /// let mut state = model.new_state()?;
+    /// let hidden = model.hidden(&mut [Run { tokens: &[5, 17, 3], state: &mut state }])?;
+    /// assert_eq!(hidden.shape(), [3, model.width()]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn hidden(&self, runs: &mut [Run<'_, B>]) -> Result<Tensor<B>> {
+        self.check(runs, Logits::All)?;
+        let all: Vec<usize> = runs.iter().map(|run| run.tokens.len()).collect();
+        match boostr_kernels::awake(|| self.normed(runs, &all))? {
+            Some(rows) => Ok(rows),
+            None => ops::zeros(&self.client, &[0, self.width()]),
+        }
+    }
+
     fn compute(&self, runs: &mut [Run<'_, B>], wanted: &[usize]) -> Result<Tensor<B>> {
+        match self.normed(runs, wanted)? {
+            Some(rows) => self.logits(&rows),
+            None => ops::zeros(&self.client, &[0, self.vocab_rows()]),
+        }
+    }
+
+    /// The normed hidden states of each run's last tokens, as many as `wanted` says; `None` when that is none.
+    fn normed(&self, runs: &mut [Run<'_, B>], wanted: &[usize]) -> Result<Option<Tensor<B>>> {
         let mut done = vec![0; runs.len()];
         let mut hidden = vec![Vec::new(); runs.len()];
         loop {
@@ -333,8 +376,13 @@ impl<B: Backend> Model<B> {
                 first += len;
             }
         }
-        let rows: Vec<Tensor<B>> = hidden.into_iter().flatten().collect();
-        self.logits(&rows)
+        let mut rows: Vec<Tensor<B>> = hidden.into_iter().flatten().collect();
+        let h = match rows.len() {
+            0 => return Ok(None),
+            1 => rows.remove(0),
+            _ => self.client.concat_rows(&rows)?,
+        };
+        self.norm.forward(&self.client, &h).map(Some)
     }
 
     /// What each token of the runs loses on its target, in nats: `-ln p(target)` of the model's prediction
@@ -456,19 +504,13 @@ impl<B: Backend> Model<B> {
         Ok(h)
     }
 
-    /// Logits of the rows of all `hidden` states.
-    fn logits(&self, hidden: &[Tensor<B>]) -> Result<Tensor<B>> {
+    /// Logits of normed hidden states.
+    fn logits(&self, h: &Tensor<B>) -> Result<Tensor<B>> {
         let client = &self.client;
-        let h = match hidden {
-            [] => return ops::zeros(client, &[0, self.vocab_rows()]),
-            [one] => one.clone(),
-            many => client.concat_rows(many)?,
-        };
-        let h = self.norm.forward(client, &h)?;
         let logits = match &self.head {
-            Some(head) => head.forward(client, &h)?,
-            None if self.precise_head => client.linear_precise(&h, &self.embeddings, None, None)?,
-            None => client.linear(&h, &self.embeddings, None, None)?,
+            Some(head) => head.forward(client, h)?,
+            None if self.precise_head => client.linear_precise(h, &self.embeddings, None, None)?,
+            None => client.linear(h, &self.embeddings, None, None)?,
         };
         scaled::<B>(client, logits, self.frame.logits_scale)
     }

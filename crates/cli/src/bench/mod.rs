@@ -8,6 +8,7 @@ mod machine;
 mod model;
 mod peer;
 mod ssd;
+mod together;
 
 use std::path::Path;
 

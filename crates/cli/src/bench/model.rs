@@ -10,7 +10,7 @@ use boostr::models::{Config, Logits, Model, Run};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
-use super::{median, ratio};
+use super::{median, ratio, together};
 use crate::args::{BenchArgs, Geometry};
 use crate::exit::usage;
 use crate::model::Source;
@@ -26,6 +26,7 @@ struct Report {
     state_bytes: usize,
     prompt: Vec<PromptRow>,
     decode: Vec<DecodeRow>,
+    together: Vec<together::Row>,
     peak_memory_bytes: Option<u64>,
 }
 
@@ -148,6 +149,13 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         }
     }
 
+    let together = if args.parallel.is_empty() {
+        Vec::new()
+    } else {
+        let counts: Vec<usize> = args.parallel.iter().map(|&count| count as usize).collect();
+        together::measure(&model, &counts, args.generate.max(2), args.repeat, pools)?
+    };
+
     let report = Report {
         machine: Description::new(),
         model: name,
@@ -157,6 +165,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         state_bytes: model.new_state()?.size_in_bytes(),
         prompt: prompt_rows,
         decode: decode_rows,
+        together,
         peak_memory_bytes,
     };
     let mut out = std::io::stdout().lock();
@@ -241,6 +250,7 @@ impl Report {
                 row.share_of_thread_gain
             )?;
         }
+        together::print(&self.together, out)?;
         if let Some(peak) = self.peak_memory_bytes {
             writeln!(out, "\npeak memory after the prompts: {:.0} MB", peak as f64 / 1e6)?;
         }

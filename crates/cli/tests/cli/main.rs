@@ -12,4 +12,5 @@ mod models;
 mod process;
 mod run;
 mod state;
+mod talk;
 mod training;

@@ -1,0 +1,655 @@
+//! Conversations by name, in a folder: branched and rewound, and gone on with by the next process where the last one
+//! ended, however it ended.
+//!
+//! A session is a folder with a log and a few states. The log has all that was said and all ids, is forced to disk at
+//! each turn, and is enough to go on from: of what a state does not know, the ids are run again. States only make that fast.
+//!
+//! ```
+//! use boostr::chat::{ChatTemplate, Options};
+//! use boostr::session::{Sessions, Speaker};
+//! use boostr::{backend, load::LanguageModel};
+//! use boostr::models::{Logits, Run};
+//! use serde_json::json;
+//!
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+//! let lm = LanguageModel::<backend::Cpu>::open(path.as_ref(), &Default::default(), backend::cpu())?;
+//! let template = ChatTemplate::plain()?;
+//! let speaker = Speaker { lm: &lm, template: &template, name: "tiny" };
+//!
+//! let folder = std::env::temp_dir().join(format!("boostr-doc-sessions-{}", std::process::id()));
+//! let sessions = Sessions::open(&folder)?;
+//! let session = sessions.create("trip", Some("You know Paris."))?;
+//! let user = json!({"role": "user", "content": "Where is it?"});
+//! let mut prompt = session.prompt(&speaker, &[user], &Options::default())?;
+//!
+//! // What an engine does: the rest of the prompt, then the answer, token by token.
+//! let mut state = prompt.state.take().map_or_else(|| lm.model.new_state(), Ok)?;
+//! let tokens = &prompt.ids[state.position()..];
+//! lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::Last)?;
+//! let answer = json!({"role": "assistant", "content": "In"});
+//! let ids = lm.tokenizer()?.encode("In", false)?;
+//! let turn = session.commit(&speaker, prompt, answer, &ids, Some(state))?.turn;
+//!
+//! sessions.branch(&session, "other-trip", turn)?;
+//! session.rewind(0)?;
+//! assert_eq!((session.head(), sessions.list()?.len()), (0, 2));
+//! # drop(session);
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | in the folder | what |
+//! |---|---|
+//! | `NAME/log` | records, see `log.rs` |
+//! | `NAME/state-TURN.safetensors` | states after turns as [`state_file`](crate::state_file) has them: the head's and the newest, [`STATES`] in all |
+//! | `.NAME.lock` | held by the process that has the session open |
+//!
+//! The ids of a turn are what its model saw, so they are kept as they are: when the next turn's text begins with that of
+//! the turns before, its own is encoded alone. Where a template writes earlier turns otherwise than the model made them (it leaves out
+//! thoughts, for instance), or another model goes on, ids from there on are made anew.
+
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects
+    )
+)]
+
+mod log;
+mod name;
+mod prompt;
+mod states;
+mod summary;
+mod tree;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::backend::Backend;
+use crate::checkpoint::{clean, create_beside, sync_folder};
+use crate::error::Error;
+use crate::models::State;
+use log::Log;
+use name::Lock;
+use tree::{Record, Tree};
+
+pub use name::check_name;
+pub use prompt::{Prompt, Speaker};
+pub use states::STATES;
+pub use summary::Summary;
+pub use tree::{Origin, Turn, TurnId};
+
+const LOG: &str = "log";
+
+/// Why a session does not do what it is asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// No session can have this name.
+    #[error(
+        "session name `{}`: expected 1 to 64 of `A-Z a-z 0-9 . _ -`, the first no dot", name.escape_debug()
+    )]
+    Name {
+        /// The name, or its beginning.
+        name: String,
+    },
+    /// There is no session of this name.
+    #[error("there is no session `{name}`")]
+    Missing {
+        /// The name.
+        name: String,
+    },
+    /// There is one already.
+    #[error("there is a session `{name}` already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// Another process has it open.
+    #[error("session `{name}` is in use by another process")]
+    Busy {
+        /// The name.
+        name: String,
+    },
+    /// The session has no such turn.
+    #[error("session `{name}` has no turn {turn}")]
+    Turn {
+        /// The session.
+        name: String,
+        /// The turn.
+        turn: TurnId,
+    },
+    /// Messages that cannot be said.
+    #[error("message {index}: {reason}")]
+    Message {
+        /// Its place among those that were given, from 0.
+        index: usize,
+        /// What was expected and what was found.
+        reason: String,
+    },
+    /// Whatever else.
+    #[error(transparent)]
+    Other(#[from] Error),
+}
+
+/// Result with a [`SessionError`].
+pub type Result<T, E = SessionError> = std::result::Result<T, E>;
+
+/// The sessions in a folder. May be shared by threads; processes share the folder.
+#[derive(Debug)]
+pub struct Sessions<B: Backend> {
+    folder: PathBuf,
+    open: Mutex<HashMap<String, Weak<Inner<B>>>>,
+}
+
+/// A session that this process has open, and no other. A clone is the same one.
+#[derive(Debug)]
+pub struct Session<B: Backend> {
+    inner: Arc<Inner<B>>,
+}
+
+impl<B: Backend> Clone for Session<B> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+#[derive(Debug)]
+struct Inner<B: Backend> {
+    name: String,
+    folder: PathBuf,
+    live: Mutex<Live<B>>,
+}
+
+/// What changes of an open session.
+#[derive(Debug)]
+struct Live<B: Backend> {
+    log: Log,
+    tree: Tree,
+    /// The state that was used last, and its turn.
+    recent: Option<(TurnId, State<B>)>,
+    /// Says that it is this process's; `None` when it was deleted.
+    lock: Option<Lock>,
+}
+
+/// What became of a turn.
+#[derive(Debug)]
+pub struct Committed {
+    /// Its number. It is on disk.
+    pub turn: TurnId,
+    /// Why its state is not: then the next process runs its tokens again.
+    pub unsaved: Option<Error>,
+}
+
+impl<B: Backend> Sessions<B> {
+    /// The sessions in `folder`, which is made if need be, for this user alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the system refuses.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(folder).map_err(|error| Error::io(folder, error))?;
+        // One folder, wherever the process goes.
+        let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
+        clean(&folder);
+        let sessions = Self { folder, open: Mutex::default() };
+        sessions.clean_locks();
+        Ok(sessions)
+    }
+
+    /// Removes the locks that killed processes left of sessions that are not there.
+    fn clean_locks(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(".lock"));
+            let Some(name) = name.filter(|name| check_name(name).is_ok()) else { continue };
+            if !self.folder.join(name).exists() {
+                // Who has it is about to make the session.
+                drop(Lock::new(&self.folder, name));
+            }
+        }
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// All sessions that can be read, the one that was used last first. Those that are open are among them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the folder cannot be read.
+    pub fn list(&self) -> Result<Vec<Summary>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(|error| Error::io(&self.folder, error))? {
+            let entry = entry.map_err(|error| Error::io(&self.folder, error))?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            all.extend(self.summary(&name));
+        }
+        all.sort_by(|a, b| b.updated.cmp(&a.updated).then_with(|| a.id.cmp(&b.id)));
+        Ok(all)
+    }
+
+    /// What there is to say of a session, which may be open, in this process or another.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Format`] for a log that is damaged.
+    pub fn summary(&self, name: &str) -> Result<Summary> {
+        let folder = self.folder_of(name)?;
+        let path = folder.join(LOG);
+        if !path.exists() {
+            return Err(SessionError::Missing { name: name.to_owned() });
+        }
+        let tree = tree_of(&path, log::read(&path)?.0)?;
+        Ok(Summary::of(name, &tree, &folder))
+    }
+
+    /// Opens a session. What a killed process left half written of its last turn is removed.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Format`] for a log that is damaged.
+    pub fn get(&self, name: &str) -> Result<Session<B>> {
+        self.get_in(&mut self.lock(), name)
+    }
+
+    /// A new session without turns, in which the model is told `system` before everything.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Name`], [`SessionError::Exists`], [`SessionError::Busy`]; [`Error::Io`] when the system refuses.
+    pub fn create(&self, name: &str, system: Option<&str>) -> Result<Session<B>> {
+        let created = now();
+        let system = system.map(|text| Record::System { created, content: Some(text.to_owned()) });
+        let records: Vec<Record> =
+            [Record::session(created, None)].into_iter().chain(system).collect();
+        self.make(&mut self.lock(), name, &records, |_| Ok(()))
+    }
+
+    /// A new session that stands after a turn of another, with the turns before it and their states. 0 is the
+    /// beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Turn`], and as [`create`](Self::create).
+    pub fn branch(&self, from: &Session<B>, name: &str, turn: TurnId) -> Result<Session<B>> {
+        // The folder is taken before a session in it, here as everywhere.
+        let mut open = self.lock();
+        let live = from.live()?;
+        from.check_turn(&live.tree, turn)?;
+        let origin = Origin { session: from.inner.name.clone(), turn };
+        let records = live.tree.branch(turn, now(), origin);
+        let session = self.make(&mut open, name, &records, |folder| {
+            let path = live.tree.path(turn).map(|turn| turn.id);
+            states::link(&from.inner.folder, folder, path)
+        })?;
+        if let Some((_, state)) = live.recent.as_ref().filter(|(of, _)| *of == turn) {
+            session.live()?.recent = Some((turn, state.clone()));
+        }
+        Ok(session)
+    }
+
+    /// Removes a session and all that is of it. Those who have it open find it gone.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Io`] when the system refuses.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let folder = self.folder_of(name)?;
+        let mut open = self.lock();
+        let session = match self.get_in(&mut open, name) {
+            Ok(session) => Ok(session),
+            // One that is damaged can be deleted too.
+            Err(SessionError::Other(Error::Format { .. })) => Err(Lock::new(&self.folder, name)?),
+            Err(error) => return Err(error),
+        };
+        let live = session.as_ref().ok().map(Session::live).transpose()?;
+        // In one step out of sight, and then piece by piece.
+        let remove = || {
+            let (gone, ()) = create_beside(&folder, |path| fs::create_dir(path))?;
+            fs::rename(&folder, &gone)?;
+            sync_folder(&self.folder)?;
+            fs::remove_dir_all(&gone)
+        };
+        remove().map_err(|error| Error::io(&folder, error))?;
+        if let Some(mut live) = live {
+            live.lock = None;
+        }
+        open.remove(name);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Weak<Inner<B>>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn folder_of(&self, name: &str) -> Result<PathBuf> {
+        check_name(name)?;
+        Ok(self.folder.join(name))
+    }
+
+    /// The session of a name; the same one if this process has it open.
+    fn get_in(&self, open: &mut HashMap<String, Weak<Inner<B>>>, name: &str) -> Result<Session<B>> {
+        let folder = self.folder_of(name)?;
+        let known = open.get(name);
+        if let Some(inner) = known.and_then(Weak::upgrade) {
+            return Ok(Session { inner });
+        }
+        let path = folder.join(LOG);
+        let missing = || SessionError::Missing { name: name.to_owned() };
+        if !path.exists() {
+            return Err(missing());
+        }
+        let lock = self.lock_of(name, known.is_some())?;
+        if !path.exists() {
+            return Err(missing());
+        }
+        clean(&folder);
+        let (log, records) = Log::open(&path)?;
+        let tree = tree_of(&path, records)?;
+        states::prune(&folder, &tree);
+        Ok(self.add(open, name, lock, log, tree))
+    }
+
+    fn add(
+        &self,
+        open: &mut HashMap<String, Weak<Inner<B>>>,
+        name: &str,
+        lock: Lock,
+        log: Log,
+        tree: Tree,
+    ) -> Session<B> {
+        let live = Mutex::new(Live { log, tree, recent: None, lock: Some(lock) });
+        let inner = Arc::new(Inner { name: name.to_owned(), folder: self.folder.join(name), live });
+        open.retain(|_, inner| inner.strong_count() > 0);
+        open.insert(name.to_owned(), Arc::downgrade(&inner));
+        Session { inner }
+    }
+
+    /// The lock of a name. Another thread that is just closing the session has it for a moment longer.
+    fn lock_of(&self, name: &str, was_open: bool) -> Result<Lock> {
+        let mut attempts = if was_open { 0..200 } else { 0..0 };
+        loop {
+            match Lock::new(&self.folder, name) {
+                Err(SessionError::Busy { .. }) if attempts.next().is_some() => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                locked => return locked,
+            }
+        }
+    }
+
+    /// Makes a session of records and whatever else `fill` puts beside them; it is there as a whole or not at all.
+    fn make(
+        &self,
+        open: &mut HashMap<String, Weak<Inner<B>>>,
+        name: &str,
+        records: &[Record],
+        fill: impl FnOnce(&Path) -> Result<(), Error>,
+    ) -> Result<Session<B>> {
+        let folder = self.folder_of(name)?;
+        let exists = || SessionError::Exists { name: name.to_owned() };
+        if fs::symlink_metadata(&folder).is_ok() {
+            return Err(exists());
+        }
+        let lock = self.lock_of(name, open.contains_key(name))?;
+        if fs::symlink_metadata(&folder).is_ok() {
+            return Err(exists());
+        }
+        let io = |error| Error::io(&folder, error);
+        let (made, ()) = create_beside(&folder, |path| fs::create_dir(path)).map_err(io)?;
+        let finish = || -> Result<(), Error> {
+            Log::create(&made.join(LOG), records)?;
+            fill(&made)?;
+            sync_folder(&made).map_err(io)?;
+            fs::rename(&made, &folder).map_err(io)
+        };
+        if let Err(error) = finish() {
+            // The first error is the one to report.
+            let _ = fs::remove_dir_all(&made);
+            return Err(error.into());
+        }
+        sync_folder(&self.folder).map_err(io)?;
+        let path = folder.join(LOG);
+        let (log, records) = Log::open(&path)?;
+        let tree = tree_of(&path, records)?;
+        Ok(self.add(open, name, lock, log, tree))
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The turn that the next one goes on from; 0 at the beginning.
+    #[must_use]
+    pub fn head(&self) -> TurnId {
+        self.any().tree.head
+    }
+
+    /// What there is to say of it.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        Summary::of(&self.inner.name, &self.any().tree, &self.inner.folder)
+    }
+
+    /// All turns by their numbers, those too that were rewound.
+    #[must_use]
+    pub fn turns(&self) -> Vec<Turn> {
+        self.any().tree.turns().cloned().collect()
+    }
+
+    /// The messages up to the head, what the model is told before everything first.
+    #[must_use]
+    pub fn messages(&self) -> Vec<Value> {
+        let live = self.any();
+        live.tree.messages(live.tree.head)
+    }
+
+    /// The ids of the sequence after the head: what its model saw and made.
+    #[must_use]
+    pub fn ids(&self) -> Vec<u32> {
+        let live = self.any();
+        live.tree.ids(live.tree.head)
+    }
+
+    /// What the model is told before everything.
+    #[must_use]
+    pub fn system(&self) -> Option<String> {
+        self.any().tree.system.clone()
+    }
+
+    /// Tells the model something else before everything, or nothing; all that was said is then run again.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Missing`] when it was deleted, [`Error::Io`] when the system refuses.
+    pub fn set_system(&self, text: Option<&str>) -> Result<()> {
+        let record = Record::System { created: now(), content: text.map(str::to_owned) };
+        self.live()?.add(&self.inner.folder, record)
+    }
+
+    /// Goes back, or aside, to after a turn; the next one goes on from there. 0 is the beginning. Nothing is lost: all turns
+    /// stay in the tree.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Turn`]; [`SessionError::Missing`] when it was deleted, [`Error::Io`] when the system refuses.
+    pub fn rewind(&self, turn: TurnId) -> Result<()> {
+        let mut live = self.live()?;
+        self.check_turn(&live.tree, turn)?;
+        if turn == live.tree.head {
+            return Ok(());
+        }
+        live.add(&self.inner.folder, Record::Head { created: now(), turn })
+    }
+
+    /// The turn that is `count` before the head, 0 where there are no more.
+    #[must_use]
+    pub fn before_head(&self, count: usize) -> TurnId {
+        let live = self.any();
+        live.tree.path(live.tree.head).nth(count).map_or(0, |turn| turn.id)
+    }
+
+    /// What is to be run to answer `messages` after the head: all ids, and the longest state that has seen a beginning of them.
+    ///
+    /// The end of a text that asks for an answer is always wanted of the template, and its clock stands at the session's
+    /// beginning unless `options` say otherwise, so that a text is the same the next day.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Message`] for messages that are none, [`SessionError::Missing`] when it was deleted; as
+    /// [`ChatTemplate::encode`](crate::chat::ChatTemplate::encode).
+    pub fn prompt(
+        &self,
+        speaker: &Speaker<'_, B>,
+        messages: &[Value],
+        options: &crate::chat::Options,
+    ) -> Result<Prompt<B>> {
+        let live = self.live()?;
+        prompt::make(
+            &live.tree,
+            &self.inner.folder,
+            live.recent.as_ref(),
+            speaker,
+            messages,
+            options,
+        )
+    }
+
+    /// Takes an answer to `prompt` into the session: a turn, which is the head then. `generated` are its ids, all of
+    /// them, and `answer` is their text as a message. `state` has seen the ids of the prompt and of the answer, the last
+    /// or the last few excepted.
+    ///
+    /// When this returns the turn is on disk.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Message`] for an answer that is no message, [`Error::Argument`] for a state that has seen more than there
+    /// is; [`SessionError::Missing`] when it was deleted; [`Error::Io`] when the system refuses. The session is then as it was.
+    pub fn commit(
+        &self,
+        speaker: &Speaker<'_, B>,
+        prompt: Prompt<B>,
+        answer: Value,
+        generated: &[u32],
+        state: Option<State<B>>,
+    ) -> Result<Committed> {
+        let mut live = self.live()?;
+        let turn = prompt.into_turn(&live.tree, speaker, answer, generated, now())?;
+        if let Some(state) = state.as_ref().filter(|state| state.position() > turn.position) {
+            let (expected, found) = (turn.position, state.position());
+            let reason = format!("expected one that has seen at most {expected}, found {found}");
+            return Err(Error::Argument { name: "state", reason }.into());
+        }
+        let id = turn.id;
+        live.add(&self.inner.folder, Record::Turn(turn))?;
+        let saved = state.map(|state| live.keep(&self.inner.folder, speaker, id, state));
+        states::prune(&self.inner.folder, &live.tree);
+        Ok(Committed { turn: id, unsaved: saved.and_then(Result::err) })
+    }
+
+    /// The state after the head: it has seen [`ids`](Self::ids), the last or the last few excepted. `None` at the beginning, and
+    /// where it is not kept.
+    #[must_use]
+    pub fn state(&self, speaker: &Speaker<'_, B>) -> Option<State<B>> {
+        let live = self.any();
+        let Live { tree, recent, .. } = &*live;
+        let ids = tree.ids(tree.head);
+        let folder = &self.inner.folder;
+        let state = states::longest(tree, folder, recent.as_ref(), speaker.lm, &ids, ids.len())?;
+        let before = tree.get(tree.head).map_or(0, |turn| tree.position(turn.base));
+        (state.position() > before).then_some(state)
+    }
+
+    /// Takes another state for the one after the head, such as a mixture of some, and saves it. What is said next goes on from it
+    /// as long as it is kept; where it is lost, the ids are run again and it is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Turn`] at the beginning; as [`StateFile::save`](crate::state_file::StateFile::save).
+    pub fn set_state(&self, speaker: &Speaker<'_, B>, mut state: State<B>) -> Result<()> {
+        let mut live = self.live()?;
+        let head = live.tree.head;
+        let Some(turn) = live.tree.get(head) else {
+            return Err(SessionError::Turn { name: self.inner.name.clone(), turn: head });
+        };
+        state.set_position(turn.position.saturating_sub(usize::from(turn.generated > 0)));
+        Ok(live.keep(&self.inner.folder, speaker, head, state)?)
+    }
+
+    /// The file with the state after the head, if there is one.
+    #[must_use]
+    pub fn state_file(&self) -> Option<PathBuf> {
+        let path = states::path(&self.inner.folder, self.head());
+        path.is_file().then_some(path)
+    }
+
+    fn any(&self) -> MutexGuard<'_, Live<B>> {
+        self.inner.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> Result<MutexGuard<'_, Live<B>>> {
+        let live = self.any();
+        let missing = || SessionError::Missing { name: self.inner.name.clone() };
+        if live.lock.is_some() { Ok(live) } else { Err(missing()) }
+    }
+
+    fn check_turn(&self, tree: &Tree, turn: TurnId) -> Result<()> {
+        if turn == 0 || tree.get(turn).is_some() {
+            return Ok(());
+        }
+        Err(SessionError::Turn { name: self.inner.name.clone(), turn })
+    }
+}
+
+impl<B: Backend> Live<B> {
+    /// Writes a record, and only then takes it for true.
+    fn add(&mut self, folder: &Path, record: Record) -> Result<()> {
+        self.log.append(&record)?;
+        self.tree.apply(record).map_err(|reason| Error::format(folder, reason))?;
+        Ok(())
+    }
+
+    /// Keeps the state after a turn, in memory and in a file.
+    fn keep(
+        &mut self,
+        folder: &Path,
+        speaker: &Speaker<'_, B>,
+        turn: TurnId,
+        state: State<B>,
+    ) -> Result<(), Error> {
+        let saved = states::save(folder, &self.tree, speaker, turn, &state);
+        self.recent = Some((turn, state));
+        saved
+    }
+}
+
+fn tree_of(path: &Path, records: Vec<Record>) -> Result<Tree, Error> {
+    Tree::of(records).map_err(|reason| Error::format(path, reason))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

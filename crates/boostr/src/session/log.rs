@@ -1,0 +1,140 @@
+//! The file of a session: records one after another, of which only the last can be torn.
+//!
+//! | bytes | value |
+//! |---|---|
+//! | 4 | length of the JSON, little-endian |
+//! | 4 | CRC-32 of these four bytes and the JSON, little-endian |
+//! | length | the record as a JSON object |
+//!
+//! A record is written by one call and forced to disk before it counts. What a killed process leaves of one is at the end
+//! of the file, and is cut off by the next that opens it to write; a record that is broken with whole ones after it
+//! was not torn but damaged, and is an error.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::tree::Record;
+use crate::checkpoint::crc32;
+use crate::error::{Error, Result};
+
+/// Longest log that is read, in bytes.
+const MAX_LOG: u64 = 1 << 30;
+
+/// Bytes before the JSON of a record.
+const HEAD: usize = 8;
+
+/// A log that is open to be written.
+#[derive(Debug)]
+pub(super) struct Log {
+    path: PathBuf,
+    file: File,
+    /// Bytes of its whole records.
+    len: u64,
+}
+
+impl Log {
+    /// A new log of one record, on disk.
+    pub(super) fn create(path: &Path, records: &[Record]) -> Result<()> {
+        let mut bytes = Vec::new();
+        for record in records {
+            bytes.extend(encode(path, record)?);
+        }
+        let write = || {
+            let mut file = File::create_new(path)?;
+            file.write_all(&bytes)?;
+            file.sync_all()
+        };
+        write().map_err(|error| Error::io(path, error))
+    }
+
+    /// Opens a log to go on with it, and cuts off what is torn at its end.
+    pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
+        let (records, len) = read(path)?;
+        let open = || -> io::Result<File> {
+            let file = OpenOptions::new().read(true).write(true).open(path)?;
+            if file.metadata()?.len() != len {
+                file.set_len(len)?;
+                file.sync_all()?;
+            }
+            Ok(file)
+        };
+        let file = open().map_err(|error| Error::io(path, error))?;
+        Ok((Self { path: path.to_path_buf(), file, len }, records))
+    }
+
+    /// Adds a record. When this returns it is on disk; when it fails the log is as it was.
+    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
+        let bytes = encode(&self.path, record)?;
+        let len = self.len.saturating_add(bytes.len() as u64);
+        if len > MAX_LOG {
+            let reason = format!("a session of more than {MAX_LOG} bytes");
+            return Err(Error::format(&self.path, reason));
+        }
+        let mut write = || {
+            self.file.seek(SeekFrom::Start(self.len))?;
+            self.file.write_all(&bytes)?;
+            self.file.sync_data()
+        };
+        if let Err(error) = write() {
+            // What cannot be cut now is cut when the log is opened again.
+            let _ = self.file.set_len(self.len);
+            return Err(Error::io(&self.path, error));
+        }
+        self.len = len;
+        Ok(())
+    }
+}
+
+/// The whole records of a log, and the bytes that they take.
+pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
+    let read = || -> io::Result<Vec<u8>> {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_LOG.saturating_add(1)).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|error| Error::io(path, error))?;
+    if bytes.len() as u64 > MAX_LOG {
+        return Err(Error::format(path, format!("expected at most {MAX_LOG} bytes, found more")));
+    }
+    let (mut records, mut at) = (Vec::new(), 0_usize);
+    while let Some(json) = payload(&bytes, at) {
+        let record = serde_json::from_slice(json).map_err(|error| {
+            Error::format(path, format!("record at byte {at} is none of a session: {error}"))
+        })?;
+        records.push(record);
+        at = at.saturating_add(HEAD).saturating_add(json.len());
+    }
+    let after = at.saturating_add(1)..bytes.len();
+    if let Some(next) = after.into_iter().find(|&next| payload(&bytes, next).is_some()) {
+        let reason = format!("record at byte {at} is damaged, and a whole one follows at {next}");
+        return Err(Error::format(path, reason));
+    }
+    Ok((records, at as u64))
+}
+
+/// The JSON of the record at a byte, if there is a whole one.
+fn payload(bytes: &[u8], at: usize) -> Option<&[u8]> {
+    let rest = bytes.get(at..)?;
+    let (len, rest) = rest.split_first_chunk::<4>()?;
+    let (sum, rest) = rest.split_first_chunk::<4>()?;
+    let json = rest.get(..u32::from_le_bytes(*len) as usize)?;
+    let is_whole = json.starts_with(b"{") && sum_of(*len, json) == u32::from_le_bytes(*sum);
+    is_whole.then_some(json)
+}
+
+fn encode(path: &Path, record: &Record) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec(record).map_err(|error| Error::io(path, error.into()))?;
+    let len = u32::try_from(json.len())
+        .map_err(|_| Error::format(path, "a record of more than 4 GiB"))?
+        .to_le_bytes();
+    Ok([&len[..], &sum_of(len, &json).to_le_bytes(), &json].concat())
+}
+
+fn sum_of(len: [u8; 4], json: &[u8]) -> u32 {
+    crc32(crc32(0, &len), json)
+}

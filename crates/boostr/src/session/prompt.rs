@@ -1,0 +1,204 @@
+//! From the turns of a session and new messages to ids.
+
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::tree::{Tree, Turn, TurnId};
+use super::{Result, SessionError, states};
+use crate::backend::Backend;
+use crate::chat::{ChatTemplate, Options, Rendered};
+use crate::error::Error;
+use crate::load::LanguageModel;
+use crate::models::State;
+use crate::tokenizer::Tokenizer;
+
+/// Who may say something. A template may make control tokens of a role, so there are no others.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+/// Deepest nesting of a message: a log must be read again.
+const MAX_DEPTH: usize = 64;
+
+/// Who answers in a session.
+pub struct Speaker<'a, B: Backend> {
+    /// The model.
+    pub lm: &'a LanguageModel<B>,
+    /// Its template, or [`ChatTemplate::plain`].
+    pub template: &'a ChatTemplate,
+    /// Its name, for people.
+    pub name: &'a str,
+}
+
+/// What is to be run before an answer.
+#[derive(Debug)]
+pub struct Prompt<B: Backend> {
+    /// All ids of the sequence, from its beginning.
+    pub ids: Vec<u32>,
+    /// Numbers of ids after which a message ends, ascending, above `reused` and below all.
+    pub marks: Vec<usize>,
+    /// The longest state there is that has seen a beginning of `ids`, not all.
+    pub state: Option<State<B>>,
+    /// How many of `ids` it has seen; 0 without one.
+    pub reused: usize,
+    messages: Vec<Value>,
+    parent: TurnId,
+    base: TurnId,
+    /// Of `ids`, those of `base`.
+    base_len: usize,
+    text: String,
+}
+
+impl<B: Backend> Prompt<B> {
+    /// The turn that it becomes with an answer.
+    pub(super) fn into_turn(
+        self,
+        tree: &Tree,
+        speaker: &Speaker<'_, B>,
+        answer: Value,
+        generated: &[u32],
+        created: u64,
+    ) -> Result<Turn> {
+        check(&answer, self.messages.len())?;
+        let id = tree.last().checked_add(1).ok_or_else(|| Error::Argument {
+            name: "session",
+            reason: format!("expected fewer than {} turns", TurnId::MAX),
+        })?;
+        let made = speaker.lm.tokenizer()?.decode(generated, false)?;
+        let is_content = answer.get("content").and_then(Value::as_str) == Some(&made);
+        let mut ids = self.ids;
+        ids.drain(..self.base_len.min(ids.len()));
+        ids.extend_from_slice(generated);
+        let mut messages = self.messages;
+        messages.push(answer);
+        Ok(Turn {
+            id,
+            parent: self.parent,
+            messages,
+            position: self.base_len.saturating_add(ids.len()),
+            created,
+            model: speaker.name.to_owned(),
+            fingerprint: fingerprint(speaker),
+            base: self.base,
+            text: self.text,
+            ids,
+            generated: generated.len(),
+            answer: (!is_content).then_some(made),
+        })
+    }
+}
+
+fn fingerprint<B: Backend>(speaker: &Speaker<'_, B>) -> String {
+    speaker.lm.model.fingerprint().unwrap_or_default().to_owned()
+}
+
+/// The prompt of new messages after the head.
+pub(super) fn make<B: Backend>(
+    tree: &Tree,
+    folder: &Path,
+    recent: Option<&(TurnId, State<B>)>,
+    speaker: &Speaker<'_, B>,
+    new: &[Value],
+    options: &Options,
+) -> Result<Prompt<B>> {
+    for (index, message) in new.iter().enumerate() {
+        check(message, index)?;
+    }
+    let tokenizer = speaker.lm.tokenizer()?;
+    let begun = UNIX_EPOCH.checked_add(Duration::from_secs(tree.created));
+    let options =
+        Options { add_generation_prompt: true, now: options.now.or(begun), ..options.clone() };
+    let mut messages = tree.messages(tree.head);
+    let old = messages.len();
+    messages.extend_from_slice(new);
+    let rendered = speaker.template.rendered(tokenizer, &messages, &options)?;
+
+    let (base, start) = known(tree, rendered.text(), &fingerprint(speaker));
+    let mut ids = tree.ids(base);
+    let base_len = ids.len();
+    ids.extend(encode(speaker, tokenizer, &rendered, start, usize::MAX)?);
+    let most = ids.len().saturating_sub(1);
+    let state = states::longest(tree, folder, recent, speaker.lm, &ids, most);
+    let reused = state.as_ref().map_or(0, State::position);
+
+    let mut marks: Vec<usize> = tree.chain(base).iter().map(|turn| turn.position).collect();
+    for count in old.max(1)..messages.len() {
+        let part = messages.get(..count).unwrap_or_default();
+        let options = Options { add_generation_prompt: false, ..options.clone() };
+        // Templates that refuse a conversation that ends here have no such place.
+        let Ok(part) = speaker.template.rendered(tokenizer, part, &options) else { continue };
+        let end = part.text().len();
+        if end > start && rendered.text().starts_with(part.text()) {
+            let part = encode(speaker, tokenizer, &rendered, start, end)?;
+            if ids.get(base_len..).is_some_and(|new| new.starts_with(&part)) {
+                marks.push(base_len.saturating_add(part.len()));
+            }
+        }
+    }
+    marks.retain(|&mark| mark > reused && mark < ids.len());
+    marks.dedup();
+    let text = rendered.text().get(start..).unwrap_or_default().to_owned();
+    let (messages, parent) = (new.to_vec(), tree.head);
+    Ok(Prompt { ids, marks, state, reused, messages, parent, base, base_len, text })
+}
+
+/// Checks that a value is a message that a log can hold and a template can be given.
+fn check(message: &Value, index: usize) -> Result<()> {
+    let refuse = |reason: String| Err(SessionError::Message { index, reason });
+    let role = message.get("role").and_then(Value::as_str);
+    if !role.is_some_and(|role| ROLES.contains(&role)) {
+        let found = role.map_or_else(|| "none".to_owned(), |role| format!("{role:?}"));
+        let found: String = found.chars().take(80).collect();
+        return refuse(format!("role: expected one of {ROLES:?}, found {found}"));
+    }
+    if !is_shallow(message, MAX_DEPTH) {
+        return refuse(format!("expected a nesting of at most {MAX_DEPTH}, found more"));
+    }
+    Ok(())
+}
+
+fn is_shallow(value: &Value, left: usize) -> bool {
+    let Some(less) = left.checked_sub(1) else { return false };
+    match value {
+        Value::Array(items) => items.iter().all(|item| is_shallow(item, less)),
+        Value::Object(fields) => fields.values().all(|item| is_shallow(item, less)),
+        _ => true,
+    }
+}
+
+/// The last turn up to which `text` begins with what was rendered and made before, and where in it that ends.
+fn known(tree: &Tree, text: &str, fingerprint: &str) -> (TurnId, usize) {
+    let (mut base, mut rest) = (0, text);
+    for turn in tree.chain(tree.head) {
+        let answered = rest
+            .strip_prefix(&*turn.text)
+            .filter(|_| turn.fingerprint == fingerprint)
+            .and_then(|rest| after_answer(rest, turn.answer()));
+        let Some(after) = answered else { break };
+        (base, rest) = (turn.id, after);
+    }
+    (base, text.len().saturating_sub(rest.len()))
+}
+
+/// What follows an answer; templates may trim it.
+fn after_answer<'a>(text: &'a str, answer: &str) -> Option<&'a str> {
+    [answer, answer.trim_start(), answer.trim_end(), answer.trim()]
+        .into_iter()
+        .find_map(|answer| text.strip_prefix(answer))
+}
+
+/// The ids of a part of a text, with what the tokenizer puts before all of it where no template does.
+fn encode<B: Backend>(
+    speaker: &Speaker<'_, B>,
+    tokenizer: &Tokenizer,
+    rendered: &Rendered,
+    start: usize,
+    end: usize,
+) -> Result<Vec<u32>, Error> {
+    if !speaker.template.is_plain() {
+        return rendered.encode(tokenizer, start, end);
+    }
+    let text = rendered.text();
+    let part = text.get(start..end.min(text.len())).unwrap_or_default();
+    if start == 0 { speaker.lm.encode(part) } else { tokenizer.encode(part, false) }
+}
