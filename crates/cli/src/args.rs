@@ -349,9 +349,26 @@ pub struct RunArgs {
     #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]
+    pub grammar: GrammarArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// What the text has to be.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Grammar")]
+pub struct GrammarArgs {
+    /// The text is JSON of this schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
+    pub json_schema: Option<String>,
+    /// The text follows the rules of this file, in Lark's notation
+    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    pub grammar: Option<PathBuf>,
+    /// The text is one that this regular expression matches, all of it
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    pub regex: Option<String>,
 }
 
 /// Where a run begins, and what is kept of it.

@@ -22,6 +22,7 @@ mod convert;
 mod doctor;
 mod eval;
 mod exit;
+mod grammar;
 mod logits;
 mod model;
 mod places;

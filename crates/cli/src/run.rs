@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::args::RunArgs;
 use crate::chat_prompt;
 use crate::exit::{BadModel, Interrupted, usage};
+use crate::grammar;
 use crate::model::{Source, Summary};
 use crate::places::StateWord;
 use crate::prompt::{self, Prompt};
@@ -39,6 +40,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         None => Prompt::Text(built_in_prompt(&source)?),
     };
     let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
+    let grammar = args.grammar.read()?;
     if args.ctx_size.is_some() {
         term.say("note: -c is ignored: the state is constant, there is no context limit");
     }
@@ -71,6 +73,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         None => prompt.ids(&lm)?,
     };
     let sampler = args.sampling.config(&lm.defaults)?;
+    let constraint =
+        grammar.as_ref().map(|grammar| grammar::constraint(grammar, &lm)).transpose()?;
     if !args.stop.is_empty() {
         lm.tokenizer().map_err(BadModel::from)?;
     }
@@ -93,6 +97,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
         eos: &lm.eos,
         sampler: sampler.clone(),
+        constraint,
         ..Generation::new(&ids, lm.vocab_limit())
     };
     let generated = generate(&lm.model, &mut state, generation, &mut observer)
