@@ -338,6 +338,10 @@ pub struct RunArgs {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before, or a
+    /// smaller model of the same vocabulary
+    #[arg(long, value_name = "lookup|MODEL")]
+    pub draft: Option<PathBuf>,
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,

@@ -20,6 +20,7 @@ mod checks;
 mod completions;
 mod convert;
 mod doctor;
+mod draft;
 mod eval;
 mod exit;
 mod grammar;

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::chat_prompt;
+use crate::draft;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::grammar;
 use crate::model::{Source, Summary};
@@ -92,12 +93,15 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
+    let draft =
+        args.draft.as_deref().map(|named| draft::open(named, &args.model, &lm)).transpose()?;
     let generation = Generation {
         seen: seen.unwrap_or(&[]),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
         eos: &lm.eos,
         sampler: sampler.clone(),
         constraint,
+        draft,
         ..Generation::new(&ids, lm.vocab_limit())
     };
     let generated = generate(&lm.model, &mut state, generation, &mut observer)
@@ -287,6 +291,10 @@ impl Report<'_> {
                 ids.len()
             ),
         ];
+        let (guessed, right) = self.generated.guessed;
+        if guessed > 0 {
+            lines.push(format!("guesses:             {guessed} tokens, {right} were right"));
+        }
         if !ids.is_empty() {
             lines.push(format!("time to first token: {:8.1} ms", milliseconds(first_token)));
         }
@@ -350,6 +358,8 @@ impl Report<'_> {
                 "prompt_per_token_ms": per_token(self.prompt_n, prompt),
                 "prompt_per_second": rate(self.prompt_n, prompt),
                 "predicted_n": ids.len(),
+                "draft_n": self.generated.guessed.0,
+                "draft_n_accepted": self.generated.guessed.1,
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_token_ms": per_token(self.decoded(), decode),
                 "predicted_per_second": rate(self.decoded(), decode),
