@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+pub mod serve;
+
 /// Reads a command line, the program's name first; also tells whether it is `boostr` alone.
 pub fn parse(mut line: Vec<OsString>) -> Result<(Cli, bool), clap::Error> {
     let mut command = Cli::command();
@@ -105,6 +107,9 @@ pub enum Command {
     /// Complete a prompt, or answer it
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
     Run(Box<RunArgs>),
+    /// A model over HTTP: the OpenAI API, sessions, a web page
+    #[command(alias = "server", before_help = serve::EXAMPLES, after_help = serve::NOTES)]
+    Serve(Box<serve::ServeArgs>),
     /// Layers, sizes, types and memory of a model
     #[command(alias = "inspect", before_help = SHOW_EXAMPLES)]
     Show(ShowArgs),

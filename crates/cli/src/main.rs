@@ -26,6 +26,7 @@ mod model;
 mod prompt;
 mod run;
 mod sampling;
+mod serve;
 mod show;
 mod state;
 mod stream;
@@ -71,6 +72,9 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         [threads] => threads,
         _ => return Err(exit::usage("--threads: only `boostr bench` takes several numbers")),
     };
+    if let Command::Serve(args) = &cli.command {
+        return serve::run(args, threads, term);
+    }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(STACK)
@@ -88,7 +92,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Tune(args) => train::tune(&args, term),
         Command::State(args) => state::run(&args, term),
         Command::Eval(args) => eval::run(&args, term),
-        Command::Bench(_) => Ok(()),
+        Command::Bench(_) | Command::Serve(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),
     })

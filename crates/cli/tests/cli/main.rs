@@ -11,5 +11,6 @@ mod gguf;
 mod models;
 mod process;
 mod run;
+mod serve;
 mod state;
 mod training;
