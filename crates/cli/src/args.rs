@@ -8,6 +8,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+pub mod batch;
+pub mod serve;
+
 /// Reads a command line, the program's name first; also tells whether it is `boostr` alone.
 pub fn parse(mut line: Vec<OsString>) -> Result<(Cli, bool), clap::Error> {
     let mut command = Cli::command();
@@ -108,6 +111,12 @@ pub enum Command {
     /// Talk: answers in turn, kept under a name, branched and rewound
     #[command(before_help = CHAT_EXAMPLES, after_help = CHAT_NOTES)]
     Chat(Box<TalkArgs>),
+    /// A model over HTTP: the OpenAI API, sessions, a web page
+    #[command(alias = "server", before_help = serve::EXAMPLES, after_help = serve::NOTES)]
+    Serve(Box<serve::ServeArgs>),
+    /// Answer a file of requests, many at once
+    #[command(before_help = batch::EXAMPLES, after_help = batch::NOTES)]
+    Batch(batch::BatchArgs),
     /// Layers, sizes, types and memory of a model
     #[command(alias = "inspect", before_help = SHOW_EXAMPLES)]
     Show(ShowArgs),

@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
@@ -17,7 +18,7 @@ use boostr_server::{Config, Limits, Server};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
-use crate::args::BatchArgs;
+use crate::args::batch::BatchArgs;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::stream;
 use crate::term::Term;
@@ -26,6 +27,9 @@ use crate::term::Term;
 const MAX_LINE: u64 = 64 << 20;
 /// For each request that is computed, so many lines are read before their turn, and answers kept for theirs.
 const AHEAD: usize = 4;
+
+/// Nobody waits.
+const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A line of the input.
 struct Line {
@@ -36,12 +40,13 @@ struct Line {
 
 impl Line {
     fn checksum(&self) -> String {
-        format!("{:08x}", boostr::checkpoint::crc32(self.text.as_bytes()))
+        format!("{:08x}", boostr::checkpoint::crc32(0, self.text.as_bytes()))
     }
 }
 
 pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
-    let (source, options) = args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    let (source, options) =
+        args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
     source.check_exists()?;
     if args.input == args.out {
         return Err(usage("--in and --out are one file"));
@@ -59,9 +64,21 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
 
     let lm = Arc::new(source.open(&options)?);
     let parallel = usize::from(args.parallel);
-    let sizes = EngineConfig { max_running: parallel, max_queue: parallel, threads, ..EngineConfig::default() };
+    let sizes = EngineConfig {
+        max_running: parallel,
+        max_queue: parallel,
+        threads,
+        ..EngineConfig::default()
+    };
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;
-    let limits = Limits { max_tokens: usize::MAX, ..Limits::unbounded() };
+    let limits = Limits {
+        max_body: usize::MAX,
+        max_prompt: usize::MAX,
+        max_tokens: usize::MAX,
+        queue_time: NO_LIMIT,
+        request_time: NO_LIMIT,
+        ..Limits::default()
+    };
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
     server.load(lm, engine, None).map_err(|error| match error {
         boostr_server::Error::Model(error) => BadModel::from(error).into(),
@@ -77,12 +94,13 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         .enable_all()
         .build()
         .context("starting threads")?;
-    let failed = runtime.block_on(answer_all(&server, input, &mut output, done, parallel, |failed| {
-        bar.inc(1);
-        if failed > 0 {
-            bar.set_message(format!("({failed} failed)"));
-        }
-    }))?;
+    let failed =
+        runtime.block_on(answer_all(&server, input, &mut output, done, parallel, |failed| {
+            bar.inc(1);
+            if failed > 0 {
+                bar.set_message(format!("({failed} failed)"));
+            }
+        }))?;
     output.sync()?;
     bar.finish_and_clear();
     if stream::is_interrupted() {
@@ -110,7 +128,11 @@ async fn answer_all(
     let (mut next, mut failed, mut is_end) = (done + 1, 0, false);
     loop {
         let ahead = running.len() + ready.len();
-        if !is_end && running.len() < parallel && ahead < AHEAD * parallel && !stream::is_interrupted() {
+        if !is_end
+            && running.len() < parallel
+            && ahead < AHEAD * parallel
+            && !stream::is_interrupted()
+        {
             match input.next()? {
                 Some(line) => {
                     let server = server.clone();
@@ -145,7 +167,8 @@ async fn answer(server: &Server<Cpu>, line: &Line) -> (String, bool) {
     };
     let (status, body) = response;
     let is_failure = status != 200;
-    let error = if is_failure { body.get("error").cloned().unwrap_or_default() } else { Value::Null };
+    let error =
+        if is_failure { body.get("error").cloned().unwrap_or_default() } else { Value::Null };
     let line = json!({
         "id": format!("line-{}", line.number),
         "custom_id": custom_id,
@@ -234,7 +257,8 @@ impl Input {
                 bail!("--in: line {} is longer than {MAX_LINE} bytes", self.number + 1);
             }
             let text = String::from_utf8(bytes);
-            let text = text.with_context(|| format!("--in: line {} is not UTF-8", self.number + 1))?;
+            let text =
+                text.with_context(|| format!("--in: line {} is not UTF-8", self.number + 1))?;
             if !text.trim().is_empty() {
                 self.number += 1;
                 return Ok(Some(Line { number: self.number, text: text.trim().to_owned() }));
@@ -253,11 +277,14 @@ impl Output {
     /// Opens it for this process alone.
     fn open(path: &Path) -> Result<Self> {
         let name = format!("`{}`", path.display());
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.with_context(|| name.clone())?;
         match file.try_lock() {
             Err(std::fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
-            Err(std::fs::TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
+            Err(std::fs::TryLockError::Error(error))
+                if error.kind() != io::ErrorKind::Unsupported =>
+            {
                 return Err(error).context(name);
             }
             _ => Ok(Self { file, name }),
@@ -282,7 +309,10 @@ impl Output {
             let expected = line.as_ref().map(Line::checksum);
             if checksum.is_none() || checksum != expected.as_deref() {
                 let of = if line.is_some() { "line of --in" } else { "line: --in has no more" };
-                bail!("{}: line {done} is not the answer to that {of}; give another --out, or remove it", self.name);
+                bail!(
+                    "{}: line {done} is not the answer to that {of}; give another --out, or remove it",
+                    self.name
+                );
             }
             end += read as u64;
         }

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod batch;
 mod bench;
 mod chat;
 mod chat_prompt;
@@ -30,6 +31,7 @@ mod places;
 mod prompt;
 mod run;
 mod sampling;
+mod serve;
 mod show;
 mod state;
 mod stream;
@@ -75,6 +77,12 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         [threads] => threads,
         _ => return Err(exit::usage("--threads: only `boostr bench` takes several numbers")),
     };
+    if let Command::Serve(args) = &cli.command {
+        return serve::run(args, threads, term);
+    }
+    if let Command::Batch(args) = &cli.command {
+        return batch::run(args, threads, term);
+    }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(STACK)
@@ -93,7 +101,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Tune(args) => train::tune(&args, term),
         Command::State(args) => state::run(&args, term),
         Command::Eval(args) => eval::run(&args, term),
-        Command::Bench(_) => Ok(()),
+        Command::Batch(_) | Command::Bench(_) | Command::Serve(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),
     })

@@ -96,6 +96,11 @@ impl Term {
         styled(style, text, self.color, self.stderr_tty)
     }
 
+    /// Whether stderr shows styles.
+    pub fn colours_stderr(&self) -> bool {
+        !self.on_stderr(Style::Bold, "").is_empty()
+    }
+
     /// Text in a style, if stdout shows any.
     pub fn on_stdout(&self, style: Style, text: &str) -> String {
         styled(style, text, self.color, self.stdout_tty)

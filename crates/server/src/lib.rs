@@ -1,1 +1,133 @@
 //! HTTP over one model: the OpenAI API, sessions, and a web page.
+//!
+//! ```text
+//! socket ─ io ─ hyper ─ guard ─ handler ─ job ─ engine
+//!            times      Host, key         text, cancelling
+//! ```
+//!
+//! A server is told everything by its [`Config`]: it reads no environment and has no state but what it is given. It stands on
+//! [`boostr::engine`], which knows no text; this crate knows no tensor.
+
+mod api;
+mod app;
+mod auth;
+mod body;
+mod config;
+mod error;
+mod fields;
+mod guard;
+mod ids;
+mod io;
+mod job;
+mod listen;
+mod messages;
+mod metrics;
+mod openapi;
+mod options;
+mod page;
+mod shape;
+mod sse;
+mod turn;
+mod voice;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{Request, header};
+use boostr::backend::Backend;
+use boostr::engine::Engine;
+use boostr::load::LanguageModel;
+use boostr::session::Sessions;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tower::ServiceExt;
+
+pub use auth::Keys;
+pub use config::{Config, Limits};
+
+use app::{App, Loaded};
+
+/// A server. A clone is the same server.
+pub struct Server<B: Backend> {
+    app: Arc<App<B>>,
+}
+
+impl<B: Backend> Clone for Server<B> {
+    fn clone(&self) -> Self {
+        Self { app: self.app.clone() }
+    }
+}
+
+/// Why a server could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model cannot be served.
+    #[error(transparent)]
+    Model(#[from] boostr::Error),
+    /// Counters could not be made.
+    #[error("counters")]
+    Metrics(#[from] prometheus::Error),
+}
+
+impl<B: Backend> Server<B> {
+    /// A server without a model yet: requests are told that it is being loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Metrics`] when its counters cannot be made.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        Ok(Self { app: Arc::new(App::new(config)?) })
+    }
+
+    /// From now on requests are answered with this model, and conversations kept in `sessions`. A second model is not
+    /// taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Model`] when it has no tokenizer, or a chat template that is none.
+    pub fn load(
+        &self,
+        lm: Arc<LanguageModel<B>>,
+        engine: Engine<B>,
+        sessions: Option<Sessions<B>>,
+    ) -> Result<(), Error> {
+        self.app.load(Loaded::new(lm, engine, sessions)?);
+        Ok(())
+    }
+
+    /// Answers a request of this process, as one that came from this machine: `body`, JSON, to `path`. Returns the status
+    /// and the JSON of the answer.
+    pub async fn answer(&self, path: &str, body: String) -> (u16, Value) {
+        let request = Request::post(path)
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body));
+        let failed = |error: &dyn std::fmt::Display| {
+            let error = json!({"message": error.to_string(), "type": "server_error"});
+            (500, json!({"error": error}))
+        };
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return failed(&error),
+        };
+        let response = match api::router(self.app.clone()).oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let status = response.status().as_u16();
+        let body = match response.into_body().collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => return failed(&error),
+        };
+        serde_json::from_slice(&body).map_or_else(|error| failed(&error), |json| (status, json))
+    }
+
+    /// Answers what comes to `listener` until `stop`, then lets what is running end: until
+    /// [`Limits::drain_time`] is over, when the engine is stopped.
+    pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
+        let router = api::router(self.app.clone());
+        listen::serve(self.app.clone(), router, listener, stop).await;
+    }
+}

@@ -11,6 +11,7 @@ mod gguf;
 mod models;
 mod process;
 mod run;
+mod serve;
 mod state;
 mod talk;
 mod training;

@@ -23,7 +23,7 @@ fn the_help_is_what_it_was() {
 fn each_command_has_help_that_starts_with_examples() {
     let all = boostr(&["--help-all"]).ok().stdout;
     for command in
-        ["run", "show", "verify", "bench", "logits", "tokenizer", "doctor", "completions"]
+        ["run", "serve", "show", "verify", "bench", "logits", "tokenizer", "doctor", "completions"]
     {
         let run = boostr(&[command, "-h"]).ok();
         assert!(run.stdout.starts_with("Examples:\n  boostr "), "{command}: {}", run.stdout);

@@ -206,14 +206,14 @@ impl Calls {
                 } else if FUNCTION.starts_with(start) {
                     Body::Unfinished
                 } else {
-                    self.json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
+                    Self::json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
                 }
             }
             ToolFormat::Nemotron => {
-                self.json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
+                Self::json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
             }
             ToolFormat::Mistral | ToolFormat::Llama => {
-                self.json(body, 0, scan, "", last, |value| self.call(value))
+                Self::json(body, 0, scan, "", last, |value| self.call(value))
             }
             ToolFormat::MistralArgs { .. } => {
                 let Some((head, _)) = body.split_once(ARGS) else {
@@ -230,7 +230,7 @@ impl Calls {
                 if body.get(start..).is_some_and(|args| args.trim_start().starts_with('[')) {
                     return Body::Text;
                 }
-                self.json(body, start, scan, "", last, |arguments| {
+                Self::json(body, start, scan, "", last, |arguments| {
                     self.call_of(name, id.clone(), Some(arguments))
                 })
             }
@@ -239,7 +239,6 @@ impl Calls {
 
     /// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
     fn json(
-        &self,
         body: &str,
         start: usize,
         scan: &mut Scan,

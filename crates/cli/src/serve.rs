@@ -1,0 +1,280 @@
+//! `boostr serve`: a model over HTTP.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use boostr::backend::Cpu;
+use boostr::engine::{Engine, EngineConfig};
+use boostr::load::LanguageModel;
+use boostr::session::Sessions;
+use boostr_server::{Config, Keys, Limits, Server};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::args::serve::{LogFormat, ServeArgs, Switch};
+use crate::exit::{BadModel, usage};
+use crate::system;
+use crate::term::Term;
+
+/// Memory for snapshots when the command line does not say.
+const STATE_CACHE: u64 = 512 << 20;
+/// Threads that speak HTTP; those that compute are the engine's.
+const HTTP_THREADS: usize = 2;
+/// Environment variable with keys, divided by commas.
+const KEY_VARIABLE: &str = "BOOSTR_API_KEY";
+
+pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
+    let keys = keys(args.api_key_file.as_deref())?;
+    let addresses: Vec<SocketAddr> = (args.host.as_str(), args.port)
+        .to_socket_addrs()
+        .map_err(|error| usage(format!("--host {}: {error}", args.host)))?
+        .collect();
+    let loopback = addresses.iter().all(|address| address.ip().is_loopback());
+    if !loopback && keys.is_empty() && !args.insecure_no_auth {
+        let reason = format!(
+            "--host {}: others can reach this address, so a key is needed: give --api-key-file FILE or {KEY_VARIABLE}; \
+             --insecure-no-auth serves everyone",
+            args.host
+        );
+        return Err(usage(reason));
+    }
+    start_log(args.log_format, term);
+    // Texts are made vectors, and the model is loaded, on threads of the global pool; the engine has its own.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+
+    let (source, options) =
+        args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    source.check_exists()?;
+    let name = args.alias.clone().unwrap_or_else(|| source.name());
+    let config = Config {
+        model_name: name.clone(),
+        keys,
+        loopback,
+        allowed_hosts: args.allowed_host.clone(),
+        cors_origins: args.cors_origin.clone(),
+        page: args.ui == Switch::On,
+        metrics: args.metrics == Switch::On,
+        max_sessions: args.max_sessions,
+        limits: Limits {
+            max_body: args.max_body,
+            max_tokens: args.max_new_tokens,
+            drain_time: args.drain,
+            ..Limits::default()
+        },
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(HTTP_THREADS)
+        .enable_all()
+        .build()
+        .context("starting threads")?;
+    let load = {
+        let (folder, max_running, max_queue, state_cache) = (
+            args.sessions.clone(),
+            usize::from(args.max_running),
+            args.max_queue,
+            args.state_cache,
+        );
+        move || -> Result<Ready> {
+            let lm = Arc::new(source.open(&options)?);
+            let engine =
+                EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
+            let plan = Plan::new(&lm, engine, state_cache)?;
+            let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
+            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            Ok(Ready { lm, engine, sessions, plan })
+        }
+    };
+    let result = runtime.block_on(serve(config, &addresses, load, |address, ready| {
+        announce(address, &name, ready, term)
+    }));
+    // A model that is still being loaded holds nobody up.
+    runtime.shutdown_background();
+    result
+}
+
+/// What a server is made of.
+struct Ready {
+    lm: Arc<LanguageModel<Cpu>>,
+    engine: Engine<Cpu>,
+    sessions: Option<Sessions<Cpu>>,
+    plan: Plan,
+}
+
+async fn serve(
+    config: Config,
+    addresses: &[SocketAddr],
+    load: impl FnOnce() -> Result<Ready> + Send + 'static,
+    announce: impl FnOnce(SocketAddr, &Ready) -> Result<()>,
+) -> Result<()> {
+    let listener = TcpListener::bind(addresses)
+        .await
+        .with_context(|| format!("listening at {addresses:?}"))?;
+    let address = listener.local_addr().context("listening")?;
+    let (stop, mut stopped) = watch::channel(false);
+    tokio::spawn(signals(stop)?);
+    let server = Server::new(config)?;
+    let serving = {
+        let (server, mut stopped) = (server.clone(), stopped.clone());
+        tokio::spawn(async move {
+            // A sender that is gone has told.
+            server.serve(listener, async { drop(stopped.wait_for(|stop| *stop).await) }).await;
+        })
+    };
+    tokio::select! {
+        ready = tokio::task::spawn_blocking(load) => {
+            let ready = ready.context("loading")??;
+            announce(address, &ready)?;
+            let Ready { lm, engine, sessions, .. } = ready;
+            server.load(lm, engine, sessions).map_err(|error| match error {
+                boostr_server::Error::Model(error) => BadModel::from(error).into(),
+                other => anyhow::Error::from(other),
+            })?;
+        }
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
+    serving.await.context("serving")
+}
+
+/// Tells `stop` of the first signal; a second one ends the process.
+#[cfg(unix)]
+fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("waiting for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("waiting for signals")?;
+    Ok(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if stop.send_replace(true) {
+                std::process::exit(i32::from(crate::exit::FAILURE));
+            }
+        }
+    })
+}
+
+/// The same, where there is Ctrl-C alone.
+#[cfg(not(unix))]
+fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
+    Ok(async move {
+        while tokio::signal::ctrl_c().await.is_ok() {
+            if stop.send_replace(true) {
+                std::process::exit(i32::from(crate::exit::FAILURE));
+            }
+        }
+    })
+}
+
+/// How much memory is for what.
+struct Plan {
+    engine: EngineConfig,
+    /// Bytes of a sequence that has seen nothing, and whether it grows.
+    state_bytes: u64,
+    grows: bool,
+}
+
+impl Plan {
+    /// # Errors
+    ///
+    /// When there is not so much memory.
+    fn new(lm: &LanguageModel<Cpu>, engine: EngineConfig, cache: Option<usize>) -> Result<Self> {
+        let state = lm.model.new_state()?;
+        let state_bytes = state.size_in_bytes() as u64;
+        let grows = lm.model.family().layers().iter().any(|layer| layer.attention.is_some());
+        let running = state_bytes.saturating_mul(engine.max_running as u64);
+        let free = free_memory();
+        let most = STATE_CACHE.min(free.map_or(STATE_CACHE, |free| free / 4));
+        let cache = cache.map_or(most, |bytes| bytes as u64);
+        let sum = running.saturating_add(cache);
+        if let Some(free) = free.filter(|free| sum > *free) {
+            anyhow::bail!(
+                "{} running sequences of {} and {} of --state-cache are {}, but {} are free: lower --max-running or \
+                 --state-cache",
+                engine.max_running,
+                system::bytes(state_bytes),
+                system::bytes(cache),
+                system::bytes(sum),
+                system::bytes(free)
+            );
+        }
+        let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
+        Ok(Self { engine: EngineConfig { snapshot_bytes, ..engine }, state_bytes, grows })
+    }
+}
+
+/// Bytes that could be taken now, where that is known.
+fn free_memory() -> Option<u64> {
+    let (_, free) = system::memory()?;
+    let group = system::cgroup_memory();
+    let in_use = system::memory_in_use().unwrap_or(0);
+    Some(group.map_or(free, |group| free.min(group.saturating_sub(in_use))))
+}
+
+/// Says where the server is, and what it may take.
+fn announce(address: SocketAddr, name: &str, ready: &Ready, term: &Term) -> Result<()> {
+    let Plan { engine, state_bytes, grows } = &ready.plan;
+    let parameters = system::count(ready.lm.model.parameters().0 as u64);
+    let growth = if *grows {
+        ", and more for each token that attention keeps"
+    } else {
+        ", whatever its length"
+    };
+    term.say(format!("boostr {}  {name} ({parameters} parameters)", env!("CARGO_PKG_VERSION")));
+    term.say(format!(
+        "memory: {} a running sequence{growth}; {} at once: {}; snapshots: at most {}",
+        system::bytes(*state_bytes),
+        engine.max_running,
+        system::bytes(state_bytes.saturating_mul(engine.max_running as u64)),
+        system::bytes(engine.snapshot_bytes as u64)
+    ));
+    let mut out = io::stdout().lock();
+    writeln!(out, "http://{address}")?;
+    Ok(out.flush()?)
+}
+
+/// The keys of a file and of the environment.
+fn keys(file: Option<&Path>) -> Result<Keys> {
+    let from_env = std::env::var(KEY_VARIABLE).unwrap_or_default();
+    let keys = Keys::new(from_env.split(',').map(str::trim));
+    let Some(path) = file else { return Ok(keys) };
+    let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+    let of_file = Keys::from_lines(&text);
+    if of_file.is_empty() {
+        return Err(usage(format!("--api-key-file: no key in `{}`", path.display())));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = fs::metadata(path)
+            .with_context(|| format!("`{}`", path.display()))?
+            .permissions()
+            .mode();
+        if mode & 0o077 != 0 {
+            let path = path.display();
+            let reason = format!("--api-key-file: others may read `{path}`: chmod 600 {path}");
+            return Err(usage(reason));
+        }
+    }
+    Ok(keys.and(of_file))
+}
+
+fn start_log(format: LogFormat, term: &Term) {
+    let level = match (term.quiet, term.verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, false) => LevelFilter::INFO,
+        (false, true) => LevelFilter::DEBUG,
+    };
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level);
+    let log = log.with_target(false).with_ansi(term.colours_stderr());
+    // Another log of this process stays.
+    let _ = match format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+}

@@ -1,0 +1,166 @@
+//! `boostr serve` as a process: where it listens, what it refuses, how it stops.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+
+/// A server, which ends with the test.
+struct Running {
+    child: Child,
+    address: String,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let args = [&["serve", "--port", "0", "-q"], args].concat();
+        let mut child = command(&args).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("http://").unwrap_or_else(|| panic!("{line}"));
+        Self { address: address.to_owned(), child }
+    }
+
+    fn connect(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
+        let mut answer = String::new();
+        self.connect(&request).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// An answer that goes on for a while.
+    fn stream(&self) -> TcpStream {
+        let body =
+            r#"{"prompt": "a", "stream": true, "max_tokens": 8000, "logit_bias": {"0": -100}}"#;
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+        let mut stream =
+            self.connect(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()));
+        let mut start = [0; 400];
+        stream.read_exact(&mut start).unwrap();
+        stream
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+
+    /// The code that it ends with, before `time` is over.
+    fn code(&mut self, time: Duration) -> i32 {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap();
+            }
+            assert!(start.elapsed() < time, "it goes on after {time:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_serves_the_built_in_model_and_stops_when_told() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Running::start(&[]);
+        assert!(server.get("/health", "").starts_with("HTTP/1.1 200 "));
+        assert!(server.get("/v1/models", "").contains("\"demo-mamba2\""));
+        server.signal(signal);
+        assert_eq!(server.code(Duration::from_secs(5)), 0, "{signal}");
+    }
+}
+
+#[test]
+fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
+    let mut server = Running::start(&["--drain", "300ms"]);
+    let mut stream = server.stream();
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    });
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(5)), 0);
+    let text = reader.join().unwrap();
+    assert!(text.contains("data: {\"error\":") || text.contains("[DONE]"), "{text}");
+
+    let mut server = Running::start(&["--drain", "60s"]);
+    let _streams: Vec<TcpStream> = (0..4).map(|_| server.stream()).collect();
+    server.signal("TERM");
+    thread::sleep(Duration::from_millis(200));
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(5)), 1);
+}
+
+#[test]
+fn sessions_are_there_after_a_kill() {
+    let folder = folder("serve-sessions");
+    let sessions = folder.to_str().unwrap();
+    let mut server = Running::start(&["--sessions", sessions]);
+    let post = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 13\r\nConnection: close\r\n\r\n{\"id\":\"trip\"}";
+    let mut answer = String::new();
+    server.connect(post).read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let server = Running::start(&["--sessions", sessions]);
+    assert!(server.get("/v1/sessions/trip", "").starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_public_address_needs_a_key() {
+    let run = boostr(&["serve", "--host", "0.0.0.0", "--port", "0"]).fails(2);
+    assert!(run.stderr.contains("--api-key-file"), "{}", run.stderr);
+    let folder = folder("serve-keys");
+    let (keys, none) = (folder.join("keys.txt"), folder.join("none.txt"));
+    fs::write(&none, "# nothing\n").unwrap();
+    let run = boostr(&["serve", "--api-key-file", none.to_str().unwrap()]).fails(2);
+    assert!(run.stderr.contains("no key"), "{}", run.stderr);
+    fs::write(&keys, "# for tests\nsecret\n").unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let chmod = |mode| fs::set_permissions(&keys, fs::Permissions::from_mode(mode)).unwrap();
+        chmod(0o644);
+        let run = boostr(&["serve", "--api-key-file", keys.to_str().unwrap()]).fails(2);
+        assert!(run.stderr.contains("chmod 600"), "{}", run.stderr);
+        chmod(0o600);
+    }
+    let mut server =
+        Running::start(&["--host", "0.0.0.0", "--api-key-file", keys.to_str().unwrap()]);
+    server.address = server.address.replace("0.0.0.0", "127.0.0.1");
+    assert!(server.get("/v1/models", "").starts_with("HTTP/1.1 401 "));
+    assert!(
+        server.get("/v1/models", "Authorization: Bearer secret\r\n").starts_with("HTTP/1.1 200 ")
+    );
+}
+
+#[test]
+fn what_cannot_be_served_is_said() {
+    boostr(&["serve", "/no/such/model", "--port", "0"]).fails(3);
+    boostr(&["serve", "--host", "no.such.host.invalid"]).fails(2);
+    boostr(&["serve", "--max-body", "much"]).fails(2);
+    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(1);
+    assert!(run.stderr.contains("--state-cache"), "{}", run.stderr);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let run = boostr(&["serve", "--port", &port]).fails(1);
+    assert!(run.stderr.contains("in use"), "{}", run.stderr);
+}

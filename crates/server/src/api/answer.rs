@@ -1,0 +1,306 @@
+//! The shapes of answers: what OpenAI's clients read, and a little more.
+
+use boostr::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::job::{End, Reason};
+use crate::shape::Called;
+use crate::turn::SessionTurn;
+use crate::voice::Spoken;
+
+/// An answer to a conversation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    pub(crate) id: String,
+    /// `chat.completion`
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) system_fingerprint: String,
+    pub(crate) choices: Vec<ChatChoice>,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) session: Option<SessionTurn>,
+}
+
+/// One of its answers.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChatChoice {
+    pub(crate) index: usize,
+    pub(crate) message: AnswerMessage,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    /// `stop`, `length` or `tool_calls`
+    pub(crate) finish_reason: &'static str,
+}
+
+/// What the assistant says.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AnswerMessage {
+    pub(crate) role: &'static str,
+    /// `null` when it only calls tools
+    pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCall>,
+}
+
+/// A tool that the assistant calls.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct ToolCall {
+    /// Its place among the calls of the answer; in pieces alone
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: String,
+    /// `function`
+    r#type: &'static str,
+    function: CalledFunction,
+}
+
+/// A function with its arguments.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct CalledFunction {
+    name: String,
+    /// A JSON object as text
+    arguments: String,
+}
+
+impl ToolCall {
+    pub(crate) fn new(call: Called, index: Option<usize>) -> Self {
+        let Called { id, name, arguments } = call;
+        Self { index, id, r#type: "function", function: CalledFunction { name, arguments } }
+    }
+}
+
+/// A piece of a streamed answer.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct ChatChunk {
+    pub(crate) id: String,
+    /// `chat.completion.chunk`
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) system_fingerprint: String,
+    pub(crate) choices: Vec<DeltaChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) session: Option<SessionTurn>,
+}
+
+/// What is new of one answer.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct DeltaChoice {
+    pub(crate) index: usize,
+    pub(crate) delta: Delta,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// What is added to the message.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// The tokens of an answer.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct ChatLogprobs {
+    pub(crate) content: Vec<TokenLogprob>,
+}
+
+/// A token and others that were likely.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TokenLogprob {
+    #[serde(flatten)]
+    token: LikelyToken,
+    top_logprobs: Vec<LikelyToken>,
+}
+
+/// A token with the logarithm of its probability by the model.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct LikelyToken {
+    token: String,
+    logprob: f32,
+    /// Its text in UTF-8, which may be a part of a character
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[Spoken]) -> Self {
+        let likely = |id, logprob| {
+            let token = text_of(tokenizer, id);
+            let bytes = tokenizer.bytes(id).ok().flatten();
+            let bytes = bytes.unwrap_or_else(|| token.as_bytes().to_vec());
+            LikelyToken { bytes, token, logprob: finite(logprob) }
+        };
+        let content = tokens.iter().map(|spoken| TokenLogprob {
+            token: likely(spoken.id, spoken.logprob),
+            top_logprobs: spoken.top.iter().map(|&(id, logprob)| likely(id, logprob)).collect(),
+        });
+        Self { content: content.collect() }
+    }
+}
+
+/// A text that goes on.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TextCompletion {
+    pub(crate) id: String,
+    /// `text_completion`, also for pieces
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) system_fingerprint: String,
+    pub(crate) choices: Vec<TextChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
+}
+
+/// One continuation, or what is new of it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TextChoice {
+    pub(crate) index: usize,
+    pub(crate) text: String,
+    pub(crate) logprobs: Option<TextLogprobs>,
+    /// `stop` or `length`
+    pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// The tokens of a continuation, as lists of equal length.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct TextLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    #[schema(value_type = Vec<Object>)]
+    top_logprobs: Vec<Value>,
+    /// Where each token begins, in characters of the text
+    text_offset: Vec<usize>,
+}
+
+impl TextLogprobs {
+    /// Adds tokens that stand from character `offset` on.
+    pub(crate) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[Spoken], offset: &mut usize) {
+        for spoken in tokens {
+            let text = text_of(tokenizer, spoken.id);
+            let length = text.chars().count();
+            self.tokens.push(text);
+            self.token_logprobs.push(finite(spoken.logprob));
+            let top = spoken.top.iter();
+            let top = top.map(|&(id, logprob)| (text_of(tokenizer, id), finite(logprob).into()));
+            self.top_logprobs.push(Value::Object(top.collect()));
+            self.text_offset.push(*offset);
+            *offset += length;
+        }
+    }
+
+    /// Adds the tokens that come after these.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.tokens.append(&mut other.tokens);
+        self.token_logprobs.append(&mut other.token_logprobs);
+        self.top_logprobs.append(&mut other.top_logprobs);
+        self.text_offset.append(&mut other.text_offset);
+    }
+}
+
+/// JSON has no infinity.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
+    tokenizer.decode(&[id], false).unwrap_or_default()
+}
+
+/// Counts of tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptDetails,
+}
+
+/// What the prompt's tokens were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct PromptDetails {
+    /// Those that were not computed again
+    pub(crate) cached_tokens: usize,
+}
+
+impl Usage {
+    /// Counts another continuation; a prompt counts once however many it has.
+    pub(crate) fn add(&mut self, end: &End, is_first_of_prompt: bool) {
+        if is_first_of_prompt {
+            self.prompt_tokens += end.prompt_tokens;
+            self.prompt_tokens_details.cached_tokens += end.cached_tokens;
+        }
+        self.completion_tokens += end.tokens;
+        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+    }
+}
+
+/// Where the time went, by llama.cpp's names.
+#[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
+pub(crate) struct Timings {
+    /// Tokens of the prompt that were known
+    cache_n: usize,
+    /// Tokens of the prompt that were computed
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_token_ms: f64,
+    prompt_per_second: f64,
+    /// Tokens that were generated
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_token_ms: f64,
+    predicted_per_second: f64,
+    /// Memory of the sequence's state
+    state_bytes: usize,
+    /// Tokens that the state has seen
+    position: usize,
+}
+
+impl From<&End> for Timings {
+    fn from(end: &End) -> Self {
+        let prompt_n = end.prompt_tokens.saturating_sub(end.cached_tokens);
+        let prompt_ms = end.prompt_time.as_secs_f64() * 1e3;
+        let predicted_ms = end.decode_time.as_secs_f64() * 1e3;
+        // The first token comes of the prompt.
+        let decoded = end.tokens.saturating_sub(1);
+        let per = |ms: f64, n: usize| if n == 0 { 0.0 } else { ms / n as f64 };
+        let rate = |ms: f64, n: usize| if ms == 0.0 { 0.0 } else { n as f64 * 1e3 / ms };
+        Self {
+            cache_n: end.cached_tokens,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: per(prompt_ms, prompt_n),
+            prompt_per_second: rate(prompt_ms, prompt_n),
+            predicted_n: end.tokens,
+            predicted_ms,
+            predicted_per_token_ms: per(predicted_ms, decoded),
+            predicted_per_second: rate(predicted_ms, decoded),
+            state_bytes: end.state_bytes,
+            position: end.position,
+        }
+    }
+}
+
+impl Reason {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}

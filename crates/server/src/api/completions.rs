@@ -1,0 +1,314 @@
+//! `POST /v1/completions`: a text goes on.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use boostr::backend::Backend;
+use boostr::engine::Request;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use utoipa::ToSchema;
+
+use super::answer::{TextChoice, TextCompletion, TextLogprobs, Timings, Usage};
+use super::{blocking, prompt};
+use crate::app::{App, Loaded, unix_seconds};
+use crate::auth::Scope;
+use crate::body::JsonBody;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, wrong};
+use crate::job::{self, Job, Piece};
+use crate::options::{GenerationOptions, MAX_TOP, texts, token_ids};
+use crate::sse::{self, Events, Script};
+
+/// Most prompts of one request.
+const MAX_PROMPTS: usize = 16;
+
+/// A text, or several, to go on with.
+#[derive(Debug, ToSchema)]
+pub(crate) struct CompletionFields {
+    #[schema(value_type = AnyPrompt)]
+    prompt: Vec<Prompt>,
+    /// Report the probabilities of the tokens, and of so many of the likeliest with each
+    #[schema(minimum = 0, maximum = 20)]
+    logprobs: Option<usize>,
+    /// Begin the answer with the prompt
+    echo: Option<bool>,
+    /// 1: the only continuation is the best
+    #[schema(minimum = 1, maximum = 1)]
+    #[expect(dead_code, reason = "describes a field that is taken")]
+    best_of: Option<usize>,
+}
+
+/// A text, tokens, or several of them
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "describes what `prompt` and `input` take")]
+pub(crate) enum AnyPrompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    ListsOfTokens(Vec<Vec<u32>>),
+}
+
+/// A prompt as text or as tokens.
+#[derive(Debug, Clone)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Reads the field `field`: a text, tokens, or up to `most` of either.
+pub(crate) fn prompts(fields: &mut Fields, field: &str, most: usize) -> Result<Vec<Prompt>> {
+    let value = fields.take(field);
+    let value = fields.required(field, value)?;
+    let read = |value: &Value| {
+        if let Some(texts) = texts(value) {
+            return Some(texts.into_iter().map(Prompt::Text).collect());
+        }
+        if let Some(ids) = token_ids(value) {
+            return Some(vec![Prompt::Tokens(ids)]);
+        }
+        let lists = value.as_array()?.iter();
+        lists.map(|ids| token_ids(ids).map(Prompt::Tokens)).collect::<Option<Vec<_>>>()
+    };
+    let expected = "a string, an array of token ids, or an array of either";
+    let prompts = read(&value).ok_or_else(|| wrong(field, expected, &value))?;
+    if !(1..=most).contains(&prompts.len()) {
+        let reason = format!("expected 1 to {most}, found {}", prompts.len());
+        return Err(ApiError::field(field, reason));
+    }
+    Ok(prompts)
+}
+
+impl Prompt {
+    /// Its ids and, when the prompt is to be repeated, its text.
+    pub(crate) fn encode<B: Backend>(
+        self,
+        loaded: &Loaded<B>,
+        param: &str,
+        most: usize,
+    ) -> Result<(Vec<u32>, String)> {
+        let (ids, text) = match self {
+            Self::Text(text) => {
+                let ids = loaded.lm.encode(&text);
+                (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
+            }
+            Self::Tokens(ids) => {
+                let rows = loaded.lm.model.vocab_rows();
+                if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+                    let reason = format!("token id {id} is not below the vocabulary's {rows}");
+                    return Err(ApiError::field(param, reason));
+                }
+                let text = loaded.tokenizer.decode(&ids, false);
+                let text = text.map_err(|error| ApiError::of_input(param, &error))?;
+                (ids, text)
+            }
+        };
+        prompt::check_length(&ids, most, param)?;
+        Ok((ids, text))
+    }
+}
+
+impl CompletionFields {
+    fn read(fields: &mut Fields) -> Result<Self> {
+        if fields.take("suffix").is_some_and(|suffix| suffix != "") {
+            return Err(ApiError::field("suffix", "this model only goes on, it does not fill in"));
+        }
+        let read = Self {
+            prompt: prompts(fields, "prompt", MAX_PROMPTS)?,
+            logprobs: fields.count("logprobs", 0..=MAX_TOP)?,
+            echo: fields.boolean("echo")?,
+            best_of: fields.count("best_of", 1..=1)?,
+        };
+        if read.echo == Some(true) && read.logprobs.is_some() {
+            return Err(ApiError::field("echo", "not together with `logprobs`"));
+        }
+        Ok(read)
+    }
+}
+
+pub(crate) async fn complete<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    Extension(scope): Extension<Scope>,
+    JsonBody(mut fields): JsonBody,
+) -> Result<Response> {
+    let loaded = app.ready()?;
+    let options = GenerationOptions::read(&mut fields)?;
+    let completion = CompletionFields::read(&mut fields)?;
+    fields.finish();
+    options.check_model(&app.config.model_name)?;
+    let sampler =
+        options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
+    let prompts = {
+        let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
+        let prompts = completion.prompt;
+        let encode = move || {
+            let encoded = prompts.into_iter().map(|prompt| prompt.encode(&loaded, "prompt", most));
+            encoded.collect::<Result<Vec<_>>>()
+        };
+        blocking(&app, encode).await?
+    };
+    let (n, top) = (options.count(), completion.logprobs);
+    let count = n * prompts.len();
+    let (sender, mut pieces) = job::channel();
+    let mut echoes = Vec::with_capacity(count);
+    for (i, (ids, text)) in prompts.into_iter().enumerate() {
+        let request = Request {
+            scope: scope.0,
+            count: n,
+            max_tokens: options.tokens(&loaded.lm.defaults, &app.config.limits),
+            eos: loaded.lm.eos.clone(),
+            sampler: sampler.clone(),
+            logprobs: top,
+            ..Request::new(ids, loaded.lm.vocab_limit())
+        };
+        let stops = options.stop.clone().unwrap_or_default();
+        let job = Job {
+            request,
+            stops,
+            with_tokens: top.is_some(),
+            first_index: i * n,
+            calls: None,
+            turn: None,
+        };
+        // Those that were started before one is refused end when `pieces` is dropped.
+        job::start(&app, &loaded, job, sender.clone())?;
+        let echo = if completion.echo == Some(true) { text } else { String::new() };
+        echoes.extend(std::iter::repeat_n(echo, n));
+    }
+    drop(sender);
+
+    let answer = Answer {
+        head: TextCompletion {
+            id: app.ids.name("cmpl-"),
+            object: "text_completion",
+            created: unix_seconds(),
+            model: app.config.model_name.clone(),
+            system_fingerprint: loaded.fingerprint.clone(),
+            choices: Vec::new(),
+            usage: None,
+            timings: None,
+        },
+        loaded,
+        with_tokens: top.is_some(),
+        with_usage: options.includes_usage(),
+        n,
+        offsets: vec![0; count],
+        ended: vec![false; count],
+        echoes,
+        usage: Usage::default(),
+        timings: Timings::default(),
+    };
+    if !options.is_stream() {
+        return answer.collect(count, &mut pieces).await;
+    }
+    // What comes first may still be an error with a status of its own.
+    let first = match pieces.recv().await {
+        Some(Piece::Failed(error)) => return Err(error),
+        Some(first) => first,
+        None => return Err(ApiError::internal(&"an answer was given up")),
+    };
+    Ok(sse::stream(first, pieces, count, answer))
+}
+
+/// An answer in the making.
+struct Answer<B: Backend> {
+    head: TextCompletion,
+    loaded: Arc<Loaded<B>>,
+    with_tokens: bool,
+    with_usage: bool,
+    /// Continuations of each prompt.
+    n: usize,
+    /// Characters of the continuations so far.
+    offsets: Vec<usize>,
+    ended: Vec<bool>,
+    echoes: Vec<String>,
+    usage: Usage,
+    timings: Timings,
+}
+
+impl<B: Backend> Answer<B> {
+    /// What a piece adds to its continuation.
+    fn choice(&mut self, piece: Piece) -> Option<TextChoice> {
+        match piece {
+            Piece::Text { index, text, tokens } => {
+                let mut logprobs = None;
+                if self.with_tokens {
+                    let offset = self.offsets.get_mut(index)?;
+                    let mut all = TextLogprobs::default();
+                    all.add(&self.loaded.tokenizer, &tokens, offset);
+                    logprobs = Some(all);
+                }
+                Some(TextChoice { index, text, logprobs, finish_reason: None })
+            }
+            Piece::End { index, end } => {
+                let of_prompt = index / self.n * self.n;
+                let is_first = !self.ended.get(of_prompt..of_prompt + self.n)?.contains(&true);
+                self.usage.add(&end, is_first);
+                self.timings = Timings::from(&end);
+                *self.ended.get_mut(index)? = true;
+                let finish_reason = Some(end.reason.name());
+                Some(TextChoice { index, text: String::new(), logprobs: None, finish_reason })
+            }
+            Piece::Call { .. } | Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => None,
+        }
+    }
+
+    async fn collect(
+        mut self,
+        count: usize,
+        pieces: &mut mpsc::Receiver<Piece>,
+    ) -> Result<Response> {
+        let mut choices: Vec<TextChoice> = std::mem::take(&mut self.echoes)
+            .into_iter()
+            .enumerate()
+            .map(|(index, text)| {
+                let logprobs = self.with_tokens.then(TextLogprobs::default);
+                TextChoice { index, text, logprobs, finish_reason: None }
+            })
+            .collect();
+        while self.ended.iter().filter(|ended| **ended).count() < count {
+            let piece = match pieces.recv().await {
+                Some(Piece::Failed(error)) => return Err(error),
+                Some(piece) => piece,
+                None => return Err(ApiError::internal(&"an answer was given up")),
+            };
+            let Some(new) = self.choice(piece) else { continue };
+            let Some(choice) = choices.get_mut(new.index) else { continue };
+            choice.text.push_str(&new.text);
+            choice.finish_reason = choice.finish_reason.or(new.finish_reason);
+            if let (Some(all), Some(new)) = (&mut choice.logprobs, new.logprobs) {
+                all.append(new);
+            }
+        }
+        let (usage, timings) = (Some(self.usage), Some(self.timings));
+        Ok(Json(TextCompletion { choices, usage, timings, ..self.head }).into_response())
+    }
+}
+
+impl<B: Backend> Script for Answer<B> {
+    fn begin(&mut self, out: &mut Events) {
+        for (index, text) in std::mem::take(&mut self.echoes).into_iter().enumerate() {
+            if !text.is_empty() {
+                let choice = TextChoice { index, text, logprobs: None, finish_reason: None };
+                out.data(&TextCompletion { choices: vec![choice], ..self.head.clone() });
+            }
+        }
+    }
+
+    fn piece(&mut self, piece: Piece, out: &mut Events) {
+        let Some(choice) = self.choice(piece) else { return };
+        let is_last = !self.ended.contains(&false);
+        let timings = is_last.then_some(self.timings);
+        out.data(&TextCompletion { choices: vec![choice], timings, ..self.head.clone() });
+    }
+
+    fn finish(&mut self, out: &mut Events) {
+        if self.with_usage {
+            out.data(&TextCompletion { usage: Some(self.usage), ..self.head.clone() });
+        }
+    }
+}

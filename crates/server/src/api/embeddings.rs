@@ -1,0 +1,192 @@
+//! `POST /v1/embeddings`: texts as vectors, the mean of the model's last normed hidden states, of length 1.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Json;
+use axum::extract::State;
+use boostr::backend::Backend;
+use boostr::models::Run;
+use boostr::ops;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::blocking;
+use super::completions::{AnyPrompt, Prompt, prompts};
+use crate::app::{App, Loaded};
+use crate::body::JsonBody;
+use crate::error::{ApiError, Result};
+use crate::options::unknown_model;
+
+const MAX_INPUTS: usize = 256;
+/// Tokens of all inputs together.
+const MAX_TOKENS: usize = 1 << 17;
+/// Tokens between two looks at whether anyone still waits.
+const PIECE: usize = 512;
+
+/// Texts whose vectors are wanted.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(crate) struct EmbeddingFields {
+    model: Option<String>,
+    input: AnyPrompt,
+    /// `float` or `base64`: little-endian f32
+    encoding_format: Option<String>,
+    /// The width that the model has; no other can be had
+    dimensions: Option<usize>,
+    user: Option<String>,
+}
+
+/// Vectors of texts.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Embeddings {
+    /// `list`
+    object: &'static str,
+    model: String,
+    data: Vec<Embedding>,
+    usage: EmbeddingUsage,
+}
+
+/// The vector of a text.
+#[derive(Debug, Serialize, ToSchema)]
+struct Embedding {
+    /// `embedding`
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+/// Numbers, or their bytes as base64.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+/// Counts of tokens.
+#[derive(Debug, Serialize, ToSchema)]
+struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Tells work that nobody waits for it any more.
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub(crate) async fn embed<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    JsonBody(mut fields): JsonBody,
+) -> Result<Json<Embeddings>> {
+    let loaded = app.ready()?;
+    let model = fields.text("model")?;
+    let inputs = prompts(&mut fields, "input", MAX_INPUTS)?;
+    let format = fields.word("encoding_format", &["float", "base64"])?;
+    let width = loaded.lm.model.width();
+    let dimensions = fields.count("dimensions", 1..=1 << 20)?;
+    fields.take("user");
+    fields.finish();
+    if model.is_some_and(|model| model != app.config.model_name) {
+        return Err(unknown_model(&app.config.model_name));
+    }
+    if dimensions.is_some_and(|dimensions| dimensions != width) {
+        return Err(ApiError::field("dimensions", format!("expected {width}, the model's width")));
+    }
+    // One at a time: it takes the processors from those that generate.
+    let turn = tokio::time::timeout(
+        app.config.limits.queue_time,
+        loaded.embedding.clone().acquire_owned(),
+    );
+    let Ok(Ok(turn)) = turn.await else {
+        return Err(ApiError::unavailable(
+            "queue_time",
+            "the request waited too long for its turn",
+        ));
+    };
+    let is_unwanted = Arc::new(AtomicBool::new(false));
+    let _waiting = Waiting(is_unwanted.clone());
+    let work = app.begin_work();
+    let (vectors, tokens) = blocking(&app, move || {
+        let _held = (turn, work);
+        vectors(&loaded, inputs, &is_unwanted)
+    })
+    .await?;
+    let data = vectors.into_iter().enumerate().map(|(index, vector)| {
+        let embedding = match format {
+            Some("base64") => Vector::Base64(base64(&vector)),
+            _ => Vector::Float(vector),
+        };
+        Embedding { object: "embedding", index, embedding }
+    });
+    Ok(Json(Embeddings {
+        object: "list",
+        model: app.config.model_name.clone(),
+        data: data.collect(),
+        usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
+    }))
+}
+
+/// The mean of the hidden states of each input, scaled to length 1; and the number of tokens.
+fn vectors<B: Backend>(
+    loaded: &Loaded<B>,
+    inputs: Vec<Prompt>,
+    is_unwanted: &AtomicBool,
+) -> Result<(Vec<Vec<f32>>, usize)> {
+    let model = &loaded.lm.model;
+    let failed = |error| ApiError::of_input("input", &error);
+    let (mut vectors, mut tokens) = (Vec::with_capacity(inputs.len()), 0);
+    for input in inputs {
+        let (ids, _) = input.encode(loaded, "input", MAX_TOKENS.saturating_sub(tokens))?;
+        tokens += ids.len();
+        let mut state = model.new_state().map_err(failed)?;
+        let mut sum = vec![0.0_f64; model.width()];
+        for piece in ids.chunks(PIECE) {
+            if is_unwanted.load(Ordering::Relaxed) {
+                return Err(ApiError::invalid("the client is gone"));
+            }
+            let run = Run { tokens: piece, state: &mut state };
+            let hidden = model.hidden(&mut [run]).and_then(|rows| ops::to_vec(&rows));
+            for row in hidden.map_err(failed)?.chunks(sum.len()) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+        let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        vectors.push(sum.iter().map(|x| (x / length) as f32).collect());
+    }
+    Ok((vectors, tokens))
+}
+
+/// The bytes of a vector in the letters of RFC 4648.
+fn base64(vector: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().chain(&[0; 2]).take(3).fold(0_u32, |bits, &b| bits << 8 | u32::from(b));
+        for i in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= three.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_are_written_as_base64() {
+        assert_eq!(base64(&[]), "");
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(base64(&[1.0, -2.5, 0.0]), "AACAPwAAIMAAAAAA");
+    }
+}

@@ -1,0 +1,132 @@
+//! What is there and how it does: models, properties, health, metrics.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use boostr::backend::Backend;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Id;
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::options::unknown_model;
+
+/// The models of a server: one.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ModelList {
+    /// `list`
+    object: &'static str,
+    data: Vec<ModelCard>,
+}
+
+/// A model.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ModelCard {
+    id: String,
+    /// `model`
+    object: &'static str,
+    /// When it was loaded, in seconds since 1970
+    created: u64,
+    owned_by: &'static str,
+}
+
+/// What a page has to know.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Props {
+    model: String,
+    parameters: usize,
+    /// What a sequence that has seen nothing takes; with attention it grows
+    state_bytes: usize,
+    has_chat_template: bool,
+    vocab: usize,
+    defaults: Defaults,
+    version: &'static str,
+    /// Whether conversations are kept
+    sessions: bool,
+}
+
+/// What a request gets that does not choose.
+#[derive(Debug, Serialize, ToSchema)]
+struct Defaults {
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    max_tokens: usize,
+}
+
+/// Whether requests are answered.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Health {
+    /// `ok`, `loading` or `draining`
+    status: &'static str,
+}
+
+fn card<B: Backend>(app: &App<B>) -> Result<ModelCard> {
+    let created = app.ready()?.created;
+    Ok(ModelCard {
+        id: app.config.model_name.clone(),
+        object: "model",
+        created,
+        owned_by: "boostr",
+    })
+}
+
+pub(crate) async fn list<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Json<ModelList>> {
+    Ok(Json(ModelList { object: "list", data: vec![card(&app)?] }))
+}
+
+pub(crate) async fn one<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    Id(id): Id,
+) -> Result<Json<ModelCard>> {
+    let card = card(&app)?;
+    if id == card.id { Ok(Json(card)) } else { Err(unknown_model(&card.id)) }
+}
+
+pub(crate) async fn props<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Json<Props>> {
+    let loaded = app.ready()?;
+    let lm = &loaded.lm;
+    let options = crate::options::GenerationOptions::default();
+    let sampler = options.sampler(&lm.defaults, lm.vocab_limit(), 0)?;
+    Ok(Json(Props {
+        model: app.config.model_name.clone(),
+        parameters: lm.model.parameters().0,
+        state_bytes: loaded.state_bytes,
+        has_chat_template: !loaded.template.is_plain(),
+        vocab: lm.vocab_limit(),
+        defaults: Defaults {
+            temperature: sampler.temperature,
+            top_k: sampler.top_k,
+            top_p: sampler.top_p,
+            min_p: sampler.min_p,
+            max_tokens: options.tokens(&lm.defaults, &app.config.limits),
+        },
+        version: env!("CARGO_PKG_VERSION"),
+        sessions: loaded.sessions.is_some(),
+    }))
+}
+
+pub(crate) async fn health<B: Backend>(State(app): State<Arc<App<B>>>) -> Response {
+    let status = match (app.is_draining(), app.loaded()) {
+        (true, _) => "draining",
+        (false, None) => "loading",
+        (false, Some(_)) => return Json(Health { status: "ok" }).into_response(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, Json(Health { status })).into_response()
+}
+
+/// Whether the process is up, whatever it is doing.
+pub(crate) async fn live() -> Json<Health> {
+    Json(Health { status: "ok" })
+}
+
+pub(crate) async fn metrics<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Response> {
+    let stats = app.loaded().map(|loaded| loaded.engine.stats());
+    let text = app.metrics.text(stats).map_err(|error| ApiError::internal(&error))?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
+}

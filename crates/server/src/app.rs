@@ -1,0 +1,177 @@
+//! What all requests share: choices, the model once it is there, and counters.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use boostr::backend::Backend;
+use boostr::chat::ChatTemplate;
+use boostr::chat::tools::ToolFormat;
+use boostr::engine::Engine;
+use boostr::grammar::Vocabulary;
+use boostr::load::LanguageModel;
+use boostr::session::Sessions;
+use boostr::tokenizer::Tokenizer;
+use tokio::sync::Semaphore;
+
+use crate::config::Config;
+use crate::error::{ApiError, Result};
+use crate::ids::Ids;
+use crate::metrics::Metrics;
+use crate::turn::Kept;
+
+/// Texts that are encoded at once, and the like.
+const HANDS: usize = 4;
+
+/// What a server knows. Handlers have no state of their own.
+pub(crate) struct App<B: Backend> {
+    pub(crate) config: Config,
+    pub(crate) metrics: Metrics,
+    pub(crate) ids: Ids,
+    /// How much may be done at once outside of the engine: to encode a text takes about a hundred times its memory.
+    pub(crate) hands: Arc<Semaphore>,
+    loaded: OnceLock<Arc<Loaded<B>>>,
+    draining: AtomicBool,
+    work: Work,
+}
+
+impl<B: Backend> App<B> {
+    pub(crate) fn new(config: Config) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            config,
+            metrics: Metrics::new()?,
+            ids: Ids::new(),
+            hands: Arc::new(Semaphore::new(HANDS)),
+            loaded: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            work: Work::default(),
+        })
+    }
+
+    /// The model is there; one that came before it stays.
+    pub(crate) fn load(&self, loaded: Loaded<B>) {
+        let _ = self.loaded.set(Arc::new(loaded));
+    }
+
+    /// The model, if it is there.
+    pub(crate) fn loaded(&self) -> Option<&Arc<Loaded<B>>> {
+        self.loaded.get()
+    }
+
+    /// The model, for a request that needs it.
+    pub(crate) fn ready(&self) -> Result<Arc<Loaded<B>>> {
+        if self.is_draining() {
+            return Err(ApiError::unavailable("draining", "the server is about to stop"));
+        }
+        let loading = || ApiError::unavailable("loading", "the model is being loaded");
+        self.loaded.get().cloned().ok_or_else(loading)
+    }
+
+    /// From now on requests for work are refused.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        if let Some(loaded) = self.loaded.get() {
+            loaded.engine.drain();
+        }
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Something that a stop has to wait for begins; it ends when this is dropped.
+    pub(crate) fn begin_work(&self) -> WorkGuard {
+        self.work.0.fetch_add(1, Ordering::SeqCst);
+        WorkGuard(self.work.0.clone())
+    }
+
+    /// Whether nothing is being done that a stop has to wait for.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.work.0.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// How many pieces of work are under way.
+#[derive(Debug, Default)]
+struct Work(Arc<AtomicUsize>);
+
+/// A piece of work that is under way.
+#[derive(Debug)]
+pub(crate) struct WorkGuard(Arc<AtomicUsize>);
+
+impl Drop for WorkGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A model with what answers requests for it.
+pub(crate) struct Loaded<B: Backend> {
+    pub(crate) lm: Arc<LanguageModel<B>>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) engine: Engine<B>,
+    /// The model's, else the plain one.
+    pub(crate) template: ChatTemplate,
+    /// How the model calls tools, if its template shows it.
+    pub(crate) tool_format: Option<ToolFormat>,
+    /// Made when an answer first has to follow a grammar.
+    vocabulary: OnceLock<boostr::Result<Vocabulary>>,
+    /// Conversations that are kept, if any are.
+    pub(crate) sessions: Option<Kept<B>>,
+    /// Tells builds and weights apart, for `system_fingerprint`.
+    pub(crate) fingerprint: String,
+    /// When the model was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    /// Bytes of a state that has seen nothing.
+    pub(crate) state_bytes: usize,
+    /// Held by the request whose texts are made vectors.
+    pub(crate) embedding: Arc<Semaphore>,
+}
+
+impl<B: Backend> Loaded<B> {
+    pub(crate) fn new(
+        lm: Arc<LanguageModel<B>>,
+        engine: Engine<B>,
+        sessions: Option<Sessions<B>>,
+    ) -> boostr::Result<Self> {
+        let template = match &lm.chat_template {
+            Some(source) => source.compile()?,
+            None => {
+                tracing::info!("the model has no chat template: messages are joined by newlines");
+                ChatTemplate::plain()?
+            }
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let weights = lm.model.fingerprint().unwrap_or("none");
+        Ok(Self {
+            tokenizer: lm.tokenizer()?.clone(),
+            fingerprint: format!("boostr-{version}-{weights}"),
+            created: unix_seconds(),
+            state_bytes: lm.model.new_state()?.size_in_bytes(),
+            embedding: Arc::new(Semaphore::new(1)),
+            tool_format: lm.chat_template.as_ref().and_then(ToolFormat::detect),
+            vocabulary: OnceLock::new(),
+            sessions: sessions.map(Kept::new),
+            engine,
+            template,
+            lm,
+        })
+    }
+}
+
+impl<B: Backend> Loaded<B> {
+    /// The vocabulary that grammars need. The first call takes half a second for a large one.
+    pub(crate) fn vocabulary(&self) -> Result<&Vocabulary> {
+        let new = || Vocabulary::new(&self.tokenizer, &self.lm.eos, self.lm.vocab_limit());
+        self.vocabulary.get_or_init(new).as_ref().map_err(|error| {
+            let status = StatusCode::UNPROCESSABLE_ENTITY;
+            ApiError::new(status, error.to_string()).with_code("unsupported_tokenizer")
+        })
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,177 @@
+//! A socket that gives up on a client who is too slow.
+//!
+//! hyper has one timer, for the head of a request, which runs also while a connection is idle. Here the phases of a
+//! connection have times of their own, and so has a client that does not read what is sent to it.
+//!
+//! ```text
+//! head ─ first byte of the next request ┐
+//!   └─ request is complete ─ busy ─ answer is sent ─ idle
+//! ```
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::config::Limits;
+
+const HEAD: u8 = 0;
+const BUSY: u8 = 1;
+const IDLE: u8 = 2;
+
+/// What a connection is doing; shared by its socket and the service that it calls.
+#[derive(Debug, Clone)]
+pub(crate) struct Phase(Arc<AtomicU8>);
+
+impl Phase {
+    /// A connection that was just accepted: the head of a request has to come.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicU8::new(HEAD)))
+    }
+
+    /// A request is there and is being answered.
+    pub(crate) fn busy(&self) {
+        self.0.store(BUSY, Ordering::Relaxed);
+    }
+
+    /// The answer is sent.
+    pub(crate) fn idle(&self) {
+        self.0.store(IDLE, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A socket with times for what its client does. When one is over, reading or writing fails with
+/// [`io::ErrorKind::TimedOut`].
+#[derive(Debug)]
+pub(crate) struct Watched<S> {
+    socket: S,
+    phase: Phase,
+    /// The phase for which `read_timer` is set.
+    timed: Option<u8>,
+    read_timer: Pin<Box<Sleep>>,
+    /// Whether a write is waiting for the client, since when `write_timer` runs.
+    stalled: bool,
+    write_timer: Pin<Box<Sleep>>,
+    header_time: Duration,
+    idle_time: Duration,
+    write_time: Duration,
+}
+
+impl<S> Watched<S> {
+    pub(crate) fn new(socket: S, phase: Phase, limits: &Limits) -> Self {
+        let timer = || Box::pin(sleep_until(Instant::now()));
+        Self {
+            socket,
+            phase,
+            timed: None,
+            read_timer: timer(),
+            stalled: false,
+            write_timer: timer(),
+            header_time: limits.header_time,
+            idle_time: limits.idle_time,
+            write_time: limits.write_time,
+        }
+    }
+
+    /// The socket.
+    pub(crate) fn into_inner(self) -> S {
+        self.socket
+    }
+
+    /// Whether the time of the present phase is over.
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        let phase = self.phase.get();
+        let time = match phase {
+            HEAD => self.header_time,
+            IDLE => self.idle_time,
+            _ => {
+                self.timed = None;
+                return false;
+            }
+        };
+        if self.timed != Some(phase) {
+            self.timed = Some(phase);
+            self.read_timer.as_mut().reset(Instant::now() + time);
+        }
+        self.read_timer.as_mut().poll(cx).is_ready()
+    }
+
+    /// Passes on what a write did, unless the client has read nothing for too long.
+    fn written<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            self.stalled = false;
+            return done;
+        }
+        if !self.stalled {
+            self.stalled = true;
+            self.write_timer.as_mut().reset(Instant::now() + self.write_time);
+        }
+        match self.write_timer.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(cx, buf);
+        if read.is_ready() && buf.filled().len() > before && self.phase.get() == IDLE {
+            self.phase.0.store(HEAD, Ordering::Relaxed);
+        }
+        if read.is_pending() && self.is_late(cx) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.socket).poll_write(cx, buf);
+        self.written(cx, done)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
+        self.written(cx, done)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

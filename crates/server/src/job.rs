@@ -1,0 +1,364 @@
+//! A request on its way through the engine: submitted, watched, cancelled when nobody wants it any more.
+//!
+//! ```text
+//! engine's thread ─ Voice ─ updates ─ drive (a task) ─ pieces ─ response
+//! ```
+//!
+//! The channel of pieces is bounded. A client that does not read fills it, the task waits, updates pile up, and the engine
+//! leaves the request alone; [`io`](crate::io) ends such a connection. When the response is gone the task cancels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use boostr::backend::Backend;
+use boostr::chat::tools::{Calls, Piece as Part, ToolFormat};
+use boostr::engine::{Finish, Outcome, Rejected, Request, Ticket};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::app::{App, Loaded, WorkGuard};
+use crate::error::{ApiError, Result};
+use crate::shape::Called;
+use crate::turn::{SessionTurn, Turn};
+use crate::voice::{Spoken, Update, Updates, Voice};
+
+/// Pieces that lie ready for a response.
+const READY: usize = 64;
+
+/// What a response is made of, in order.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// Tokens of the prompt that are done, and all of them.
+    Progress { done: usize, total: usize },
+    /// Nothing was said for a while.
+    Ping,
+    /// Text of a continuation, and tokens where they were asked for.
+    Text { index: usize, text: String, tokens: Vec<Spoken> },
+    /// A call of a tool, the `number`-th of its continuation.
+    Call { index: usize, number: usize, call: Called },
+    /// A continuation ended.
+    End { index: usize, end: End },
+    /// The request failed; nothing follows.
+    Failed(ApiError),
+}
+
+/// How a continuation ended.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) reason: Reason,
+    /// Tokens that were generated.
+    pub(crate) tokens: usize,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) prompt_time: Duration,
+    pub(crate) decode_time: Duration,
+    /// What the state of the sequence takes, and how many tokens it has seen.
+    pub(crate) state_bytes: usize,
+    pub(crate) position: usize,
+    /// The turn of a session that it became.
+    pub(crate) session: Option<SessionTurn>,
+}
+
+/// Why a continuation ended, in OpenAI's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+/// What to generate, and what to do with it.
+pub(crate) struct Job<B: Backend> {
+    pub(crate) request: Request<B>,
+    pub(crate) stops: Vec<String>,
+    /// Whether tokens are wanted beside the text.
+    pub(crate) with_tokens: bool,
+    /// Added to the index of each continuation.
+    pub(crate) first_index: usize,
+    /// What finds calls of tools in each continuation, and whether one is all there may be.
+    pub(crate) calls: Option<(Calls, bool)>,
+    /// The turn of a session that the answer becomes; of a job with one continuation.
+    pub(crate) turn: Option<Turn<B>>,
+}
+
+/// Submits a job whose pieces go to `pieces`.
+pub(crate) fn start<B: Backend>(
+    app: &Arc<App<B>>,
+    loaded: &Arc<Loaded<B>>,
+    job: Job<B>,
+    pieces: mpsc::Sender<Piece>,
+) -> Result<()> {
+    let times = (app.metrics.first_token.clone(), app.metrics.inter_token.clone());
+    let (count, prompt_tokens) = (job.request.count, job.request.prompt.len());
+    let (voice, updates) = Voice::new(
+        &loaded.tokenizer,
+        count,
+        &job.stops,
+        job.with_tokens,
+        job.calls.is_some(),
+        times,
+    )
+    .map_err(|error| ApiError::of_input("stop", &error))?;
+    let ticket = loaded
+        .engine
+        .submit(job.request, Box::new(voice))
+        .map_err(|rejected| refusal(app, &rejected))?;
+    let driver = Driver {
+        app: app.clone(),
+        updates,
+        ticket,
+        pieces,
+        running: count,
+        first_index: job.first_index,
+        prompt_tokens,
+        said: (0..count).map(|_| Said::new(job.calls.clone())).collect(),
+        turn: job.turn,
+        loaded: loaded.clone(),
+        _work: app.begin_work(),
+    };
+    tokio::spawn(driver.run());
+    Ok(())
+}
+
+/// A channel for the pieces of a response.
+pub(crate) fn channel() -> (mpsc::Sender<Piece>, mpsc::Receiver<Piece>) {
+    mpsc::channel(READY)
+}
+
+fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
+    let (reason, error) = match rejected {
+        Rejected::QueueFull { waiting } => {
+            let message = format!("too many requests: {waiting} wait already");
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message);
+            ("queue_full", error.with_code("queue_full").with_retry_after(1))
+        }
+        Rejected::Draining | Rejected::Stopped => {
+            let message = "the server is about to stop";
+            ("draining", ApiError::unavailable("draining", message))
+        }
+        Rejected::Invalid(error) => ("invalid", ApiError::of_input("prompt", error)),
+    };
+    app.metrics.rejected(reason);
+    error
+}
+
+/// What a continuation has said.
+struct Said {
+    calls: Option<(Calls, bool)>,
+    text: String,
+    called: Vec<Called>,
+}
+
+impl Said {
+    fn new(calls: Option<(Calls, bool)>) -> Self {
+        Self { calls, text: String::new(), called: Vec::new() }
+    }
+
+    /// Whether there may be no other call.
+    fn is_full(&self) -> bool {
+        !self.called.is_empty() && self.calls.as_ref().is_some_and(|(_, is_single)| *is_single)
+    }
+
+    /// It as a message that templates understand.
+    fn message(&self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.text});
+        if !self.called.is_empty() {
+            let calls = self.called.iter().map(|call| {
+                let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+                let function = json!({"name": call.name, "arguments": arguments});
+                json!({"id": call.id, "type": "function", "function": function})
+            });
+            message["tool_calls"] = calls.collect();
+        }
+        message
+    }
+}
+
+/// Watches a request from its submission to its end.
+struct Driver<B: Backend> {
+    app: Arc<App<B>>,
+    updates: Updates<B>,
+    ticket: Ticket,
+    pieces: mpsc::Sender<Piece>,
+    /// Continuations that have not ended.
+    running: usize,
+    first_index: usize,
+    prompt_tokens: usize,
+    turn: Option<Turn<B>>,
+    loaded: Arc<Loaded<B>>,
+    /// What each continuation has said.
+    said: Vec<Said>,
+    _work: WorkGuard,
+}
+
+impl<B: Backend> Driver<B> {
+    async fn run(mut self) {
+        let limits = self.app.config.limits.clone();
+        let mut deadline = Instant::now() + limits.queue_time;
+        let (mut has_begun, mut is_late, mut is_gone) = (false, false, false);
+        while self.running > 0 {
+            let ping = Instant::now() + limits.ping_time;
+            let update = tokio::select! {
+                update = self.updates.next() => update,
+                () = self.pieces.closed(), if !is_gone => {
+                    self.ticket.cancel();
+                    tracing::info!(code = 499, "the client is gone");
+                    if self.turn.is_none() {
+                        return;
+                    }
+                    is_gone = true;
+                    continue;
+                }
+                () = sleep_until(deadline), if !is_late => {
+                    self.ticket.cancel();
+                    if !has_begun {
+                        self.app.metrics.rejected("queue_time");
+                        let message = "the request waited too long for its turn";
+                        self.send(Piece::Failed(ApiError::unavailable("queue_time", message))).await;
+                        return;
+                    }
+                    is_late = true;
+                    continue;
+                }
+                () = sleep_until(ping), if !is_gone => {
+                    let _ = self.pieces.try_send(Piece::Ping);
+                    continue;
+                }
+            };
+            match update {
+                Some(Update::Prompt { done, total }) => {
+                    if !has_begun {
+                        has_begun = true;
+                        deadline = Instant::now() + limits.request_time;
+                    }
+                    self.send(Piece::Progress { done, total }).await;
+                }
+                Some(Update::Text { index, text, tokens }) => self.say(index, &text, tokens).await,
+                Some(Update::Finished { index, outcome }) => {
+                    self.running -= 1;
+                    self.say_rest(index).await;
+                    let end = self.end(index, &outcome, is_late);
+                    let index = self.first_index + index;
+                    let session = self.commit(outcome).await;
+                    let stopped = || ApiError::unavailable("stopped", "the server stops");
+                    let piece = match (end, session) {
+                        (Some(end), Ok(session)) => {
+                            Piece::End { index, end: End { session, ..end } }
+                        }
+                        (_, Err(error)) => Piece::Failed(error),
+                        (None, _) => Piece::Failed(stopped()),
+                    };
+                    self.send(piece).await;
+                }
+                Some(Update::Failed { error }) => {
+                    self.send(Piece::Failed(ApiError::of_input("prompt", &error))).await;
+                    return;
+                }
+                // The engine dropped the listener without a word.
+                None => {
+                    self.send(Piece::Failed(ApiError::internal(&"the engine gave up"))).await;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Passes text on, and what of it is calls.
+    async fn say(&mut self, index: usize, text: &str, tokens: Vec<Spoken>) {
+        let Some(said) = self.said.get_mut(index) else { return };
+        let parts = match &mut said.calls {
+            Some((calls, _)) => calls.push(text),
+            None => vec![Part::Text(text.to_owned())],
+        };
+        self.pass(index, parts, tokens).await;
+    }
+
+    /// The same at the end of a continuation.
+    async fn say_rest(&mut self, index: usize) {
+        let calls = self.said.get_mut(index).and_then(|said| said.calls.as_mut());
+        if let Some((calls, _)) = calls {
+            let parts = calls.finish();
+            self.pass(index, parts, Vec::new()).await;
+        }
+    }
+
+    async fn pass(&mut self, index: usize, parts: Vec<Part>, mut tokens: Vec<Spoken>) {
+        let id = self.first_index + index;
+        if parts.is_empty() && !tokens.is_empty() {
+            let text = String::new();
+            return self.send(Piece::Text { index: id, text, tokens }).await;
+        }
+        for part in parts {
+            let Some(said) = self.said.get_mut(index) else { return };
+            let piece = match part {
+                Part::Text(text) => {
+                    if self.turn.is_some() {
+                        said.text.push_str(&text);
+                    }
+                    Piece::Text { index: id, text, tokens: std::mem::take(&mut tokens) }
+                }
+                Part::Call(_) if said.is_full() => continue,
+                Part::Call(call) => {
+                    let format = self.loaded.tool_format.unwrap_or(ToolFormat::Hermes);
+                    let made = || format.call_id(self.app.ids.number());
+                    let call = Called {
+                        id: call.id.unwrap_or_else(made),
+                        name: call.name,
+                        arguments: call.arguments,
+                    };
+                    let number = said.called.len();
+                    said.called.push(call.clone());
+                    Piece::Call { index: id, number, call }
+                }
+            };
+            self.send(piece).await;
+        }
+    }
+
+    /// A response that is gone is noticed by the loop.
+    async fn send(&self, piece: Piece) {
+        let _ = self.pieces.send(piece).await;
+    }
+
+    /// `None` when the engine was told to stop.
+    fn end(&self, index: usize, outcome: &Outcome<B>, is_late: bool) -> Option<End> {
+        let has_called = self.said.get(index).is_some_and(|said| !said.called.is_empty());
+        let reason = match outcome.finish {
+            Finish::Eos | Finish::Stopped if has_called => Reason::ToolCalls,
+            Finish::Eos | Finish::Stopped => Reason::Stop,
+            Finish::Length => Reason::Length,
+            Finish::Cancelled if is_late => Reason::Length,
+            Finish::Cancelled => return None,
+        };
+        let timings = &outcome.timings;
+        let state = outcome.state.as_ref();
+        Some(End {
+            reason,
+            tokens: outcome.ids.len(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: timings.cached,
+            prompt_time: timings.prompt,
+            decode_time: timings.decode,
+            state_bytes: state.map_or(0, |state| state.size_in_bytes()),
+            position: state.map_or(0, |state| state.position()),
+            session: None,
+        })
+    }
+
+    /// Makes a turn of its session of an answer, also of one that was cancelled, if anything was said.
+    async fn commit(&mut self, outcome: Outcome<B>) -> Result<Option<SessionTurn>> {
+        let Some(turn) = self.turn.take() else { return Ok(None) };
+        if outcome.finish == Finish::Cancelled && outcome.ids.is_empty() {
+            return Ok(None);
+        }
+        let (app, loaded) = (self.app.clone(), self.loaded.clone());
+        let answer = self.said.first().map(Said::message).unwrap_or_default();
+        let committed = tokio::task::spawn_blocking(move || {
+            let name = &app.config.model_name;
+            turn.commit(&loaded, name, answer, &outcome.ids, outcome.state)
+        });
+        committed.await.unwrap_or_else(|error| Err(ApiError::internal(&error))).map(Some)
+    }
+}

@@ -1,0 +1,306 @@
+//! What requests for text have in common: how long an answer may be and how its tokens are chosen.
+
+use boostr::generation_config::GenerationDefaults;
+use boostr::sample::SamplerConfig;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::config::Limits;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, token, wrong};
+
+/// Most continuations of one request.
+pub(crate) const MAX_N: usize = 8;
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_BIASES: usize = 1024;
+/// Most likely tokens that are reported with each.
+pub(crate) const MAX_TOP: usize = 20;
+
+/// How to generate. What is left out is the model author's choice, else as said here.
+#[derive(Debug, Default, ToSchema)]
+pub(crate) struct GenerationOptions {
+    /// The model's name; it may be left out, as there is one
+    model: Option<String>,
+    /// Send the answer piece by piece, as server-sent events
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    /// Most tokens of the answer; 512 unless the model says, at most 8192
+    #[schema(minimum = 0)]
+    pub(crate) max_tokens: Option<usize>,
+    /// The same; wins over `max_tokens`
+    #[schema(minimum = 0)]
+    max_completion_tokens: Option<usize>,
+    /// 0 takes the likeliest token
+    #[schema(minimum = 0, maximum = 2)]
+    temperature: Option<f32>,
+    /// Keep the likeliest tokens that together have this probability
+    #[schema(exclusive_minimum = 0, maximum = 1)]
+    top_p: Option<f32>,
+    /// Keep this many of the likeliest tokens; 0 keeps all
+    #[schema(minimum = 0, maximum = 16_777_216)]
+    top_k: Option<usize>,
+    /// Keep tokens at least this likely relative to the likeliest
+    #[schema(minimum = 0, maximum = 1)]
+    min_p: Option<f32>,
+    /// Above 1: tokens of the last 64 become less likely
+    #[schema(minimum = 0.01, maximum = 100)]
+    repetition_penalty: Option<f32>,
+    /// The name of the same in llama.cpp
+    #[schema(minimum = 0.01, maximum = 100)]
+    repeat_penalty: Option<f32>,
+    /// Taken off the logit of a token that was generated
+    #[schema(minimum = -2, maximum = 2)]
+    presence_penalty: Option<f32>,
+    /// Taken off the logit of a token for each time that it was generated
+    #[schema(minimum = -2, maximum = 2)]
+    frequency_penalty: Option<f32>,
+    /// Token ids, as strings, each with what is added to its logit, from -100 to 100
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
+    logit_bias: Option<Vec<(u32, f32)>>,
+    /// The answer ends before any of these
+    #[schema(value_type = Option<StringOrList>)]
+    pub(crate) stop: Option<Vec<String>>,
+    /// The same seed gives the same answer
+    seed: Option<i64>,
+    /// Number of answers; the i-th has the seed plus i
+    #[schema(minimum = 1, maximum = 8)]
+    n: Option<usize>,
+    /// Taken and not used
+    #[expect(dead_code, reason = "describes a field that is taken")]
+    user: Option<String>,
+}
+
+/// What is sent besides the answer.
+#[derive(Debug, Default, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// A last event with the counts of tokens
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// A text, or several.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "describes what `stop` takes")]
+enum StringOrList {
+    Text(String),
+    Texts(Vec<String>),
+}
+
+impl GenerationOptions {
+    /// Takes the fields of a request; those that are left are its own.
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
+        let stream_options = match fields.fields("stream_options")? {
+            Some(mut inner) => {
+                Some(StreamOptions { include_usage: inner.boolean("include_usage")? })
+            }
+            None => None,
+        };
+        Ok(Self {
+            model: fields.text("model")?,
+            stream: fields.boolean("stream")?,
+            stream_options,
+            max_tokens: fields.count("max_tokens", 0..=i32::MAX as usize)?,
+            max_completion_tokens: fields.count("max_completion_tokens", 0..=i32::MAX as usize)?,
+            temperature: fields.number("temperature", 0.0..=2.0)?,
+            top_p: positive(fields, "top_p", 1.0)?,
+            top_k: fields.count("top_k", 0..=1 << 24)?,
+            min_p: fields.number("min_p", 0.0..=1.0)?,
+            repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
+            repeat_penalty: fields.number("repeat_penalty", 0.01..=100.0)?,
+            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
+            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
+            logit_bias: logit_bias(fields)?,
+            stop: stops(fields)?,
+            seed: fields.integer("seed", i64::MIN..=i64::MAX)?,
+            n: fields.count("n", 1..=MAX_N)?,
+            user: fields.text("user")?,
+        })
+    }
+
+    /// Checks that the model is the one that is there.
+    pub(crate) fn check_model(&self, name: &str) -> Result<()> {
+        match &self.model {
+            Some(asked) if asked != name => Err(unknown_model(name)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// Whether a stream ends with the counts of tokens.
+    pub(crate) fn includes_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage == Some(true))
+    }
+
+    /// Number of continuations.
+    pub(crate) fn count(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    /// Most tokens of each.
+    pub(crate) fn tokens(&self, defaults: &GenerationDefaults, limits: &Limits) -> usize {
+        let asked = self.max_completion_tokens.or(self.max_tokens);
+        let tokens = asked.or(defaults.max_new_tokens).unwrap_or(limits.default_tokens);
+        tokens.min(limits.max_tokens)
+    }
+
+    /// How tokens are chosen. As on the command line, a model is greedy unless its author says `do_sample`, and an option
+    /// that only matters when sampling asks for sampling.
+    pub(crate) fn sampler(
+        &self,
+        defaults: &GenerationDefaults,
+        vocabulary: usize,
+        seed: u64,
+    ) -> Result<SamplerConfig> {
+        let asked = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let sampled = asked || defaults.do_sample == Some(true);
+        let temperature = if sampled { defaults.temperature.unwrap_or(1.0) } else { 0.0 };
+        let base = SamplerConfig::default();
+        let penalty = self.repetition_penalty.or(self.repeat_penalty);
+        let logit_bias = self.logit_bias.clone().unwrap_or_default();
+        if let Some((id, _)) = logit_bias.iter().find(|&&(id, _)| id as usize >= vocabulary) {
+            let reason = format!("token id {id} is not below the vocabulary's {vocabulary}");
+            return Err(ApiError::field("logit_bias", reason));
+        }
+        let config = SamplerConfig {
+            temperature: self.temperature.unwrap_or(temperature),
+            top_k: self.top_k.or(defaults.top_k).unwrap_or(base.top_k),
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(base.top_p),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(base.min_p),
+            repetition_penalty: penalty
+                .or(defaults.repetition_penalty)
+                .unwrap_or(base.repetition_penalty),
+            // transformers, whose files these are, looks at all tokens; llama.cpp's option at the last 64.
+            repetition_window: if penalty.is_some() { base.repetition_window } else { 0 },
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            logit_bias,
+            seed: self.seed.map_or(seed, |seed| seed as u64),
+        };
+        config.validate().map_err(|error| ApiError::of_input("sampling", &error))?;
+        Ok(config)
+    }
+}
+
+/// The error of a model that is not there.
+pub(crate) fn unknown_model(known: &str) -> ApiError {
+    let error =
+        ApiError::not_found(format!("`model`: there is no such model here; there is `{known}`"));
+    ApiError { param: Some("model".into()), ..error.with_code("model_not_found") }
+}
+
+/// A number above 0.
+fn positive(fields: &mut Fields, field: &str, most: f32) -> Result<Option<f32>> {
+    fields.get(field, &format!("a number above 0 and up to {most}"), |value| {
+        value.as_f64().map(|x| x as f32).filter(|&x| x > 0.0 && x <= most)
+    })
+}
+
+fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>> {
+    let Some(map) = fields.object("logit_bias")? else { return Ok(None) };
+    if map.len() > MAX_BIASES {
+        let reason = format!("expected at most {MAX_BIASES} tokens, found {}", map.len());
+        return Err(ApiError::field("logit_bias", reason));
+    }
+    let mut biases = Vec::with_capacity(map.len());
+    for (id, bias) in &map {
+        let Ok(id) = id.parse() else {
+            return Err(ApiError::field("logit_bias", "expected token ids as keys"));
+        };
+        let Some(bias) = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)) else {
+            return Err(wrong(&format!("logit_bias.{id}"), "a number from -100 to 100", bias));
+        };
+        biases.push((id, bias as f32));
+    }
+    Ok(Some(biases))
+}
+
+fn stops(fields: &mut Fields) -> Result<Option<Vec<String>>> {
+    let Some(value) = fields.take("stop") else { return Ok(None) };
+    let stops = match texts(&value) {
+        Some(stops) => stops,
+        None => return Err(wrong("stop", "a string or an array of strings", &value)),
+    };
+    if stops.len() > MAX_STOPS {
+        let reason = format!("expected at most {MAX_STOPS} strings, found {}", stops.len());
+        return Err(ApiError::field("stop", reason));
+    }
+    if stops.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
+        let reason = format!("expected strings of 1 to {MAX_STOP_BYTES} bytes");
+        return Err(ApiError::field("stop", reason));
+    }
+    Ok(Some(stops))
+}
+
+/// A string, or an array of them.
+pub(crate) fn texts(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    }
+}
+
+/// An array of token ids.
+pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: Value) -> Result<GenerationOptions> {
+        GenerationOptions::read(&mut Fields::of(body)?)
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_named() {
+        for (body, field) in [
+            (json!({"temperature": -1}), "temperature"),
+            (json!({"temperature": 2.5}), "temperature"),
+            (json!({"top_p": 0}), "top_p"),
+            (json!({"min_p": 1.5}), "min_p"),
+            (json!({"max_tokens": -1}), "max_tokens"),
+            (json!({"n": 9}), "n"),
+            (json!({"stop": [1]}), "stop"),
+            (json!({"stop": ""}), "stop"),
+            (json!({"stop": vec!["a"; 17]}), "stop"),
+            (json!({"logit_bias": {"x": 1}}), "logit_bias"),
+            (json!({"logit_bias": {"5": 101}}), "logit_bias.5"),
+            (json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
+        ] {
+            let error = read(body.clone()).err().unwrap_or_else(|| panic!("{body} was taken"));
+            assert_eq!(error.param.as_deref(), Some(field), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_model_without_do_sample_is_greedy_until_asked() {
+        let defaults = GenerationDefaults { temperature: Some(0.7), ..Default::default() };
+        let temperature = |body| read(body).unwrap().sampler(&defaults, 10, 1).unwrap().temperature;
+        assert_eq!(temperature(json!({})), 0.0);
+        assert_eq!(temperature(json!({"top_k": 5})), 0.7);
+        assert_eq!(temperature(json!({"temperature": 0.2})), 0.2);
+    }
+
+    #[test]
+    fn the_answer_has_a_hard_limit() {
+        let (defaults, limits) = (GenerationDefaults::default(), Limits::default());
+        let tokens = |body| read(body).unwrap().tokens(&defaults, &limits);
+        assert_eq!(tokens(json!({})), 512);
+        assert_eq!(tokens(json!({"max_tokens": 1 << 20})), 8192);
+        assert_eq!(tokens(json!({"max_tokens": 7, "max_completion_tokens": 3})), 3);
+    }
+
+    #[test]
+    fn a_bias_of_no_token_is_refused() {
+        let options = read(json!({"logit_bias": {"10": 1}})).unwrap();
+        assert!(options.sampler(&GenerationDefaults::default(), 10, 0).is_err());
+    }
+}

@@ -1,0 +1,148 @@
+//! What an answer has to look like: JSON, or calls of tools.
+
+use axum::http::StatusCode;
+use boostr::backend::Backend;
+use boostr::chat::tools::{Calls, Tool, ToolChoice, ToolFormat};
+use boostr::grammar::Grammar;
+use boostr::sample::Constraint;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::app::Loaded;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+
+const MAX_TOOLS: usize = 128;
+
+/// Fields about the form of an answer.
+#[derive(Debug, ToSchema)]
+#[schema(as = ShapeFields)]
+pub(crate) struct Shape {
+    /// `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name", "schema"}}`
+    #[schema(value_type = Option<Object>)]
+    response_format: Option<Format>,
+    /// Functions that may be called, each with the JSON schema of its arguments
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Vec<Value>,
+    #[schema(ignore)]
+    read_tools: Vec<Tool>,
+    /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name"}}`
+    #[schema(value_type = Option<Value>)]
+    tool_choice: ToolChoice,
+    /// Whether several functions may be called at once
+    parallel_tool_calls: Option<bool>,
+}
+
+/// The form of the text.
+#[derive(Debug)]
+enum Format {
+    Object,
+    Schema(Value),
+}
+
+impl Shape {
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
+        let tools = fields.list("tools")?.unwrap_or_default();
+        if tools.len() > MAX_TOOLS {
+            let reason = format!("expected at most {MAX_TOOLS}, found {}", tools.len());
+            return Err(ApiError::field("tools", reason));
+        }
+        let of = |error| ApiError::of_input("tools", &error);
+        let choice = fields.take("tool_choice").map(|choice| ToolChoice::read(&choice)).transpose();
+        let shape = Self {
+            response_format: format(fields)?,
+            read_tools: Tool::read_all(&tools).map_err(of)?,
+            tools,
+            tool_choice: choice
+                .map_err(|error| ApiError::of_input("tool_choice", &error))?
+                .unwrap_or_default(),
+            parallel_tool_calls: fields.boolean("parallel_tool_calls")?,
+        };
+        if shape.response_format.is_some() && shape.is_forced() {
+            let reason = "not together with a `tool_choice` that asks for a call";
+            return Err(ApiError::field("response_format", reason));
+        }
+        Ok(shape)
+    }
+
+    fn is_forced(&self) -> bool {
+        matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
+    }
+
+    fn has_tools(&self) -> bool {
+        !self.tools.is_empty() && self.tool_choice != ToolChoice::None
+    }
+
+    /// The tools that the template is told of.
+    pub(crate) fn template_tools(&self) -> Option<Vec<Value>> {
+        self.has_tools().then(|| self.tools.clone())
+    }
+
+    /// What finds calls in an answer, and whether one is all there may be.
+    pub(crate) fn calls<B: Backend>(&self, loaded: &Loaded<B>) -> Option<(Calls, bool)> {
+        let calls = || Calls::new(tool_format(loaded), self.read_tools.clone());
+        self.has_tools().then(|| (calls(), self.parallel_tool_calls == Some(false)))
+    }
+
+    /// What the answer may be, unless it may be any text. Takes a while.
+    pub(crate) fn constraint<B: Backend>(
+        &self,
+        loaded: &Loaded<B>,
+    ) -> Result<Option<Box<dyn Constraint>>> {
+        let (grammar, param) = if self.is_forced() {
+            let grammar =
+                tool_format(loaded).grammar(&self.read_tools, &self.tool_choice, &loaded.tokenizer);
+            (grammar.map_err(|error| ApiError::of_input("tool_choice", &error))?, "tools")
+        } else {
+            let param = "response_format";
+            let of = |error| ApiError::of_input(param, &error);
+            let grammar = self.response_format.as_ref().map(|format| match format {
+                Format::Object => Ok(Grammar::json_object()),
+                Format::Schema(schema) => Grammar::json_schema(schema).map_err(of),
+            });
+            (grammar.transpose()?, param)
+        };
+        let Some(grammar) = grammar else { return Ok(None) };
+        match loaded.vocabulary()?.constraint(&grammar) {
+            Ok(constraint) => Ok(Some(constraint)),
+            // It is written as it should be, and more than can be done.
+            Err(error) => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                let error = ApiError { status, ..ApiError::field(param, error.to_string()) };
+                Err(error.with_code("unsupported_schema"))
+            }
+        }
+    }
+}
+
+/// How the model writes calls; as most do, where its template does not show it.
+fn tool_format<B: Backend>(loaded: &Loaded<B>) -> ToolFormat {
+    loaded.tool_format.unwrap_or(ToolFormat::Hermes)
+}
+
+fn format(fields: &mut Fields) -> Result<Option<Format>> {
+    let Some(mut format) = fields.fields("response_format")? else { return Ok(None) };
+    let kind = format.word("type", &["text", "json_object", "json_schema"])?;
+    match format.required("type", kind)? {
+        "json_object" => Ok(Some(Format::Object)),
+        "json_schema" => {
+            let schema = format.fields("json_schema")?;
+            let mut inner = format.required("json_schema", schema)?;
+            inner.text("name")?;
+            inner.boolean("strict")?;
+            let schema = inner.object("schema")?;
+            let schema = inner.required("schema", schema)?;
+            Ok(Some(Format::Schema(schema.into())))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// A call as the API writes it, and as templates read it.
+#[derive(Debug, Clone)]
+pub(crate) struct Called {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// A JSON object as text.
+    pub(crate) arguments: String,
+}

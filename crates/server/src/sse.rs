@@ -1,0 +1,132 @@
+//! Server-sent events: the body of an answer that comes piece by piece.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Body as HttpBody, Frame};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::error::ApiError;
+use crate::job::Piece;
+
+/// Writes the events of an answer.
+pub(crate) trait Script: Send + Unpin + 'static {
+    /// What comes before everything.
+    fn begin(&mut self, out: &mut Events);
+    /// A piece; not of those that [`stream`] writes itself.
+    fn piece(&mut self, piece: Piece, out: &mut Events);
+    /// What comes after the last piece, before the mark of the end.
+    fn finish(&mut self, out: &mut Events);
+}
+
+/// Text of events that is not sent yet.
+#[derive(Debug, Default)]
+pub(crate) struct Events(String);
+
+impl Events {
+    /// An event with this as JSON.
+    pub(crate) fn data(&mut self, value: &impl Serialize) {
+        match serde_json::to_string(value) {
+            Ok(json) => self.0.push_str(&format!("data: {json}\n\n")),
+            Err(error) => tracing::error!(%error, "an event could not be written"),
+        }
+    }
+
+    fn comment(&mut self, text: &str) {
+        self.0.push_str(&format!(": {text}\n\n"));
+    }
+}
+
+/// The response to a stream: `first` has come already, the rest comes from `pieces`, of `count` continuations.
+pub(crate) fn stream(
+    first: Piece,
+    pieces: mpsc::Receiver<Piece>,
+    count: usize,
+    script: impl Script,
+) -> Response {
+    let body = SseBody {
+        first: VecDeque::from([first]),
+        pieces,
+        running: count,
+        script,
+        has_begun: false,
+        is_over: false,
+    };
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::new(body)).into_response()
+}
+
+struct SseBody<S> {
+    first: VecDeque<Piece>,
+    pieces: mpsc::Receiver<Piece>,
+    /// Continuations that have not ended.
+    running: usize,
+    script: S,
+    has_begun: bool,
+    is_over: bool,
+}
+
+impl<S: Script> SseBody<S> {
+    fn write(&mut self, piece: Option<Piece>) -> String {
+        let mut out = Events::default();
+        if !self.has_begun {
+            self.has_begun = true;
+            self.script.begin(&mut out);
+        }
+        match piece {
+            Some(Piece::Progress { done, total }) => {
+                out.comment(&format!("prefill {done}/{total}"))
+            }
+            Some(Piece::Ping) => out.comment("ping"),
+            Some(Piece::Failed(error)) => self.fail(&error, &mut out),
+            Some(piece) => {
+                let ended = matches!(piece, Piece::End { .. });
+                self.script.piece(piece, &mut out);
+                self.running -= usize::from(ended && self.running > 0);
+                if self.running == 0 {
+                    self.script.finish(&mut out);
+                    out.0.push_str("data: [DONE]\n\n");
+                    self.is_over = true;
+                }
+            }
+            None => self.fail(&ApiError::internal(&"an answer was given up"), &mut out),
+        }
+        out.0
+    }
+
+    /// There is no status any more: the error is the last event.
+    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+        out.data(&error.body());
+        self.is_over = true;
+    }
+}
+
+impl<S: Script> HttpBody for SseBody<S> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let piece = match self.first.pop_front() {
+            Some(first) => Some(first),
+            None => std::task::ready!(self.pieces.poll_recv(cx)),
+        };
+        let text = self.write(piece);
+        Poll::Ready(Some(Ok(Frame::data(text.into()))))
+    }
+}

@@ -1,0 +1,140 @@
+//! Turns of conversations that are kept: one at a time in each session, on disk when the answer ends.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::StatusCode;
+use boostr::backend::Backend;
+use boostr::chat::Options;
+use boostr::models::State;
+use boostr::session::{Prompt, Session, SessionError, Sessions, Speaker};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::app::Loaded;
+use crate::error::{ApiError, Result};
+
+/// The sessions of a server.
+pub(crate) struct Kept<B: Backend> {
+    pub(crate) sessions: Sessions<B>,
+    /// Names of those that are being answered.
+    busy: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Says that a session is being answered, until it is dropped.
+struct Busy {
+    name: String,
+    all: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
+}
+
+impl<B: Backend> Kept<B> {
+    pub(crate) fn new(sessions: Sessions<B>) -> Self {
+        Self { sessions, busy: Arc::default() }
+    }
+
+    fn occupy(&self, name: &str) -> Result<Busy> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if busy.insert(name.to_owned()) {
+            return Ok(Busy { name: name.to_owned(), all: self.busy.clone() });
+        }
+        let error = ApiError::new(StatusCode::CONFLICT, "the session is being answered");
+        Err(error.with_code("session_busy").with_retry_after(1))
+    }
+}
+
+/// The sessions, if there are any.
+pub(crate) fn kept<B: Backend>(loaded: &Loaded<B>) -> Result<&Kept<B>> {
+    let none = "this server keeps no sessions; it does when it is started with --sessions FOLDER";
+    loaded.sessions.as_ref().ok_or_else(|| ApiError::not_found(none).with_code("no_sessions"))
+}
+
+/// A turn that was asked for.
+pub(crate) struct Turn<B: Backend> {
+    session: Session<B>,
+    prompt: Prompt<B>,
+    _busy: Busy,
+}
+
+/// A turn of a session.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct SessionTurn {
+    id: String,
+    turn: u32,
+}
+
+impl<B: Backend> Turn<B> {
+    /// A turn of the session `name` that begins with `messages`.
+    pub(crate) fn begin(
+        loaded: &Loaded<B>,
+        name: &str,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<Self> {
+        let kept = kept(loaded)?;
+        let busy = kept.occupy(name)?;
+        let session = kept.sessions.get(name).map_err(|error| refused(&error, "session"))?;
+        let speaker = speaker(loaded, "");
+        let prompt = session
+            .prompt(&speaker, messages, options)
+            .map_err(|error| refused(&error, "messages"))?;
+        Ok(Self { session, prompt, _busy: busy })
+    }
+
+    /// What is to be computed: ids, ends of messages, and a state that has seen some.
+    pub(crate) fn prompt(&mut self) -> (Vec<u32>, Vec<usize>, Option<State<B>>) {
+        let Prompt { ids, marks, state, .. } = &mut self.prompt;
+        (ids.clone(), std::mem::take(marks), state.take())
+    }
+
+    /// Takes the answer into the session. It is on disk when this returns.
+    pub(crate) fn commit(
+        self,
+        loaded: &Loaded<B>,
+        model: &str,
+        answer: Value,
+        generated: &[u32],
+        state: Option<State<B>>,
+    ) -> Result<SessionTurn> {
+        let speaker = speaker(loaded, model);
+        let committed = self
+            .session
+            .commit(&speaker, self.prompt, answer, generated, state)
+            .map_err(|error| refused(&error, "session"))?;
+        if let Some(error) = committed.unsaved {
+            tracing::warn!(%error, "the state of a turn is not on disk: it will be computed again");
+        }
+        Ok(SessionTurn { id: self.session.name().to_owned(), turn: committed.turn })
+    }
+}
+
+fn speaker<'a, B: Backend>(loaded: &'a Loaded<B>, name: &'a str) -> Speaker<'a, B> {
+    Speaker { lm: &loaded.lm, template: &loaded.template, name }
+}
+
+/// What a session refuses, to a client whose field `param` is about it.
+pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
+    let of = |status, code| {
+        let error = ApiError::new(status, error.to_string()).with_code(code);
+        ApiError { param: Some(param.into()), ..error }
+    };
+    match error {
+        SessionError::Name { .. } => of(StatusCode::BAD_REQUEST, "session_name"),
+        SessionError::Missing { .. } => of(StatusCode::NOT_FOUND, "session_not_found"),
+        SessionError::Exists { .. } => of(StatusCode::CONFLICT, "session_exists"),
+        SessionError::Busy { .. } => of(StatusCode::CONFLICT, "session_busy"),
+        SessionError::Turn { .. } => of(StatusCode::NOT_FOUND, "turn_not_found"),
+        SessionError::Message { .. } => of(StatusCode::BAD_REQUEST, "message"),
+        SessionError::Other(boostr::Error::Format { reason, .. }) if param == "messages" => {
+            ApiError::field(param, reason)
+        }
+        SessionError::Other(error) => ApiError::of_input(param, error),
+        other => ApiError::internal(other),
+    }
+}

@@ -1,0 +1,278 @@
+//! What is generated, whole and piece by piece.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{read, read_until};
+use crate::server::{MODEL, TestServer, endless, with};
+
+const SLOT: Duration = Duration::from_millis(400);
+
+fn text(reply: &Value, index: usize) -> String {
+    let choices = reply["choices"].as_array().unwrap();
+    let choice = choices.iter().find(|choice| choice["index"] == index).unwrap();
+    let text = choice.get("text").unwrap_or_else(|| &choice["message"]["content"]);
+    text.as_str().unwrap().to_owned()
+}
+
+/// The pieces of continuation `index` joined, and why it ended.
+fn joined(events: &[Value], index: usize) -> (String, String) {
+    let (mut joined, mut reason) = (String::new(), String::new());
+    let choices = events.iter().filter_map(|event| event["choices"].as_array()).flatten();
+    for choice in choices.filter(|choice| choice["index"] == index) {
+        assert!(reason.is_empty(), "something came after the end");
+        let piece = choice.get("text").unwrap_or_else(|| &choice["delta"]["content"]);
+        joined.push_str(piece.as_str().unwrap_or_default());
+        reason.push_str(choice["finish_reason"].as_str().unwrap_or_default());
+    }
+    (joined, reason)
+}
+
+#[test]
+fn a_completion_is_what_the_model_says() {
+    let server = TestServer::start();
+    let reply = server.post("/v1/completions", &endless(12)).json();
+    assert_eq!((&reply["object"], &reply["model"]), (&json!("text_completion"), &json!("demo")));
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    let prompt = MODEL.encode("It is a truth universally acknowledged").unwrap();
+    let usage = &reply["usage"];
+    assert_eq!(usage["prompt_tokens"], prompt.len());
+    assert_eq!(usage["completion_tokens"], 12);
+    assert_eq!(usage["total_tokens"], prompt.len() + 12);
+    assert_eq!(reply["timings"]["predicted_n"], 12);
+    assert!(reply["timings"]["state_bytes"].as_u64().unwrap() > 0);
+
+    // The same by ids, and beside another prompt.
+    let by_ids = with(endless(12), json!({"prompt": prompt}));
+    assert_eq!(text(&server.post("/v1/completions", &by_ids).json(), 0), text(&reply, 0));
+    let both = with(
+        endless(12),
+        json!({"prompt": ["The sea", "It is a truth universally acknowledged"], "n": 2}),
+    );
+    let both = server.post("/v1/completions", &both).json();
+    assert_eq!((text(&both, 2), text(&both, 3)), (text(&reply, 0), text(&reply, 0)));
+    assert_eq!(both["usage"]["completion_tokens"], 48);
+
+    let echo = with(endless(12), json!({"echo": true}));
+    let echoed = text(&server.post("/v1/completions", &echo).json(), 0);
+    assert_eq!(echoed, format!("It is a truth universally acknowledged{}", text(&reply, 0)));
+}
+
+#[test]
+fn d3_zero_and_seeds_are_reproducible() {
+    let server = TestServer::start();
+    let ask = |more: Value| {
+        let body = with(json!({"prompt": "She was", "max_tokens": 16}), more);
+        text(&server.post("/v1/completions", &body).json(), 0)
+    };
+    assert_eq!(ask(json!({"temperature": 0})), ask(json!({"temperature": 0, "seed": 5})));
+    let warm = |seed| json!({"temperature": 1.5, "top_p": 1, "top_k": 0, "seed": seed});
+    assert_eq!(ask(warm(1)), ask(warm(1)));
+    assert_ne!(ask(warm(1)), ask(warm(2)));
+}
+
+#[test]
+fn a_stream_is_the_whole_answer() {
+    let server = TestServer::start();
+    for (path, more) in [
+        (
+            "/v1/completions",
+            json!({"prompt": "He said: caf\u{e9} \u{1f600}", "temperature": 1.2, "seed": 3}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "He said"}], "temperature": 1.2, "seed": 3}),
+        ),
+    ] {
+        let body = with(with(endless(64), more), json!({"n": 2}));
+        let whole = server.post(path, &body).json();
+        let reply = server.post(
+            path,
+            &with(body, json!({"stream": true, "stream_options": {"include_usage": true}})),
+        );
+        assert_eq!(reply.header("cache-control"), Some("no-cache"));
+        assert_eq!(reply.header("x-accel-buffering"), Some("no"));
+        assert!(reply.body.contains(": prefill "), "{reply:?}");
+        let events = reply.events(true);
+        for index in 0..2 {
+            let reason = whole["choices"][index]["finish_reason"].as_str().unwrap();
+            assert_eq!(joined(&events, index), (text(&whole, index), reason.to_owned()), "{path}");
+        }
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["choices"], &last["usage"]["completion_tokens"]),
+            (&json!([]), &whole["usage"]["completion_tokens"])
+        );
+        if path.contains("chat") {
+            assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+            assert_eq!(events[0]["object"], "chat.completion.chunk");
+        }
+        assert!(events.iter().any(|event| event["timings"]["predicted_n"].is_u64()));
+    }
+}
+
+#[test]
+fn stop_strings_never_show() {
+    let server = TestServer::start();
+    let whole = text(&server.post("/v1/completions", &endless(40)).json(), 0);
+    // In the middle of the text, across tokens.
+    let start = whole.char_indices().nth(20).unwrap().0;
+    let stop: String = whole[start..].chars().take(9).collect();
+    let before = &whole[..whole.find(&stop).unwrap()];
+    let body = with(endless(40), json!({"stop": ["never there", stop.clone()], "logprobs": 0}));
+    let reply = server.post("/v1/completions", &body).json();
+    assert_eq!(text(&reply, 0), before);
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+    let tokens = reply["choices"][0]["logprobs"]["tokens"].as_array().unwrap();
+    let spelled: String = tokens.iter().map(|token| token.as_str().unwrap()).collect();
+    assert!(spelled.starts_with(before) && tokens.len() < 40, "{spelled}");
+    let events = server.post("/v1/completions", &with(body, json!({"stream": true}))).events(true);
+    assert_eq!(joined(&events, 0), (before.to_owned(), "stop".to_owned()));
+}
+
+#[test]
+fn probabilities_are_reported() {
+    let server = TestServer::start();
+    let chat = json!({
+        "messages": [{"role": "user", "content": "It is"}], "max_tokens": 5, "temperature": 0,
+        "logprobs": true, "top_logprobs": 3, "logit_bias": {"0": -100}
+    });
+    let reply = server.post("/v1/chat/completions", &chat).json();
+    let content = reply["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 5);
+    let spelled: String = content.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(spelled, text(&reply, 0));
+    for token in content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        let logprobs: Vec<f64> = top.iter().map(|top| top["logprob"].as_f64().unwrap()).collect();
+        assert!(logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0, "{logprobs:?}");
+        assert!(!token["bytes"].as_array().unwrap().is_empty());
+    }
+    let completion = with(endless(5), json!({"logprobs": 2}));
+    let reply = server.post("/v1/completions", &completion).json();
+    let logprobs = &reply["choices"][0]["logprobs"];
+    assert_eq!(logprobs["text_offset"][0], 0);
+    assert_eq!(logprobs["top_logprobs"][4].as_object().unwrap().len(), 2);
+    let needs = with(chat, json!({"logprobs": false}));
+    assert_eq!(server.post("/v1/chat/completions", &needs).status, 400);
+}
+
+#[test]
+fn a_prompt_that_was_seen_is_not_computed_again() {
+    let server = TestServer::start();
+    let body = with(endless(4), json!({"prompt": "word ".repeat(300)}));
+    let first = server.post("/v1/completions", &body).json();
+    let second = server.post("/v1/completions", &body).json();
+    assert_eq!(text(&first, 0), text(&second, 0));
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached > 200, "{second}");
+    assert_eq!(second["timings"]["cache_n"], cached);
+    assert!(server.get("/metrics").body.contains(&format!("boostr_tokens_skipped_total {cached}")));
+}
+
+#[test]
+fn text_and_tokens_go_both_ways() {
+    let server = TestServer::start();
+    let tokens = server.post("/tokenize", &json!({"content": "It is a truth"})).json();
+    let ids = MODEL.tokenizer().unwrap().encode("It is a truth", false).unwrap();
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!(ids), &json!(ids.len())));
+    let back = server.post("/detokenize", &json!({"tokens": ids})).json();
+    assert_eq!(back["content"], "It is a truth");
+    let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]);
+    let prompt = server.post("/apply-template", &json!({"messages": messages})).json();
+    assert_eq!(prompt["prompt"].as_str().unwrap().trim_end(), "a\nb");
+    assert_eq!(server.post("/tokenize", &json!({})).status, 400);
+    assert_eq!(server.post("/detokenize", &json!({"tokens": ["a"]})).status, 400);
+}
+
+#[test]
+fn texts_become_vectors_of_length_one() {
+    let server = TestServer::start();
+    let body = json!({"input": ["the sea", "the sea", "a letter"], "model": "demo"});
+    let reply = server.post("/v1/embeddings", &body).json();
+    let vectors: Vec<Vec<f64>> = reply["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| {
+            one["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        })
+        .collect();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    assert_eq!(vectors[0].len(), MODEL.model.width());
+    assert!((dot(&vectors[0], &vectors[0]) - 1.0).abs() < 1e-5);
+    assert_eq!(vectors[0], vectors[1]);
+    assert!(dot(&vectors[0], &vectors[2]) < 0.999);
+    assert_eq!(reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]);
+
+    let base64 = with(body, json!({"input": "the sea", "encoding_format": "base64"}));
+    let text = server.post("/v1/embeddings", &base64).json()["data"][0]["embedding"].clone();
+    assert_eq!(text.as_str().unwrap().len(), (MODEL.model.width() * 4).div_ceil(3) * 4);
+    for (wrong, param) in [
+        (json!({"input": []}), "input"),
+        (json!({"input": ""}), "input"),
+        (json!({"input": "a", "dimensions": 3}), "dimensions"),
+        (json!({"input": "a", "encoding_format": "hex"}), "encoding_format"),
+    ] {
+        let reply = server.post("/v1/embeddings", &wrong);
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!(param)),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
+fn models_and_properties_are_told() {
+    let server = TestServer::start();
+    let models = server.get("/v1/models").json();
+    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("demo")));
+    assert_eq!(server.get("/v1/models/demo").json()["object"], "model");
+    let props = server.get("/props").json();
+    assert_eq!((&props["model"], &props["sessions"]), (&json!("demo"), &json!(false)));
+    assert!(props["parameters"].as_u64().unwrap() > 1_000_000);
+    assert_eq!(props["defaults"]["max_tokens"], 512);
+    assert_eq!(server.get("/health").json()["status"], "ok");
+}
+
+#[test]
+fn d9_a_client_that_leaves_frees_its_slot() {
+    let server = TestServer::start();
+    let running = |n| move |stats: &boostr::engine::Stats| stats.running == n;
+    // Before the first token of a whole answer.
+    let whole = server.begin("/v1/completions", &endless(8000));
+    server.wait(Duration::from_secs(5), running(1));
+    drop(whole);
+    server.wait(SLOT, running(0));
+    // In the middle of a stream.
+    let mut stream = server.begin("/v1/completions", &with(endless(8000), json!({"stream": true})));
+    read_until(&mut stream, "\"text\":");
+    drop(stream);
+    server.wait(SLOT, running(0));
+    // In a long prompt.
+    let long = with(endless(10), json!({"prompt": "word ".repeat(60_000), "stream": true}));
+    let mut prompt = server.begin("/v1/completions", &long);
+    read_until(&mut prompt, ": prefill ");
+    drop(prompt);
+    server.wait(SLOT, running(0));
+    let stats = server.stats();
+    assert!(stats.cancelled == 3 && stats.prompt_tokens < 60_000, "{stats:?}");
+}
+
+#[test]
+fn d9_a_client_that_leaves_the_queue_does_not_touch_the_others() {
+    let engine = boostr::engine::EngineConfig { max_running: 1, ..Default::default() };
+    let server = TestServer::with(crate::server::Setup { engine, ..Default::default() });
+    let alone = text(&server.post("/v1/completions", &endless(300)).json(), 0);
+    let mut first = server.begin("/v1/completions", &endless(300));
+    server.wait(Duration::from_secs(5), |stats| stats.running == 1);
+    let second = server.begin("/v1/completions", &endless(300));
+    let mut third = server.begin("/v1/completions", &endless(300));
+    drop(second);
+    assert_eq!(text(&read(&mut first).unwrap().json(), 0), alone);
+    assert_eq!(text(&read(&mut third).unwrap().json(), 0), alone);
+}

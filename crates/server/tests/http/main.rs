@@ -1,0 +1,10 @@
+//! The server over real sockets, spoken to in raw bytes, with the embedded model.
+
+mod client;
+mod generation;
+mod overload;
+mod protocol;
+mod server;
+mod sessions;
+mod shape;
+mod stopping;

@@ -1,0 +1,156 @@
+//! Conversations that are kept.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{Reply, read_until};
+use crate::server::{Setup, TestServer, fresh_folder};
+
+fn say(server: &TestServer, session: &str, text: &str) -> Reply {
+    let body = json!({
+        "session": session, "messages": [{"role": "user", "content": text}],
+        "max_tokens": 12, "temperature": 0, "logit_bias": {"0": -100}
+    });
+    server.post("/v1/chat/completions", &body)
+}
+
+fn answer(reply: &Reply) -> String {
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_session_goes_on_branches_and_rewinds() {
+    let server = TestServer::with_sessions();
+    let made = server.post("/v1/sessions", &json!({"id": "trip"}));
+    assert_eq!((made.status, &made.json()["turns"]), (201, &json!(0)), "{made:?}");
+    let first = say(&server, "trip", "The sea was");
+    assert_eq!(first.json()["session"], json!({"id": "trip", "turn": 1}));
+    let second = say(&server, "trip", "and then");
+    let (first, second) = (answer(&first), answer(&second));
+
+    let session = server.get("/v1/sessions/trip").json();
+    assert_eq!((&session["turns"], &session["head"]), (&json!(2), &json!(2)));
+    assert_eq!((&session["title"], &session["parent"]), (&json!("The sea was"), &Value::Null));
+    let tree = session["tree"].as_array().unwrap();
+    assert_eq!((&tree[1]["parent"], tree[0]["messages"].as_array().unwrap().len()), (&json!(1), 2));
+    assert_eq!(tree[0]["messages"][1]["content"], first);
+
+    // A branch has what was said, and goes its own way.
+    let branch = server.post("/v1/sessions/trip/branch", &json!({"id": "paris", "turn": 1}));
+    assert_eq!((branch.status, &branch.json()["turns"]), (201, &json!(1)));
+    assert_eq!(branch.json()["parent"], json!({"session": "trip", "turn": 1}));
+    assert_eq!(answer(&say(&server, "paris", "and then")), second);
+    let rewound = server.post("/v1/sessions/trip/rewind", &json!({"turns": 1}));
+    assert_eq!((rewound.status, &rewound.json()["head"]), (200, &json!(1)));
+    let again = say(&server, "trip", "and then");
+    assert_eq!(again.json()["session"]["turn"], 3);
+    assert_eq!(answer(&again), second);
+
+    let saved = server.send("POST", "/v1/sessions/trip/save", "", "").json();
+    assert!(saved["file"].as_str().unwrap().ends_with(".safetensors"), "{saved}");
+    let list = server.get("/v1/sessions").json();
+    assert_eq!(list["data"].as_array().unwrap().len(), 2);
+    let deleted = server.delete("/v1/sessions/paris");
+    assert_eq!(
+        deleted.json(),
+        json!({"id": "paris", "object": "session.deleted", "deleted": true})
+    );
+    assert_eq!(server.get("/v1/sessions/paris").status, 404);
+}
+
+#[test]
+fn a_session_goes_on_after_a_restart_from_its_state() {
+    let folder = fresh_folder();
+    let start = || TestServer::with(Setup { sessions: Some(folder.clone()), ..Setup::default() });
+    let mut server = start();
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 201);
+    answer(&say(&server, "s", &"The sea was calm. ".repeat(20)));
+    server.join();
+    drop(server);
+    let server = start();
+    let reply = say(&server, "s", "and then");
+    answer(&reply);
+    let usage = &reply.json()["usage"];
+    let computed = usage["prompt_tokens"].as_u64().unwrap()
+        - usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(computed < 12, "{usage}");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_was_said_when_a_client_left_is_kept() {
+    let server = TestServer::with_sessions();
+    server.post("/v1/sessions", &json!({"id": "s"}));
+    let body = json!({
+        "session": "s", "messages": [{"role": "user", "content": "Once"}], "stream": true,
+        "max_tokens": 8000, "temperature": 0, "logit_bias": {"0": -100}
+    });
+    let mut stream = server.begin("/v1/chat/completions", &body);
+    read_until(&mut stream, "\"content\":\"");
+    // Nobody else may speak in it now.
+    let busy = say(&server, "s", "Twice");
+    assert_eq!(
+        (busy.status, &busy.json()["error"]["code"]),
+        (409, &json!("session_busy")),
+        "{busy:?}"
+    );
+    drop(stream);
+    server.wait(Duration::from_secs(1), |stats| stats.running == 0);
+    let mut session = server.get("/v1/sessions/s").json();
+    for _ in 0..100 {
+        if session["turns"] == 1 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        session = server.get("/v1/sessions/s").json();
+    }
+    assert_eq!(session["turns"], 1, "{session}");
+    assert!(!session["tree"][0]["messages"][1]["content"].as_str().unwrap().is_empty());
+    answer(&say(&server, "s", "Twice"));
+}
+
+#[test]
+fn d12_a_name_is_a_name_and_no_path() {
+    let server = TestServer::with_sessions();
+    let long = "x".repeat(300);
+    for name in
+        ["../../etc/passwd", "..", ".", "a/b", "a\\b", "a\0b", "", ".hidden", "a\u{430}b", &long]
+    {
+        let reply = server.post("/v1/sessions", &json!({"id": name}));
+        assert_eq!((reply.status, reply.error().is_empty()), (400, false), "{name:?}");
+        let body = json!({"session": name, "messages": [{"role": "user", "content": "x"}]});
+        assert_eq!(server.post("/v1/chat/completions", &body).status, 400, "{name:?}");
+    }
+    for path in ["%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..%2Fx", "a%00b", "%D0%B0", &long, "%ff"] {
+        let reply = server.get(&format!("/v1/sessions/{path}"));
+        assert_eq!(reply.status, 400, "{path}: {reply:?}");
+        reply.error();
+    }
+    assert_eq!(server.get("/v1/sessions/none").status, 404);
+    let missing = say(&server, "none", "x");
+    assert_eq!((missing.status, &missing.json()["error"]["param"]), (404, &json!("session")));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let server = TestServer::with_sessions();
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 201);
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 409);
+    assert!(
+        server.send("POST", "/v1/sessions", "", "").json()["id"]
+            .as_str()
+            .unwrap()
+            .starts_with("s-")
+    );
+    assert_eq!(server.post("/v1/sessions/s/rewind", &json!({"turn": 7})).status, 404);
+    assert_eq!(server.post("/v1/sessions/s/rewind", &json!({"turn": "x"})).status, 400);
+    assert_eq!(server.post("/v1/sessions/s/branch", &json!({"id": "s"})).status, 409);
+    assert_eq!(server.post("/v1/sessions/none/branch", &json!({"id": "t"})).status, 404);
+    let two = json!({"session": "s", "n": 2, "messages": [{"role": "user", "content": "x"}]});
+    assert_eq!(server.post("/v1/chat/completions", &two).json()["error"]["param"], "n");
+    let none = TestServer::start();
+    assert_eq!(none.get("/v1/sessions").status, 404);
+}

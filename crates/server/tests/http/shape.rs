@@ -1,0 +1,143 @@
+//! Answers that have to look like something.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::server::{TestServer, with};
+
+fn ask(schema: &Value) -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "Who is it?"}], "max_tokens": 200, "temperature": 1.2, "seed": 4,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}}
+    })
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object", "required": ["age", "kind"], "additionalProperties": false,
+        "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["cat", "dog"]}}
+    })
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {"name": "look_up", "parameters": person()}}])
+}
+
+#[test]
+fn an_answer_follows_its_schema() {
+    let server = TestServer::start();
+    let reply = server.post("/v1/chat/completions", &ask(&person())).json();
+    let text = reply["choices"][0]["message"]["content"].as_str().unwrap();
+    let value: Value =
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {reply}"));
+    assert!(value["age"].as_u64().is_some_and(|age| age < 100), "{value}");
+    assert!(value["kind"] == "cat" || value["kind"] == "dog", "{value}");
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+
+    let many =
+        server.post("/v1/chat/completions", &with(ask(&person()), json!({"n": 3, "stream": true})));
+    for index in 0..3 {
+        let pieces = many.events(true);
+        let of = pieces.iter().filter(|event| event["choices"][0]["index"] == index);
+        let text: String =
+            of.filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+        assert!(serde_json::from_str::<Value>(&text).unwrap()["age"].is_u64(), "{text}");
+    }
+}
+
+#[test]
+fn d15_schemas_that_do_harm_are_refused_and_the_engine_lives() {
+    let server = TestServer::start();
+    let large = json!({"type": "object", "properties": {"x": {"enum": ["y".repeat(1 << 20)]}}});
+    for schema in [
+        json!({"type": "object", "properties": {"a": {"$ref": "http://evil.com/x"}}}),
+        json!({"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}}),
+        json!({"$ref": "#"}),
+        json!({"type": "object", "required": ["x"], "properties": {"x": false}}),
+        json!({"type": "nonsense"}),
+        json!({"type": "string", "pattern": "("}),
+        large,
+    ] {
+        let start = Instant::now();
+        let reply = server.post("/v1/chat/completions", &ask(&schema));
+        assert!(matches!(reply.status, 400 | 422), "{schema:.60}: {reply:?}");
+        assert_eq!(reply.json()["error"]["param"], "response_format", "{}", reply.error());
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
+    for wrong in [json!([]), json!("x"), json!(1), Value::Null] {
+        let reply = server.post("/v1/chat/completions", &ask(&wrong));
+        assert_eq!(reply.status, 400, "{wrong}: {reply:?}");
+    }
+    // What backtracks elsewhere is only a pattern here.
+    let start = Instant::now();
+    let nested = json!({"type": "string", "pattern": "^(a+)+b$", "maxLength": 20});
+    let reply = server.post("/v1/chat/completions", &ask(&nested));
+    assert!(matches!(reply.status, 200 | 400 | 422), "{reply:?}");
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+    assert_eq!(server.post("/v1/chat/completions", &ask(&person())).status, 200);
+}
+
+#[test]
+fn a_tool_that_has_to_be_called_is_called() {
+    let server = TestServer::start();
+    let body = json!({
+        "messages": [{"role": "user", "content": "Who is it?"}], "tools": tools(), "max_tokens": 200,
+        "tool_choice": {"type": "function", "function": {"name": "look_up"}}, "temperature": 1, "seed": 2
+    });
+    let reply = server.post("/v1/chat/completions", &body).json();
+    let choice = &reply["choices"][0];
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &Value::Null),
+        "{reply}"
+    );
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("look_up")));
+    assert!(call["id"].as_str().unwrap().starts_with("call_"));
+    let arguments: Value =
+        serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert!(arguments["age"].is_u64(), "{arguments}");
+
+    let events =
+        server.post("/v1/chat/completions", &with(body, json!({"stream": true}))).events(true);
+    let calls: Vec<&Value> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].get(0))
+        .collect();
+    assert_eq!(
+        (calls.len(), &calls[0]["index"], &calls[0]["function"]),
+        (1, &json!(0), &call["function"])
+    );
+    assert!(events.iter().all(|event| !event.to_string().contains("<tool_call>")));
+}
+
+#[test]
+fn tools_that_are_none_are_refused() {
+    let server = TestServer::start();
+    let body =
+        json!({"messages": [{"role": "user", "content": "x"}], "tools": tools(), "max_tokens": 4});
+    for (more, param) in [
+        (json!({"tools": [{"type": "function"}]}), "tools"),
+        (json!({"tools": "x"}), "tools"),
+        (json!({"tool_choice": "maybe"}), "tool_choice"),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "other"}}}),
+            "tool_choice",
+        ),
+        (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
+        (
+            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+    ] {
+        let reply = server.post("/v1/chat/completions", &with(body.clone(), more.clone()));
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}");
+    }
+    for choice in ["auto", "none"] {
+        let reply = server
+            .post("/v1/chat/completions", &with(body.clone(), json!({"tool_choice": choice})));
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+}
