@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::common::*;
 
 const TEMPLATE: &str = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}\
-    {% if add_generation_prompt %}<s>bot:{% endif %}";
+    {% if add_generation_prompt %}<s>assistant: {% endif %}";
 
 /// A copy of the tiny model with a chat template.
 fn model(name: &str) -> PathBuf {
