@@ -53,8 +53,12 @@ fn a_conversation_goes_on_in_the_next_process_and_reads_only_what_is_new() {
 
     // Rewound, the same again; in a branch too.
     let again = talk(&model, &sessions, &["--session", "b"], "/rewind\nBye\n").ok();
-    assert_eq!((again.stdout.lines().last(), read(&again)), (answers.last().copied(), all[2..].to_vec()));
-    let branch = talk(&model, &sessions, &["--session", "b"], "/branch c\n/rewind 2\nAnd you?\n").ok();
+    assert_eq!(
+        (again.stdout.lines().last(), read(&again)),
+        (answers.last().copied(), all[2..].to_vec())
+    );
+    let branch =
+        talk(&model, &sessions, &["--session", "b"], "/branch c\n/rewind 2\nAnd you?\n").ok();
     assert_eq!(read(&branch), all[1..2]);
     let list = talk(&model, &sessions, &[], "/sessions\n").ok();
     for (name, turns) in [("a", "3 turns"), ("b", "3 turns"), ("c", "2 turns")] {
@@ -86,9 +90,14 @@ fn a_conversation_without_a_name_is_kept_until_the_next_or_gets_one() {
 fn text_of_several_lines_settings_and_a_system_message_reach_the_model() {
     let model = model("talk-text");
     let sessions = model.join("sessions");
-    let lines = "/system Be brief.\n\"\"\"\nOne\n  two\n\"\"\"\n/set temp=0 n=2\n//etc\n/system\n/set\n";
+    let lines =
+        "/system Be brief.\n\"\"\"\nOne\n  two\n\"\"\"\n/set temp=0 n=2\n//etc\n/system\n/set\n";
     let run = talk(&model, &sessions, &["--session", "a"], lines).ok();
-    assert!(run.stdout.contains("Be brief.\n") && run.stdout.contains("max_tokens 2"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("Be brief.\n") && run.stdout.contains("max_tokens 2"),
+        "{}",
+        run.stdout
+    );
     let log = String::from_utf8_lossy(&fs::read(sessions.join("a/log")).unwrap()).into_owned();
     for said in [r#""content":"One\n  two""#, r#""content":"/etc""#, "system: Be brief."] {
         assert!(log.contains(said), "{said}: {log}");
@@ -104,7 +113,9 @@ fn text_of_several_lines_settings_and_a_system_message_reach_the_model() {
 fn a_command_that_fails_ends_a_chat_of_a_pipe() {
     let model = model("talk-fails");
     let sessions = model.join("sessions");
-    for line in ["/nothing", "/save", "/save a/b", "/set temp=hot", "/diff .", "/mix .:1", "/load x"] {
+    for line in
+        ["/nothing", "/save", "/save a/b", "/set temp=hot", "/diff .", "/mix .:1", "/load x"]
+    {
         let run = talk(&model, &sessions, &[], &format!("{line}\nHi\n")).fails(2);
         assert_eq!(run.stdout, "", "{line}");
     }
@@ -117,7 +128,9 @@ fn states_of_conversations_are_compared_and_mixed() {
     let sessions = model.join("sessions");
     talk(&model, &sessions, &["--session", "a"], "One\n").ok();
     talk(&model, &sessions, &["--session", "b"], "Another thing\n").ok();
-    let run = talk(&model, &sessions, &["--session", "a"], "/diff b\n/mix a:0.5,b:0.5\nOn\n/diff a\n").ok();
+    let run =
+        talk(&model, &sessions, &["--session", "a"], "/diff b\n/mix a:0.5,b:0.5\nOn\n/diff a\n")
+            .ok();
     assert!(run.stdout.contains("norms of the difference"), "{}", run.stdout);
     assert!(run.stderr.contains("experimental") && read(&run)[0].1 > 0, "{}", run.stderr);
     // All of one is that one.
@@ -140,7 +153,8 @@ fn a_model_without_a_template_says_so_once_and_goes_on() {
 #[test]
 fn an_interrupt_ends_the_answer_and_what_was_said_is_kept() {
     let sessions = folder("talk-interrupt").join("sessions");
-    let mut child = command(&["chat", "--sessions", sessions.to_str().unwrap(), "--session", "a", "-n", "-1"]);
+    let mut child =
+        command(&["chat", "--sessions", sessions.to_str().unwrap(), "--session", "a", "-n", "-1"]);
     let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"The sea\n").unwrap();
@@ -223,7 +237,17 @@ fn the_state_of_a_conversation_gets_a_name() {
     talk(&model, &sessions, &["--session", "a"], "Hello\n").ok();
     let (sessions, states) = (sessions.to_str().unwrap(), states.to_str().unwrap());
     let save = |session: &str| {
-        boostr(&["state", "save", "x", "--session", session, "--sessions", sessions, "--states", states])
+        boostr(&[
+            "state",
+            "save",
+            "x",
+            "--session",
+            session,
+            "--sessions",
+            sessions,
+            "--states",
+            states,
+        ])
     };
     save("a").ok();
     save("a").fails(2);
