@@ -43,6 +43,7 @@
 //! | what | at most |
 //! |---|---|
 //! | a schema | [`MAX_SCHEMA`] bytes of JSON, [`MAX_VALUES`] values, [`MAX_KEYS`] in an object, nested [`MAX_DEPTH`] deep |
+//! | a schema with `minProperties` or `maxProperties` | [`MAX_COUNTED`] values |
 //! | a text in Lark | [`MAX_LARK`] bytes, brackets nested [`MAX_DEPTH`] deep |
 //! | a regular expression | [`MAX_REGEX`] bytes |
 //! | symbols of all rules | 100 000 |
@@ -71,6 +72,9 @@ pub const MAX_VALUES: usize = 5000;
 
 /// Most keys of one object in a JSON schema.
 pub const MAX_KEYS: usize = 500;
+
+/// Most values in a schema with `minProperties` or `maxProperties`, whose grammar has a size of their number squared.
+pub const MAX_COUNTED: usize = 100;
 
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 16 << 10;
@@ -166,8 +170,14 @@ fn check_schema(schema: &Value) -> Result<()> {
         };
         return refuse(format!("expected an object, found {what}"));
     }
-    if let Err(reason) = (Room { bytes: MAX_SCHEMA, values: MAX_VALUES }).take(schema, MAX_DEPTH) {
+    let mut room = Room { bytes: MAX_SCHEMA, values: MAX_VALUES, counts_properties: false };
+    if let Err(reason) = room.take(schema, MAX_DEPTH) {
         return refuse(reason);
+    }
+    if room.counts_properties && MAX_VALUES - room.values > MAX_COUNTED {
+        return refuse(format!(
+            "expected at most {MAX_COUNTED} values with minProperties or maxProperties, found more"
+        ));
     }
     if !finite::is_finite(schema) {
         return refuse("it refers to itself in a way that no value ends".to_owned());
@@ -188,6 +198,8 @@ struct Room {
     /// Bytes, about those of its JSON.
     bytes: usize,
     values: usize,
+    /// Whether it says how many properties an object has.
+    counts_properties: bool,
 }
 
 impl Room {
@@ -203,7 +215,11 @@ impl Room {
             Value::Object(fields) if fields.len() > MAX_KEYS => {
                 return Err(more(MAX_KEYS, "keys of one object"));
             }
-            Value::Object(fields) => fields.keys().fold(2, |sum, key| sum + key.len() + 4),
+            Value::Object(fields) => {
+                let counts = ["minProperties", "maxProperties"].map(|key| fields.contains_key(key));
+                self.counts_properties |= counts.contains(&true);
+                fields.keys().fold(2, |sum, key| sum + key.len() + 4)
+            }
         };
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| more(MAX_SCHEMA, "bytes"))?;
         match value {
@@ -258,7 +274,9 @@ mod tests {
     #[test]
     fn the_room_of_a_schema_is_about_its_json() {
         let schema = json!({"a": [1, true, null, "text"], "bc": {"d": []}});
-        let room = |bytes, values, depth| Room { bytes, values }.take(&schema, depth);
+        let room = |bytes, values, depth| {
+            Room { bytes, values, counts_properties: false }.take(&schema, depth)
+        };
         let len = schema.to_string().len();
         assert_eq!(room(len + 12, 8, 3), Ok(()));
         assert!(room(len - 12, 8, 3).unwrap_err().contains("bytes"));

@@ -446,7 +446,7 @@ fn d15_hostile_schemas_are_refused_by_name() {
         (json!({"properties": fields(MAX_KEYS + 1)}), "500 keys"),
         (json!({"enum": vec![0; MAX_VALUES]}), "5000 values"),
         (json!({"description": "x".repeat(10 << 20)}), "at most 262144 bytes"),
-        (json!({"enum": wide}), "5000 values"),
+        (json!({"enum": wide}), "at most 262144 bytes"),
     ] {
         let reason = refused(&setting, &schema);
         assert!(reason.contains(expected), "{reason}, not {expected}");
@@ -465,6 +465,7 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"type": "null"}),
         |inner, _| json!({"anyOf": [inner, {"type": "array", "items": {}}]}),
     );
+    let mut slow = Vec::new();
     for schema in [
         string("(a+)+"),
         string("^(a+)+$"),
@@ -488,6 +489,7 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"type": "object", "properties": fields(MAX_KEYS)}),
         json!({"type": "object", "properties": fields(MAX_KEYS), "required": names(MAX_KEYS)}),
         json!({"type": "object", "properties": fields(MAX_KEYS), "minProperties": 1, "additionalProperties": false}),
+        json!({"type": "object", "properties": fields(100), "minProperties": 1, "additionalProperties": false}),
         json!({"type": "object", "properties": (0..9).map(|i| {
             (format!("o{i}"), json!({"type": "object", "properties": fields(270)}))
         }).collect::<Map<_, _>>()}),
@@ -522,8 +524,11 @@ fn d15_hostile_patterns_take_no_time() {
             }
         }
         println!("{:?} {shown}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?} for {shown}", start.elapsed());
+        if start.elapsed() > Duration::from_secs(3) {
+            slow.push(format!("{:?} for {shown}", start.elapsed()));
+        }
     }
+    assert!(slow.is_empty(), "{slow:?}");
 }
 
 #[test]

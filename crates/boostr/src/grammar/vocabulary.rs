@@ -34,7 +34,7 @@ const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Tokens that are special, and those that end a text, are no text: a grammar never allows one for the characters that
 /// its name is spelled with. Other added tokens are.
 ///
-/// Making it takes about half a second for 100 000 tokens, and 20 to 50 MB.
+/// Making it takes about 0.15 s for 50 000 tokens.
 pub struct Vocabulary {
     factory: ParserFactory,
     limit: usize,
