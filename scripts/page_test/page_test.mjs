@@ -1,20 +1,20 @@
 // Drives the page of a boostr server in headless Chromium, one check a line; exits with 1 where one fails.
 //
-//     node page_test.mjs --url http://127.0.0.1:8080 [--serve "COMMAND"] [--key KEY] [--shots FOLDER] [--only WORDS]
+//     node page_test.mjs --url http://127.0.0.1:8080 [--serve "COMMAND"] [--key KEY] [--shots FOLDER] [--only WORDS] [--page FOLDER]
 //
 // --serve: starts the server, stops it at the end, and restarts it in between (SIGTERM) to see that sessions stay.
-// --key: what the server wants as an API key. --shots: where screenshots go (./shots). $CHROMIUM: the browser.
+// --page: the page's files, in place of those that are built into the server. --key: what the server wants as an API key. --shots: where screenshots go (./shots). $CHROMIUM: the browser.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
 
 const { values: options } = parseArgs({ options: {
   url: { type: 'string', default: 'http://127.0.0.1:8123' }, serve: { type: 'string' }, key: { type: 'string' },
-  shots: { type: 'string', default: 'shots' }, only: { type: 'string' },
+  shots: { type: 'string', default: 'shots' }, only: { type: 'string' }, page: { type: 'string' },
 } });
 const base = options.url.replace(/\/$/, '');
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -178,11 +178,16 @@ step('the next turn reads only what is new', async () => {
 step('who scrolled up to read is left there', async () => {
   await page.setViewportSize({ width: 1280, height: 360 });
   const before = await turns().count();
+  await set({ max_tokens: 2000 });
   await write('Go on');
   await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
   await page.evaluate(() => { document.getElementById('scroll').scrollTop = 0; });
+  await sleep(200);
+  assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await page.keyboard.press('Escape');
   await settleAnswer(before + 1);
   assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await set({ max_tokens: 64 });
   await click(`Rewind to turn ${before}`);
   await settle(before);
   await page.setViewportSize({ width: 1280, height: 800 });
@@ -563,6 +568,13 @@ try {
   page = await (await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: 'light' })).newPage();
   page.setDefaultTimeout(10_000);
   watch(page);
+  if (options.page) {
+    for (const name of ['index.html', 'app.js', 'style.css', 'icon.svg']) {
+      await page.route(`${base}/${name.replace('index.html', '')}`, async (route) => {
+        route.fulfill({ response: await route.fetch(), body: readFileSync(`${options.page}/${name}`) });
+      });
+    }
+  }
   for (const { name, run } of steps.filter((other) => !options.only || other.name.includes(options.only))) {
     const began = Date.now();
     try {
