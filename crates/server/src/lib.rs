@@ -103,6 +103,7 @@ impl<B: Backend> Server<B> {
         let request = Request::post(path)
             .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_LENGTH, body.len())
             .body(Body::from(body));
         let failed = |error: &dyn std::fmt::Display| {
             let error = json!({"message": error.to_string(), "type": "server_error"});

@@ -4,6 +4,7 @@
 
 #![cfg(feature = "demo")]
 
+mod batch;
 mod chat;
 mod common;
 mod ends;
