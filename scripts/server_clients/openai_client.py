@@ -238,7 +238,7 @@ def _(c: Client):
 def _(c: Client):
     for wanted in ("required", {"type": "function", "function": {"name": "paint"}}):
         try:
-            answer = c.chat(tools=[TOOL], tool_choice=wanted, max_tokens=200)
+            answer = c.chat(tools=[TOOL], tool_choice=wanted, parallel_tool_calls=False, max_tokens=200)
         except openai.BadRequestError as error:
             if "tool" in str(error):
                 raise Skipped(f"the model has no tools: {error.body['message']}") from error
@@ -250,13 +250,23 @@ def _(c: Client):
         arguments = json.loads(call.function.arguments)
         assert arguments["colour"] in COLOURS and 1 <= arguments["count"] <= 9, arguments
         name, streamed = "", ""
-        for chunk in c.chat(tools=[TOOL], tool_choice=wanted, max_tokens=200, stream=True):
+        for chunk in c.chat(tools=[TOOL], tool_choice=wanted, parallel_tool_calls=False, max_tokens=200, stream=True):
             for piece in chunk.choices[0].delta.tool_calls or []:
                 name += piece.function.name or ""
                 streamed += piece.function.arguments or ""
         assert name == "paint" and json.loads(streamed) == arguments, f"{name} {streamed}"
     result = [*ASK, choice.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "painted"}]
     assert c.chat(messages=result, tools=[TOOL], tool_choice="none").choices[0].message.content is not None
+
+
+@check("tools: a call that is cut off is no text")
+def _(c: Client):
+    try:
+        answer = c.chat(tools=[TOOL], tool_choice="required", max_tokens=12)
+    except openai.BadRequestError as error:
+        raise Skipped("the model has no tools") from error
+    [choice] = answer.choices
+    assert choice.finish_reason == "length" and not (choice.message.content or "").strip(), f"{choice}"
 
 
 @check("tools: without need there may be none, and `none` makes none")
