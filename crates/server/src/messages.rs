@@ -55,7 +55,10 @@ fn read_one(path: &str, message: Value) -> Result<Value> {
             out.insert("content".into(), "".into());
         }
         None => {
-            return Err(ApiError::field(path, "expected a string or an array of parts, found null"));
+            return Err(ApiError::field(
+                path,
+                "expected a string or an array of parts, found null",
+            ));
         }
     }
     if !calls.is_empty() {
