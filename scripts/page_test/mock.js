@@ -1,9 +1,9 @@
 // A server in memory with boostr's HTTP interface and no model, for work on the page and on the clients.
 //
-//     node mock.js [--port 8123] [--key KEY] [--no-sessions] [--delay MS] [--store FILE] [--model NAME] [--busy]
+//     node mock.js [--port 8123] [--key KEY] [--no-sessions] [--delay MS] [--store FILE] [--model NAME] [--queue N]
 //
 // A token is a word; an answer depends on the conversation alone, so the same greedy request gets the same answer.
-// --delay: between tokens (20). --store: sessions survive a restart in it. --busy: chat is always 429.
+// --delay: between tokens (20). --store: sessions survive a restart in it. --queue: more answers at once are refused (1000).
 
 import { createServer } from 'node:http';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -12,7 +12,7 @@ import { parseArgs } from 'node:util';
 
 const { values: options } = parseArgs({ options: {
   port: { type: 'string', default: '8123' }, key: { type: 'string' }, store: { type: 'string' },
-  'no-sessions': { type: 'boolean' }, busy: { type: 'boolean' },
+  'no-sessions': { type: 'boolean' }, queue: { type: 'string', default: '1000' },
   delay: { type: 'string', default: '20' }, model: { type: 'string', default: 'demo-mamba2' },
 } });
 const PAGE = new URL('../../crates/server/page/', import.meta.url);
@@ -147,11 +147,22 @@ function check(body) {
   within('max_completion_tokens', 1, 8192, true);
   within('seed', 0, Number.MAX_SAFE_INTEGER, true);
   within('n', 1, 8, true);
+  if ([body.stop ?? []].flat().some((stop) => typeof stop !== 'string')) throw new Refusal(400, 'stop: expected a string or strings', { param: 'stop' });
   if (body.model && body.model !== options.model) throw new Refusal(404, `no model \`${body.model}\`; there is: ${options.model}`, { param: 'model' });
 }
 
+let running = 0;
 async function complete(body, chat, request, response) {
-  if (options.busy) throw new Refusal(429, 'the queue is full: 64 wait', { headers: { 'Retry-After': '1' } });
+  if (running >= Number(options.queue)) throw new Refusal(429, `the queue is full: ${running} wait`, { headers: { 'Retry-After': '1' } });
+  running += 1;
+  try {
+    return await answer(body, chat, request, response);
+  } finally {
+    running -= 1;
+  }
+}
+
+async function answer(body, chat, request, response) {
   check(body);
   if (chat && !Array.isArray(body.messages)) throw new Refusal(400, 'messages: expected an array', { param: 'messages' });
   if (chat && !body.messages.length) throw new Refusal(400, 'messages: expected at least one', { param: 'messages' });
@@ -200,6 +211,7 @@ async function complete(body, chat, request, response) {
   const store = (content) => session && { id: session.id, turn: commit(session, [...body.messages, { role: 'assistant', content }], total + tokens(content).length) };
 
   if (!body.stream) {
+    if (Number(options.delay)) await sleep(Number(options.delay) * made);
     const choices = answers.map(({ pieces, finish, message }, index) => (chat
       ? { index, message, logprobs: logprobs?.chat(pieces) ?? null, finish_reason: finish }
       : { index, text: (body.echo ? text : '') + pieces.join(''), logprobs: logprobs?.text(pieces) ?? null, finish_reason: finish }));
@@ -249,11 +261,21 @@ function embeddings(body) {
 
 // Routes
 
+const json = (properties, required) => ({ required: true, content: { 'application/json': { schema: { type: 'object', properties, required } } } });
+const OPENAPI = {
+  openapi: '3.1.0', info: { title: 'mock', version: '0' },
+  paths: {
+    '/v1/models': { get: { responses: { 200: { description: 'models' } } } },
+    '/tokenize': { post: { requestBody: json({ content: { type: 'string' } }, ['content']), responses: { 200: { description: 'ids' } } } },
+    '/v1/completions': { post: { requestBody: json({ prompt: { type: 'string' }, max_tokens: { type: 'integer', minimum: 1, maximum: 8 } }, ['prompt']), responses: { 200: { description: 'text' } } } },
+  },
+};
 const model = () => ({ id: options.model, object: 'model', created: 1_780_000_000, owned_by: 'boostr' });
 const vocabulary = [];
 const ROUTES = {
   'GET /health': () => [200, { status: 'ok' }],
   'GET /livez': () => [200, { status: 'ok' }],
+  'GET /openapi.json': () => [200, OPENAPI],
   'GET /v1/models': () => [200, { object: 'list', data: [model()] }],
   'GET /props': () => [200, {
     model: options.model, parameters: 2_680_000, state_bytes: STATE_BYTES, has_chat_template: false, vocab: 2048,
@@ -297,6 +319,7 @@ async function read(request) {
 }
 
 async function route(request, response) {
+  if (!/^(127\.0\.0\.1|localhost)(:\d+)?$/.test(request.headers.host ?? '')) throw new Refusal(403, `host \`${request.headers.host}\` is not this server`);
   const url = new URL(request.url, 'http://mock');
   const file = request.method === 'GET' && FILES[url.pathname];
   if (file) {
@@ -318,12 +341,12 @@ async function route(request, response) {
 }
 
 const TYPES = { 401: 'authentication_error', 404: 'not_found_error', 429: 'rate_limit_error' };
-const server = createServer(async (request, response) => {
+const server = createServer({ headersTimeout: 8000, connectionsCheckingInterval: 1000 }, async (request, response) => {
   let answer;
   try {
     answer = await route(request, response);
   } catch (error) {
-    if (!(error instanceof Refusal)) console.error(error);
+    if (!(error instanceof Refusal) && error.code !== 'ECONNRESET') console.error(error);
     const status = error.status ?? 500;
     answer = [status, { error: { message: error.message, type: TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error'), param: error.param ?? null, code: null } }, error.headers];
   }

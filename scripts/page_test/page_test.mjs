@@ -1,20 +1,20 @@
 // Drives the page of a boostr server in headless Chromium, one check a line; exits with 1 where one fails.
 //
-//     node page_test.mjs --url http://127.0.0.1:8080 [--serve "COMMAND"] [--key KEY] [--shots FOLDER] [--only WORDS]
+//     node page_test.mjs --url http://127.0.0.1:8080 [--serve "COMMAND"] [--key KEY] [--shots FOLDER] [--only WORDS] [--page FOLDER]
 //
 // --serve: starts the server, stops it at the end, and restarts it in between (SIGTERM) to see that sessions stay.
-// --key: what the server wants as an API key. --shots: where screenshots go (./shots). $CHROMIUM: the browser.
+// --page: the page's files, in place of those that are built into the server. --key: what the server wants as an API key. --shots: where screenshots go (./shots). $CHROMIUM: the browser.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
 
 const { values: options } = parseArgs({ options: {
   url: { type: 'string', default: 'http://127.0.0.1:8123' }, serve: { type: 'string' }, key: { type: 'string' },
-  shots: { type: 'string', default: 'shots' }, only: { type: 'string' },
+  shots: { type: 'string', default: 'shots' }, only: { type: 'string' }, page: { type: 'string' },
 } });
 const base = options.url.replace(/\/$/, '');
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -175,6 +175,24 @@ step('the next turn reads only what is new', async () => {
   await shot('two-turns');
 });
 
+step('who scrolled up to read is left there', async () => {
+  await page.setViewportSize({ width: 1280, height: 360 });
+  const before = await turns().count();
+  await set({ max_tokens: 2000 });
+  await write('Go on');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.evaluate(() => { document.getElementById('scroll').scrollTop = 0; });
+  await sleep(200);
+  assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await page.keyboard.press('Escape');
+  await settleAnswer(before + 1);
+  assert.equal(await page.evaluate(() => document.getElementById('scroll').scrollTop), 0);
+  await set({ max_tokens: 64 });
+  await click(`Rewind to turn ${before}`);
+  await settle(before);
+  await page.setViewportSize({ width: 1280, height: 800 });
+});
+
 step('a reload keeps the session open', async () => {
   const [before, id] = [await answers(), hash()];
   await page.reload();
@@ -206,14 +224,28 @@ for (const [how, act] of [['Escape', () => page.keyboard.press('Escape')], ['the
   });
 }
 
+step('a reload in the middle of an answer keeps what was written', async () => {
+  const before = hash();
+  await fresh();
+  await set({ max_tokens: 4000 });
+  await write('Once upon a time');
+  await until('text comes', async () => (await page.locator('.live .answer:not(:has(.waiting))').innerText().catch(() => '')).length > 10);
+  await page.reload();
+  await settle(1);
+  assert.ok((await answers())[0].length > 5);
+  await set({ max_tokens: 64 });
+  await page.click(`[data-session="${before}"]`);
+  await settle(4);
+});
+
 step('rewinding goes back, and the other turns stay in the tree', async () => {
   const first = (await answers())[0];
   await click('Rewind to turn 1');
   await settle(1);
   assert.deepEqual(await answers(), [first]);
-  assert.equal(await count('.turn-link.other'), 3);
+  assert.equal(await count('.turn-link.other'), 4);
   await say('Another way');
-  assert.equal(await count('.turn-link'), 5);
+  assert.equal(await count('.turn-link'), 6);
   await shot('tree');
   for (const elsewhere of ['The boat came in', 'Another way']) {
     await inTree(elsewhere).click();
@@ -318,6 +350,35 @@ step('markup in a message or an answer is only text', async () => {
   assert.equal(await text('.answer pre'), '<b>bold</b>');
   assert.equal(await page.evaluate(() => window.hurt), undefined);
   await shot('inert');
+  await page.fill('#input', '');
+});
+
+step('an answer reads the same wherever the network cuts it', async () => {
+  await fresh();
+  const answer = 'naïve 海 🌊 ende';
+  await page.evaluate(({ answer, body }) => {
+    window.realFetch = window.fetch;
+    window.fetch = (path, init) => {
+      if (!path.endsWith('/chat/completions')) return window.realFetch(path, init);
+      const bytes = new TextEncoder().encode(body);
+      return Promise.resolve(new Response(new ReadableStream({
+        async start(controller) {
+          for (const byte of bytes) { controller.enqueue(Uint8Array.of(byte)); await null; }
+          controller.close();
+        },
+      })));
+    };
+    window.seen = new Set();
+    new MutationObserver(() => {
+      const shown = document.querySelector('.live .answer:not(:has(.waiting))')?.textContent;
+      if (shown) window.seen.add(answer.startsWith(shown));
+    }).observe(document.getElementById('log'), { subtree: true, childList: true, characterData: true });
+    send('Hello');
+  }, { answer, body: stream(...[...answer].map((letter) => piece(letter)), { error: { message: 'on purpose' } }).body.replaceAll('data: ', ': prefill 3/4\r\n\r\ndata:') });
+  await page.locator('#error').waitFor();
+  assert.match(await text('#error'), /on purpose/);
+  assert.deepEqual(await page.evaluate(() => { window.fetch = window.realFetch; return [...window.seen]; }), [true]);
+  await page.click('#dismiss');
   await page.fill('#input', '');
 });
 
@@ -507,6 +568,13 @@ try {
   page = await (await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: 'light' })).newPage();
   page.setDefaultTimeout(10_000);
   watch(page);
+  if (options.page) {
+    for (const name of ['index.html', 'app.js', 'style.css', 'icon.svg']) {
+      await page.route(`${base}/${name.replace('index.html', '')}`, async (route) => {
+        route.fulfill({ response: await route.fetch(), body: readFileSync(`${options.page}/${name}`) });
+      });
+    }
+  }
   for (const { name, run } of steps.filter((other) => !options.only || other.name.includes(options.only))) {
     const began = Date.now();
     try {

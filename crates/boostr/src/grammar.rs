@@ -42,7 +42,8 @@
 //!
 //! | what | at most |
 //! |---|---|
-//! | a schema, written as JSON | [`MAX_SCHEMA`] bytes, nested [`MAX_DEPTH`] deep |
+//! | a schema | [`MAX_SCHEMA`] bytes of JSON, [`MAX_VALUES`] values, [`MAX_KEYS`] in an object, nested [`MAX_DEPTH`] deep |
+//! | a schema with `minProperties` or `maxProperties` | [`MAX_COUNTED`] values |
 //! | a text in Lark | [`MAX_LARK`] bytes, brackets nested [`MAX_DEPTH`] deep |
 //! | a regular expression | [`MAX_REGEX`] bytes |
 //! | symbols of all rules | 100 000 |
@@ -66,11 +67,20 @@ pub const MAX_SCHEMA: usize = 256 << 10;
 /// Deepest nesting of a JSON schema, or of the brackets of a Lark grammar.
 pub const MAX_DEPTH: usize = 64;
 
+/// Most values in a JSON schema, those in others counted too; OpenAI's limit of properties is the same number.
+pub const MAX_VALUES: usize = 5000;
+
+/// Most keys of one object in a JSON schema.
+pub const MAX_KEYS: usize = 500;
+
+/// Most values in a schema with `minProperties` or `maxProperties`, whose grammar has a size of their number squared.
+pub const MAX_COUNTED: usize = 100;
+
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 16 << 10;
 
 /// Longest Lark grammar, in bytes.
-pub const MAX_LARK: usize = 256 << 10;
+pub const MAX_LARK: usize = 128 << 10;
 
 /// What errors call a schema.
 const SCHEMA: &str = "json_schema";
@@ -91,8 +101,7 @@ impl Grammar {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if it is no object, is longer than [`MAX_SCHEMA`], is nested deeper than [`MAX_DEPTH`] or recurs
-    /// without end. What else it says is looked at by [`Vocabulary::constraint`].
+    /// [`Error::Argument`] if it is no object, is larger than the [limits](self#limits) or recurs without end. What else it says is looked at by [`Vocabulary::constraint`].
     pub fn json_schema(schema: &Value) -> Result<Self> {
         check_schema(schema)?;
         Ok(Self(Kind::Json(schema.clone())))
@@ -161,16 +170,19 @@ fn check_schema(schema: &Value) -> Result<()> {
         };
         return refuse(format!("expected an object, found {what}"));
     }
-    match size(schema, MAX_DEPTH, MAX_SCHEMA) {
-        Some(bytes) if bytes > MAX_SCHEMA => {
-            refuse(format!("expected at most {MAX_SCHEMA} bytes, found more"))
-        }
-        None => refuse(format!("expected nesting of at most {MAX_DEPTH}, found more")),
-        Some(_) if !finite::is_finite(schema) => {
-            refuse("it refers to itself in a way that no value ends".to_owned())
-        }
-        Some(_) => Ok(()),
+    let mut room = Room { bytes: MAX_SCHEMA, values: MAX_VALUES, counts_properties: false };
+    if let Err(reason) = room.take(schema, MAX_DEPTH) {
+        return refuse(reason);
     }
+    if room.counts_properties && MAX_VALUES - room.values > MAX_COUNTED {
+        return refuse(format!(
+            "expected at most {MAX_COUNTED} values with minProperties or maxProperties, found more"
+        ));
+    }
+    if !finite::is_finite(schema) {
+        return refuse("it refers to itself in a way that no value ends".to_owned());
+    }
+    Ok(())
 }
 
 fn check_len(name: &'static str, text: &str, most: usize) -> Result<()> {
@@ -181,19 +193,39 @@ fn check_len(name: &'static str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// About the bytes of a value's JSON, counted until they are more than `most`; `None` if it is nested deeper than `depth`.
-fn size(value: &Value, depth: usize, most: usize) -> Option<usize> {
-    let depth = depth.checked_sub(1)?;
-    let inner = |sum: usize, value: &Value| match sum {
-        sum if sum > most => Some(sum),
-        sum => Some(sum + 1 + size(value, depth, most - sum)?),
-    };
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => Some(4),
-        Value::String(text) => Some(text.len() + 2),
-        Value::Array(values) => values.iter().try_fold(2, inner),
-        Value::Object(fields) => {
-            fields.iter().try_fold(2, |sum, (key, value)| inner(sum + key.len() + 3, value))
+/// What a schema may still have.
+struct Room {
+    /// Bytes, about those of its JSON.
+    bytes: usize,
+    values: usize,
+    /// Whether it says how many properties an object has.
+    counts_properties: bool,
+}
+
+impl Room {
+    /// Takes the room of a value that may be nested so deep.
+    fn take(&mut self, value: &Value, depth: usize) -> Result<(), String> {
+        let more = |most, what| format!("expected at most {most} {what}, found more");
+        let depth = depth.checked_sub(1).ok_or_else(|| more(MAX_DEPTH, "levels of nesting"))?;
+        self.values = self.values.checked_sub(1).ok_or_else(|| more(MAX_VALUES, "values"))?;
+        let bytes = match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 4,
+            Value::String(text) => text.len() + 2,
+            Value::Array(values) => values.len() + 2,
+            Value::Object(fields) if fields.len() > MAX_KEYS => {
+                return Err(more(MAX_KEYS, "keys of one object"));
+            }
+            Value::Object(fields) => {
+                let counts = ["minProperties", "maxProperties"].map(|key| fields.contains_key(key));
+                self.counts_properties |= counts.contains(&true);
+                fields.keys().fold(2, |sum, key| sum + key.len() + 4)
+            }
+        };
+        self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| more(MAX_SCHEMA, "bytes"))?;
+        match value {
+            Value::Array(values) => values.iter().try_for_each(|value| self.take(value, depth)),
+            Value::Object(fields) => fields.values().try_for_each(|value| self.take(value, depth)),
+            _ => Ok(()),
         }
     }
 }
@@ -204,6 +236,7 @@ fn depth_of_brackets(rules: &str) -> usize {
     let mut bytes = rules.bytes().peekable();
     while let Some(byte) = bytes.next() {
         match byte {
+            b'#' => while bytes.next_if(|&b| b != b'\n').is_some() {},
             b'/' if bytes.peek() == Some(&b'/') => {
                 while bytes.next_if(|&b| b != b'\n').is_some() {}
             }
@@ -234,16 +267,20 @@ mod tests {
     fn brackets_in_texts_and_comments_do_not_nest() {
         assert_eq!(depth_of_brackets("start: (\"((([[\" /(((/ [a] {b})"), 2);
         assert_eq!(depth_of_brackets("// (((((\nstart: \"\\\"((\" (a)\n\"(("), 1);
-        assert_eq!(depth_of_brackets(")))((a"), 2);
+        assert_eq!(depth_of_brackets(")))((a # ((("), 2);
         assert_eq!(depth_of_brackets(&"(".repeat(1000)), 1000);
     }
 
     #[test]
-    fn a_size_is_about_that_of_the_json() {
+    fn the_room_of_a_schema_is_about_its_json() {
         let schema = json!({"a": [1, true, null, "text"], "bc": {"d": []}});
-        let found = size(&schema, 10, 1000).unwrap();
-        assert!(found.abs_diff(schema.to_string().len()) < 12, "{found}");
-        assert_eq!(size(&schema, 2, 1000), None);
-        assert!(size(&json!(vec!["x"; 1000]), 10, 100).unwrap() > 100);
+        let room = |bytes, values, depth| {
+            Room { bytes, values, counts_properties: false }.take(&schema, depth)
+        };
+        let len = schema.to_string().len();
+        assert_eq!(room(len + 12, 8, 3), Ok(()));
+        assert!(room(len - 12, 8, 3).unwrap_err().contains("bytes"));
+        assert!(room(1000, 7, 3).unwrap_err().contains("5000 values"));
+        assert!(room(1000, 8, 2).unwrap_err().contains("64 levels"));
     }
 }

@@ -206,7 +206,22 @@ impl<B: Backend> Sessions<B> {
         // One folder, wherever the process goes.
         let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
         clean(&folder);
-        Ok(Self { folder, open: Mutex::default() })
+        let sessions = Self { folder, open: Mutex::default() };
+        sessions.clean_locks();
+        Ok(sessions)
+    }
+
+    /// Removes the locks that killed processes left of sessions that are not there.
+    fn clean_locks(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_suffix(".lock"));
+            let Some(name) = name.filter(|name| check_name(name).is_ok()) else { continue };
+            if !self.folder.join(name).exists() {
+                // Who has it is about to make the session.
+                drop(Lock::new(&self.folder, name));
+            }
+        }
     }
 
     /// The folder.
@@ -331,11 +346,7 @@ impl<B: Backend> Sessions<B> {
     }
 
     /// The session of a name; the same one if this process has it open.
-    fn get_in(
-        &self,
-        open: &mut HashMap<String, Weak<Inner<B>>>,
-        name: &str,
-    ) -> Result<Session<B>> {
+    fn get_in(&self, open: &mut HashMap<String, Weak<Inner<B>>>, name: &str) -> Result<Session<B>> {
         let folder = self.folder_of(name)?;
         let known = open.get(name);
         if let Some(inner) = known.and_then(Weak::upgrade) {
@@ -516,7 +527,14 @@ impl<B: Backend> Session<B> {
         options: &crate::chat::Options,
     ) -> Result<Prompt<B>> {
         let live = self.live()?;
-        prompt::make(&live.tree, &self.inner.folder, live.recent.as_ref(), speaker, messages, options)
+        prompt::make(
+            &live.tree,
+            &self.inner.folder,
+            live.recent.as_ref(),
+            speaker,
+            messages,
+            options,
+        )
     }
 
     /// Takes an answer to `prompt` into the session: a turn, which is the head then. `generated` are its ids, all of

@@ -232,9 +232,7 @@ pub(crate) fn write<B: Backend>(
         return refuse("ids", reason);
     }
     let mut kind = None;
-    for (layer, cache) in
-        (0..state.n_layer()).filter_map(|layer| Some((layer, state.kv(layer)?)))
-    {
+    for (layer, cache) in (0..state.n_layer()).filter_map(|layer| Some((layer, state.kv(layer)?))) {
         if cache.len() != position {
             let len = cache.len();
             let reason = format!("layer {layer} has seen {len} tokens, the state {position}");
@@ -264,9 +262,7 @@ pub(crate) fn write<B: Backend>(
     let data = |tensor: &Tensor| -> Result<Vec<u8>> {
         match tensor.part {
             Some((layer, part)) => tensor.dtype.encode(&state.values(layer, part)?),
-            None => {
-                Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect())
-            }
+            None => Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect()),
         }
     };
 

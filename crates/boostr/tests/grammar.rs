@@ -6,11 +6,13 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use boostr::Error;
-use boostr::grammar::{Grammar, MAX_DEPTH, MAX_LARK, MAX_REGEX, MAX_SCHEMA, Vocabulary};
+use boostr::grammar::{
+    Grammar, MAX_DEPTH, MAX_KEYS, MAX_LARK, MAX_REGEX, MAX_SCHEMA, MAX_VALUES, Vocabulary,
+};
 use boostr::sample::{Constraint, Sampler, SamplerConfig};
 use boostr::tokenizer::Tokenizer;
 use regex::Regex;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::constrained::{Setting, TOKENIZERS, tokenizer, valid};
 
@@ -78,6 +80,32 @@ fn what_is_sampled_under_a_schema_is_json_that_validates() {
             assert!(texts.len() > 5, "{schema} gives always the same: {texts:?}");
         }
     }
+}
+
+/// Vocabularies of 32,000 and 50,257 tokens: made in time, masks in time.
+#[test]
+fn whole_vocabularies_of_published_models_take_little_time() {
+    for name in ["llama-spm", "gpt-2"] {
+        let start = Instant::now();
+        let setting = Setting::whole(name);
+        println!("{name}: made in {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        let schema = &schemas()[1];
+        let grammar = Grammar::json_schema(schema).unwrap();
+        let start = Instant::now();
+        let mut tokens = 0;
+        for seed in 0..5 {
+            let ids = setting.sampled(&mut *setting.constraint(&grammar), seed);
+            let value: Value = serde_json::from_str(&setting.text(&ids)).unwrap();
+            assert!(valid(schema, schema, &value), "{value}");
+            tokens += ids.len();
+        }
+        println!("{name}: {tokens} tokens in {:?}", start.elapsed());
+    }
+    let setting = Setting::whole("gpt-2");
+    let grammar = Grammar::json_schema(&schemas()[1]).unwrap();
+    assert!(setting.follows(&grammar, r#"{"name": "Ann Lee", "age": 17, "tags": ["red"]}"#));
+    assert!(!setting.follows(&grammar, r#"{"name": "Ann Lee", "age": 170, "tags": ["red"]}"#));
 }
 
 #[test]
@@ -345,6 +373,23 @@ fn a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_unsupported() {
     assert!(error.to_string().contains("ByteLevel and ByteFallback"), "{error}");
 }
 
+fn fields(count: usize) -> Map<String, Value> {
+    (0..count).map(|i| (format!("f{i}"), json!({"type": "string"}))).collect()
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("f{i}")).collect()
+}
+
+/// Definitions of which each is made of references to the next.
+fn chain(link: &dyn Fn(String) -> Value) -> Value {
+    let definitions: Map<String, Value> = (0..400)
+        .map(|i| (format!("d{i}"), link(format!("#/$defs/d{}", i + 1))))
+        .chain([("d400".to_owned(), json!({"type": "object"}))])
+        .collect();
+    json!({"$ref": "#/$defs/d0", "$defs": definitions})
+}
+
 /// The reason for which a schema cannot be used, in less than a second.
 fn refused(setting: &Setting, schema: &Value) -> String {
     let start = Instant::now();
@@ -397,7 +442,9 @@ fn d15_hostile_schemas_are_refused_by_name() {
         (string(json!("(?=look)ahead")), ""),
         (string(json!("(a)\\1")), ""),
         (string(json!({"not": "text"})), ""),
-        (deep(MAX_DEPTH + 1), "nesting of at most 64"),
+        (deep(MAX_DEPTH + 1), "64 levels of nesting"),
+        (json!({"properties": fields(MAX_KEYS + 1)}), "500 keys"),
+        (json!({"enum": vec![0; MAX_VALUES]}), "5000 values"),
         (json!({"description": "x".repeat(10 << 20)}), "at most 262144 bytes"),
         (json!({"enum": wide}), "at most 262144 bytes"),
     ] {
@@ -418,11 +465,7 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"type": "null"}),
         |inner, _| json!({"anyOf": [inner, {"type": "array", "items": {}}]}),
     );
-    let many: serde_json::Map<String, Value> =
-        (0..3000).map(|i| (format!("field{i}"), json!({"type": "string"}))).collect();
-    let fields = |count: usize| -> serde_json::Map<String, Value> {
-        (0..count).map(|i| (format!("f{i}"), json!({}))).collect()
-    };
+    let mut slow = Vec::new();
     for schema in [
         string("(a+)+"),
         string("^(a+)+$"),
@@ -443,13 +486,25 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"type": "number", "multipleOf": 1e-300}),
         json!({"type": "integer", "minimum": -1e300, "maximum": 1e300}),
         json!({"type": "number", "minimum": 1e-300, "maximum": 2e-300}),
-        json!({"type": "object", "properties": many}),
-        json!({"type": "object", "properties": fields(20_000), "additionalProperties": false}),
-        json!({"type": "object", "properties": fields(3000), "required": fields(3000).keys().collect::<Vec<_>>()}),
-        json!({"anyOf": (0..3000).map(|i| json!({"type": "object", "properties": {format!("f{i}"): {}}})).collect::<Vec<_>>()}),
-        json!({"enum": (0..15_000).map(|i| format!("word{i}")).collect::<Vec<_>>()}),
-        json!({"type": "array", "prefixItems": (0..10_000).map(|i| json!({"const": i})).collect::<Vec<_>>()}),
-        json!({"$ref": "#/$defs/d0", "$defs": (0..3000).map(|i| (format!("d{i}"), json!({"$ref": format!("#/$defs/d{}", i + 1)}))).collect::<serde_json::Map<_, _>>()}),
+        json!({"type": "object", "properties": fields(MAX_KEYS)}),
+        json!({"type": "object", "properties": fields(MAX_KEYS), "required": names(MAX_KEYS)}),
+        json!({"type": "object", "properties": fields(MAX_KEYS), "minProperties": 1, "additionalProperties": false}),
+        json!({"type": "object", "properties": fields(100), "minProperties": 1, "additionalProperties": false}),
+        json!({"type": "object", "properties": (0..9).map(|i| {
+            (format!("o{i}"), json!({"type": "object", "properties": fields(270)}))
+        }).collect::<Map<_, _>>()}),
+        json!({"anyOf": (0..1200).map(|i| json!({"properties": {format!("f{i}"): {}}})).collect::<Vec<_>>()}),
+        json!({"enum": (0..4990).map(|i| format!("word{i}")).collect::<Vec<_>>()}),
+        json!({"type": "array", "prefixItems": (0..2400).map(|i| json!({"const": i})).collect::<Vec<_>>()}),
+        chain(&|next| json!({"$ref": next})),
+        chain(&|next| json!({"allOf": [{"$ref": next}, {"$ref": next}]})),
+        chain(&|next| json!({"anyOf": [{"$ref": next}, {"$ref": next}]})),
+        chain(
+            &|next| json!({"type": "object", "properties": {"a": {"$ref": next}, "b": {"$ref": next}}, "required": ["a"]}),
+        ),
+        json!({"allOf": (0..12).map(|i| json!({"anyOf": [
+            {"properties": {format!("a{i}"): {}}}, {"properties": {format!("b{i}"): {}}}, {"properties": {format!("c{i}"): {}}},
+        ]})).collect::<Vec<_>>()}),
         json!({"type": "string", "allOf": (0..1000).map(|i| json!({"pattern": format!("a{{{i}}}b")})).collect::<Vec<_>>()}),
         json!({"type": "object", "patternProperties": {"(a+)+": {}, "(a*)*b": {"type": "null"}}}),
         nested,
@@ -470,9 +525,10 @@ fn d15_hostile_patterns_take_no_time() {
         }
         println!("{:?} {shown}", start.elapsed());
         if start.elapsed() > Duration::from_secs(3) {
-            println!("SLOW");
+            slow.push(format!("{:?} for {shown}", start.elapsed()));
         }
     }
+    assert!(slow.is_empty(), "{slow:?}");
 }
 
 #[test]
@@ -522,4 +578,40 @@ fn d15_hostile_rules_and_expressions_are_refused_by_name() {
         }
     }
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn d15_long_rules_take_no_time_and_no_stack() {
+    let setting = Setting::new("default");
+    let nested: String = (0..6000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let optional: String = (0..4000).map(|i| format!("r{i}: \"a\"? r{}\n", i + 1)).collect();
+    for rules in [
+        format!("start: r0\n{nested}r6000: \"a\"\n"),
+        format!("start: r0\n{optional}r4000: \"a\"\n"),
+        format!("start: {}", "\"a\" ".repeat(20_000)),
+        format!("start: {}\"a\"", "\"a\" | ".repeat(15_000)),
+        format!("start: A\nA: {}\"a\"", "\"b\" | ".repeat(15_000)),
+        format!("start: {}a{}", "(".repeat(60), ")?".repeat(60)),
+        format!("start: {}\"a\"{}", "(".repeat(60), "){1,9}".repeat(60)),
+        "start: start start | \"a\" | \"\"".to_owned(),
+    ] {
+        let start = Instant::now();
+        let shown: String = rules.chars().take(60).collect();
+        let made = Grammar::lark(rules.as_str()).and_then(|g| setting.vocabulary.constraint(&g));
+        println!(
+            "{:?} {:?} {shown}",
+            start.elapsed(),
+            made.as_ref().err().map(ToString::to_string)
+        );
+        if let Ok(mut constraint) = made {
+            for _ in 0..20 {
+                let Ok(allowed) = constraint.allowed() else { break };
+                let Some(id) = allowed.iter().last() else { break };
+                if constraint.accept(id).is_err() {
+                    break;
+                }
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?} for {shown}", start.elapsed());
+    }
 }

@@ -83,7 +83,7 @@ fn the_format_of_each_published_template_is_known_or_none() {
     let expected = [
         ("GLM-4.6", None),
         ("HuggingFaceTB-SmolLM2-135M-Instruct", None),
-        ("HuggingFaceTB-SmolLM3-3B", Some(ToolFormat::Hermes)),
+        ("HuggingFaceTB-SmolLM3-3B", None),
         ("LFM2-8B-A1B", None),
         ("LFM2.5-8B-A1B", None),
         ("LFM2.5-Instruct", None),
@@ -148,7 +148,7 @@ fn calls_that_a_template_writes_are_read_back() {
         let Some(format) = ToolFormat::detect(&source) else { continue };
         let template: ChatTemplate = source.compile().unwrap();
         let options = Options {
-            tools: Some(offered()),
+            tools: Some(offered()[..2].to_vec()),
             kwargs: json!({"enable_thinking": false}).as_object().unwrap().clone(),
             ..Options::default()
         };
@@ -183,14 +183,10 @@ fn calls_that_a_template_writes_are_read_back() {
             .collect();
         let expected: Vec<(String, Value)> =
             all.iter().map(|&(name, arguments)| (name.to_owned(), arguments.clone())).collect();
-        // SmolLM3's template writes no earlier calls.
-        if !whole.contains("tool_call>\n{\"name\": \"weather\"") && found.is_empty() {
-            continue;
-        }
         assert_eq!(found, expected, "{}: {answer}", path.display());
         read += 1;
     }
-    assert!(read >= 9, "{read} templates");
+    assert!(read >= 8, "{read} templates");
 }
 
 #[test]
@@ -227,6 +223,11 @@ fn calls_are_told_from_text() {
             ToolFormat::Functions,
             "<tool_call><function=weather><parameter=city>\ntwo\nlines\n</parameter></function></tool_call>",
             vec![call("weather", &json!({"city": "two\nlines"}))],
+        ),
+        (
+            ToolFormat::Functions,
+            "<tool_call><function=weather><parameter=city>a</function></tool_call>b</parameter></function></tool_call>",
+            vec![call("weather", &json!({"city": "a</function></tool_call>b"}))],
         ),
         (ToolFormat::Functions, "<tool_call><function=now></function>", vec![call("now", &now)]),
         (
@@ -461,7 +462,7 @@ fn a_forced_call_is_a_call_whatever_is_sampled() {
                 let constraint = setting.constraint(&grammar);
                 for seed in 0..12 {
                     let wish = match format {
-                        ToolFormat::Functions => "\n</parameter>\n</function>",
+                        ToolFormat::Functions => "</parameter>\n</function>",
                         _ => "",
                     };
                     let ids = setting.sampled_towards(&mut *constraint.fork(), seed, wish);

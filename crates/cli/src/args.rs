@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+pub mod batch;
 pub mod serve;
 
 /// Reads a command line, the program's name first; also tells whether it is `boostr` alone.
@@ -107,9 +108,15 @@ pub enum Command {
     /// Complete a prompt, or answer it
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
     Run(Box<RunArgs>),
+    /// Talk: answers in turn, kept under a name, branched and rewound
+    #[command(before_help = CHAT_EXAMPLES, after_help = CHAT_NOTES)]
+    Chat(Box<TalkArgs>),
     /// A model over HTTP: the OpenAI API, sessions, a web page
     #[command(alias = "server", before_help = serve::EXAMPLES, after_help = serve::NOTES)]
     Serve(Box<serve::ServeArgs>),
+    /// Answer a file of requests, many at once
+    #[command(before_help = batch::EXAMPLES, after_help = batch::NOTES)]
+    Batch(batch::BatchArgs),
     /// Layers, sizes, types and memory of a model
     #[command(alias = "inspect", before_help = SHOW_EXAMPLES)]
     Show(ShowArgs),
@@ -134,8 +141,8 @@ pub enum Command {
     /// A model changed by text: all of it, or adapters beside it
     #[command(before_help = TUNE_EXAMPLES, after_help = TRAIN_NOTES)]
     Tune(Box<TuneArgs>),
-    /// What the file of a state holds, and how two differ
-    #[command(before_help = STATE_EXAMPLES)]
+    /// Saved states: list, copy, mix, compare, remove
+    #[command(before_help = STATE_EXAMPLES, after_help = STATE_NOTES)]
     State(StateArgs),
     /// How well a model predicts a text, or continuations
     #[command(before_help = EVAL_EXAMPLES)]
@@ -159,6 +166,19 @@ Examples:
   boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"
   boostr run ./mamba2-370m -f book.txt -n 0 --save-state book.state
   boostr run ./mamba2-370m --state book.state -p \"The moral is\"";
+
+const CHAT_EXAMPLES: &str = "\
+Examples:
+  boostr chat smollm2-instruct.gguf
+  boostr chat smollm2-instruct.gguf --session trip --system \"You know Paris.\"
+  boostr chat smollm2-instruct.gguf --session trip < questions.txt";
+
+const CHAT_NOTES: &str = "\
+A conversation is on disk after each answer, so the next chat in --session NAME goes on where this one ended, however it \
+ended, and evaluates only what is new. Without --session it is kept as `last` until the next one without. /help at \
+the prompt lists what can be done: save, load, branch, rewind, mix, diff. Lines come from a pipe as well: then the first \
+command that fails ends the chat. Sessions are in $XDG_STATE_HOME/boostr/sessions, or ~/.local/state/boostr/sessions; more: \
+docs/chat.md.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -216,8 +236,16 @@ Examples:
 
 const STATE_EXAMPLES: &str = "\
 Examples:
+  boostr state ls
   boostr state show notes.state --json | jq .position
-  boostr state diff notes.state branch.state";
+  boostr state save trip --session trip
+  boostr state mix law:0.6 sea:0.4 --out soup -m ./mamba2-370m
+  boostr run ./mamba2-370m --state soup -p \"The captain\"";
+
+const STATE_NOTES: &str = "\
+A NAME without a slash and a dot is a file NAME.safetensors in the folder of states (--states DIR, BOOSTR_STATES, else \
+$XDG_STATE_HOME/boostr/states or ~/.local/state/boostr/states); anything else is the path of a file. `run` takes both as \
+--state and --save-state.";
 
 const EVAL_EXAMPLES: &str = "\
 Examples:
@@ -310,6 +338,7 @@ pub struct RunArgs {
     pub file: Option<PathBuf>,
     /// Token ids as the prompt, like 5,17,3; ids are printed in place of text
     #[arg(long, value_name = "IDS")]
+    #[arg(conflicts_with_all = ["system", "chat_template", "chat_template_kwargs"])]
     pub tokens: Option<String>,
     /// Most tokens to generate; -1 for no limit
     #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true)]
@@ -318,6 +347,10 @@ pub struct RunArgs {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before, or a
+    /// smaller model of the same vocabulary
+    #[arg(long, value_name = "lookup|MODEL")]
+    pub draft: Option<PathBuf>,
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,
@@ -329,22 +362,43 @@ pub struct RunArgs {
     #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]
+    pub grammar: GrammarArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// What the text has to be.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Grammar")]
+pub struct GrammarArgs {
+    /// The text is JSON of this schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
+    pub json_schema: Option<String>,
+    /// The text follows the rules of this file, in Lark's notation
+    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    pub grammar: Option<PathBuf>,
+    /// The text is one that this regular expression matches, all of it
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    pub regex: Option<String>,
 }
 
 /// Where a run begins, and what is kept of it.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "State")]
 pub struct RunStateArgs {
-    /// Go on from this state: the prompt comes next, as it is, and nothing before it is computed again
-    #[arg(long, value_name = "FILE")]
+    /// Go on from this state, a name or a file: the prompt comes next, as it is, and nothing before it is
+    /// computed again
+    #[arg(long, value_name = "NAME")]
     #[arg(conflicts_with_all = ["system", "chat_template", "chat_template_kwargs"])]
     pub state: Option<PathBuf>,
-    /// Keep the state after the last token in this file; it may be that of --state
-    #[arg(long, value_name = "FILE")]
+    /// Keep the state after the last token under this name or in this file; it may be that of --state
+    #[arg(long, value_name = "NAME")]
     pub save_state: Option<PathBuf>,
+    /// Folder of named states
+    #[arg(long, value_name = "DIR", env = "BOOSTR_STATES", hide_env = true)]
+    pub states: Option<PathBuf>,
     /// What --save-state rounds to; bf16 takes half the bytes, at some loss
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub state_type: StateKind,
@@ -367,18 +421,48 @@ impl From<StateKind> for boostr::state_file::StateType {
     }
 }
 
+/// Arguments of `boostr chat`.
+#[derive(Debug, Args)]
+pub struct TalkArgs {
+    /// The model; the built-in one by default
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub path: Option<PathBuf>,
+    /// The conversation to go on with, or to begin
+    #[arg(long, value_name = "NAME")]
+    pub session: Option<String>,
+    /// Folder of all conversations
+    #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
+    pub sessions: Option<PathBuf>,
+    /// Most tokens of an answer; -1 for no limit
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true)]
+    #[arg(env = "BOOSTR_MAX_TOKENS", hide_env = true, value_parser = parse_max_tokens)]
+    pub max_tokens: Option<usize>,
+    /// End an answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub chat: ChatArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
 /// Arguments of `boostr state`.
 #[derive(Debug, Args)]
 pub struct StateArgs {
     #[command(subcommand)]
     pub command: StateCommand,
+    /// Folder of named states
+    #[arg(long, global = true, value_name = "DIR", env = "BOOSTR_STATES", hide_env = true)]
+    pub states: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum StateCommand {
     /// Whose state it is, how far it has come, and the norm of what each layer keeps
     Show {
-        /// A file that --save-state wrote
+        /// Name or file
         file: PathBuf,
         /// One JSON object
         #[arg(long)]
@@ -386,13 +470,76 @@ pub enum StateCommand {
     },
     /// How far two states of one model are apart, layer by layer
     Diff {
-        /// A file that --save-state wrote
+        /// Name or file
         a: PathBuf,
         /// Another
         b: PathBuf,
         /// One JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// The named states
+    Ls {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// A file, or where a conversation stands, under a name
+    Save {
+        /// The name
+        name: PathBuf,
+        /// A file of a state
+        #[arg(required_unless_present = "session", conflicts_with = "session")]
+        file: Option<PathBuf>,
+        /// A conversation of `boostr chat`
+        #[arg(long, value_name = "NAME")]
+        session: Option<String>,
+        /// Folder of conversations
+        #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
+        sessions: Option<PathBuf>,
+        /// Replace what is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// A named state as a file
+    Load {
+        /// The name
+        name: PathBuf,
+        /// The file to write
+        file: PathBuf,
+        /// Replace what is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// A copy of a state under another name
+    Branch {
+        /// Name or file
+        from: PathBuf,
+        /// Name or file of the copy
+        to: PathBuf,
+        /// Replace what is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// Experimental: the weighted sum of states of a model without attention
+    Mix {
+        /// Names or files, each with its weight
+        #[arg(value_name = "NAME:WEIGHT", required = true)]
+        parts: Vec<String>,
+        /// Name or file of the mixture
+        #[arg(short, long, value_name = "NAME")]
+        out: PathBuf,
+        /// Replace what is there
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        model: ModelArgs,
+    },
+    /// Remove states
+    Rm {
+        /// Names or files
+        #[arg(required = true)]
+        names: Vec<PathBuf>,
     },
 }
 
@@ -405,13 +552,13 @@ pub struct ChatArgs {
     pub raw: bool,
     /// What the model is told before the prompt, as a system message
     #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
-    #[arg(conflicts_with_all = ["raw", "tokens"])]
+    #[arg(conflicts_with = "raw")]
     pub system: Option<String>,
     /// Use this chat template in place of the model's
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "tokens"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     pub chat_template: Option<PathBuf>,
     /// More variables of the template, as a JSON object: {"enable_thinking": false}
-    #[arg(long, value_name = "JSON", conflicts_with_all = ["raw", "tokens"])]
+    #[arg(long, value_name = "JSON", conflicts_with = "raw")]
     pub chat_template_kwargs: Option<String>,
 }
 

@@ -43,7 +43,7 @@ pub fn ids(args: &ChatArgs, lm: &LanguageModel<Cpu>, text: &str) -> Result<Optio
 }
 
 /// The template that is named, else the model's.
-fn template(args: &ChatArgs, lm: &LanguageModel<Cpu>) -> Result<Option<ChatTemplate>> {
+pub fn template(args: &ChatArgs, lm: &LanguageModel<Cpu>) -> Result<Option<ChatTemplate>> {
     let source = match (&args.chat_template, &lm.chat_template) {
         (Some(path), own) => {
             let text = load::read_text(path).map_err(BadModel::from)?;
@@ -62,7 +62,7 @@ fn template(args: &ChatArgs, lm: &LanguageModel<Cpu>) -> Result<Option<ChatTempl
 
 impl ChatArgs {
     /// The variables that are given to the template.
-    fn kwargs(&self) -> Result<Map<String, Value>> {
+    pub fn kwargs(&self) -> Result<Map<String, Value>> {
         let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
         serde_json::from_str(text).map_err(|error| {
             usage(format!("--chat-template-kwargs: expected a JSON object: {error}"))

@@ -13,16 +13,21 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod batch;
 mod bench;
+mod chat;
 mod chat_prompt;
 mod checks;
 mod completions;
 mod convert;
 mod doctor;
+mod draft;
 mod eval;
 mod exit;
+mod grammar;
 mod logits;
 mod model;
+mod places;
 mod prompt;
 mod run;
 mod sampling;
@@ -75,6 +80,9 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
     if let Command::Serve(args) = &cli.command {
         return serve::run(args, threads, term);
     }
+    if let Command::Batch(args) = &cli.command {
+        return batch::run(args, threads, term);
+    }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(STACK)
@@ -82,6 +90,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         .context("starting threads")?;
     pool.install(|| match cli.command {
         Command::Run(args) => run::run(&args, bare, term),
+        Command::Chat(args) => chat::run(&args, term),
         Command::Show(args) => show::run(&args, term),
         Command::Verify(args) => verify::run(&args, term),
         Command::Tokenizer(args) => tokenizer::run(&args, term),
@@ -92,7 +101,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Tune(args) => train::tune(&args, term),
         Command::State(args) => state::run(&args, term),
         Command::Eval(args) => eval::run(&args, term),
-        Command::Bench(_) | Command::Serve(_) => Ok(()),
+        Command::Batch(_) | Command::Bench(_) | Command::Serve(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args, term),
         Command::Completions(args) => completions::run(&args),
     })

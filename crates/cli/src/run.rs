@@ -1,7 +1,7 @@
 //! `boostr run`: completes a prompt or answers it, and says how fast.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -10,14 +10,17 @@ use boostr::engine::{Finish, Generated, Generation, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
-use boostr::state_file::{About, StateFile};
+use boostr::state_file::About;
 use boostr_kernels::Level;
 use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::chat_prompt;
+use crate::draft;
 use crate::exit::{BadModel, Interrupted, usage};
+use crate::grammar;
 use crate::model::{Source, Summary};
+use crate::places::StateWord;
 use crate::prompt::{self, Prompt};
 use crate::sampling;
 use crate::state;
@@ -38,15 +41,21 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         None => Prompt::Text(built_in_prompt(&source)?),
     };
     let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
+    let grammar = args.grammar.read()?;
     if args.ctx_size.is_some() {
         term.say("note: -c is ignored: the state is constant, there is no context limit");
     }
 
     // Before the model: what cannot be saved need not be computed.
-    let out = args.state.save_state.as_deref().map(StateFile::lock).transpose()?;
+    let word = |word: &Option<PathBuf>| {
+        let folder = args.state.states.as_deref();
+        word.as_deref().map(|word| StateWord::new(word, folder)).transpose()
+    };
+    let (from, to) = (word(&args.state.state)?, word(&args.state.save_state)?);
+    let out = to.as_ref().map(StateWord::lock).transpose()?;
 
     let start = Instant::now();
-    let saved = args.state.state.as_deref().map(state::open).transpose()?;
+    let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
     let lm = source.open(&options)?;
     let (mut state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
@@ -65,6 +74,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         None => prompt.ids(&lm)?,
     };
     let sampler = args.sampling.config(&lm.defaults)?;
+    let constraint =
+        grammar.as_ref().map(|grammar| grammar::constraint(grammar, &lm)).transpose()?;
     if !args.stop.is_empty() {
         lm.tokenizer().map_err(BadModel::from)?;
     }
@@ -82,11 +93,15 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
+    let draft =
+        args.draft.as_deref().map(|named| draft::open(named, &args.model, &lm)).transpose()?;
     let generation = Generation {
         seen: seen.unwrap_or(&[]),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
         eos: &lm.eos,
         sampler: sampler.clone(),
+        constraint,
+        draft,
         ..Generation::new(&ids, lm.vocab_limit())
     };
     let generated = generate(&lm.model, &mut state, generation, &mut observer)
@@ -135,7 +150,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 }
 
 /// Logits that are no numbers come from weights that are none: an error about the model's file.
-fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
+pub fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
     match error {
         boostr::Error::Argument { name: "logits", reason } => BadModel {
             error: boostr::Error::Format {
@@ -276,6 +291,10 @@ impl Report<'_> {
                 ids.len()
             ),
         ];
+        let (guessed, right) = self.generated.guessed;
+        if guessed > 0 {
+            lines.push(format!("guesses:             {guessed} tokens, {right} were right"));
+        }
         if !ids.is_empty() {
             lines.push(format!("time to first token: {:8.1} ms", milliseconds(first_token)));
         }
@@ -339,6 +358,8 @@ impl Report<'_> {
                 "prompt_per_token_ms": per_token(self.prompt_n, prompt),
                 "prompt_per_second": rate(self.prompt_n, prompt),
                 "predicted_n": ids.len(),
+                "draft_n": self.generated.guessed.0,
+                "draft_n_accepted": self.generated.guessed.1,
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_token_ms": per_token(self.decoded(), decode),
                 "predicted_per_second": rate(self.decoded(), decode),

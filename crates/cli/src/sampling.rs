@@ -11,7 +11,7 @@ use crate::args::SamplingArgs;
 use crate::exit::usage;
 
 /// Most tokens of a model that does not say.
-const MAX_TOKENS: usize = 128;
+pub const MAX_TOKENS: usize = 128;
 
 impl SamplingArgs {
     /// The sampler's configuration.

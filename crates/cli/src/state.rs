@@ -1,4 +1,6 @@
-//! `boostr state`: what a file of a state holds, and how far two of them are apart.
+//! `boostr state`: what the file of a state holds, how far two of them are apart, and those that have names.
+
+mod named;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,13 +11,35 @@ use serde_json::{Value, json};
 
 use crate::args::{StateArgs, StateCommand};
 use crate::exit::BadModel;
+use crate::places::{self, StateWord};
 use crate::system;
 use crate::term::{Style, Term};
 
 pub fn run(args: &StateArgs, term: &Term) -> Result<()> {
+    let folder = args.states.as_deref();
+    let state = |word: &Path| StateWord::new(word, folder);
     match &args.command {
-        StateCommand::Show { file, json } => show(file, *json, term),
-        StateCommand::Diff { a, b, json } => diff(a, b, *json, term),
+        StateCommand::Show { file, json } => show(state(file)?.path(), *json, term),
+        StateCommand::Diff { a, b, json } => diff(state(a)?.path(), state(b)?.path(), *json, term),
+        StateCommand::Ls { json } => named::list(&places::states(folder)?, *json, term),
+        StateCommand::Save { name, file: Some(from), force, .. } => {
+            named::copy(state(from)?.path(), &state(name)?, *force)
+        }
+        StateCommand::Save { name, session, sessions, force, .. } => {
+            let sessions = places::sessions(sessions.as_deref())?;
+            let session = session.as_deref().unwrap_or_default();
+            named::copy_of_session(&sessions, session, &state(name)?, *force)
+        }
+        StateCommand::Load { name: from, file: to, force }
+        | StateCommand::Branch { from, to, force } => {
+            named::copy(state(from)?.path(), &state(to)?, *force)
+        }
+        StateCommand::Mix { parts, out, force, model } => {
+            named::mix(parts, folder, &state(out)?, *force, model)
+        }
+        StateCommand::Rm { names } => {
+            names.iter().try_for_each(|name| named::remove(&state(name)?))
+        }
     }
 }
 
@@ -73,8 +97,15 @@ fn diff(a: &Path, b: &Path, as_json: bool, term: &Term) -> Result<()> {
     let (model, position) = (plain(first.model()), first.position());
     writeln!(out, "  {:16}{model}", "model")?;
     writeln!(out, "  {:16}{position} and {} tokens seen", "positions", second.position())?;
+    drop(out);
+    print_differences(&norms, &own)
+}
+
+/// The norms of a difference, and those of the first of the two states.
+pub fn print_differences(difference: &[LayerNorms], own: &[LayerNorms]) -> Result<()> {
+    let mut out = io::stdout().lock();
     writeln!(out, "\n  norms of the difference, and as shares of the first state's")?;
-    let columns = norms.iter().zip(&own).map(|(difference, own)| {
+    let columns = difference.iter().zip(own).map(|(difference, own)| {
         let (difference_of, own_of) = (totals(difference), totals(own));
         let mut cells = [const { None }; 4];
         for (cell, (x, own)) in cells.iter_mut().zip(difference_of.into_iter().zip(own_of)) {

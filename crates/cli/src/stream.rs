@@ -27,6 +27,11 @@ pub fn catch_interrupt() {
     });
 }
 
+/// Lets the next Ctrl-C be the first one again.
+pub fn forget_interrupt() {
+    INTERRUPTED.store(false, Ordering::Relaxed);
+}
+
 pub fn is_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }

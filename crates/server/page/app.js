@@ -202,19 +202,19 @@ function turnNode(turn) {
         props?.sessions && tool('branch', `Branch from ${label}`, () => branch(turn.id)))));
 }
 
-function renderChat() {
+function renderChat(follow = true) {
   const turns = path();
   $('log').replaceChildren(...turns.map(turnNode));
   $('empty').hidden = turns.length > 0 || live !== null;
   $('name-field').hidden = !props?.sessions || chat.info !== null;
-  const title = chat.info ? chat.info.title || chat.info.id : turns.length ? textOf(turns[0].messages[0]) : 'New session';
+  const title = chat.info ? nameOf(chat.info) : turns.length ? textOf(turns[0].messages[0]) : 'New session';
   $('title').textContent = title;
   $('title').title = chat.info?.id ?? '';
   document.title = chat.info ? `${title} · boostr` : 'boostr';
   $('delete').hidden = chat.info === null;
   const last = numbers.get(turnKey(chat.head))?.timings;
   gauges(last?.predicted_per_second, chat.info?.position ?? last?.position ?? 0, chat.info?.state_bytes || last?.state_bytes || props?.state_bytes);
-  scrollDown();
+  if (follow) scrollDown();
 }
 
 function gauges(speed, position, state) {
@@ -224,6 +224,15 @@ function gauges(speed, position, state) {
 }
 
 function scrollDown() { $('scroll').scrollTop = $('scroll').scrollHeight; }
+
+/** Whether the end of the conversation is in view: who has scrolled up is left there. */
+function atEnd() {
+  const { scrollTop, scrollHeight, clientHeight } = $('scroll');
+  return scrollHeight - scrollTop - clientHeight < 80;
+}
+
+/** What it begins with; a branch begins as its parent does, so it goes by its id. */
+const nameOf = (session) => (session.parent ? '' : session.title) || session.id;
 
 /** The turns of the open conversation: a chain stays at one depth, a fork opens another. */
 function turnTree() {
@@ -271,8 +280,8 @@ function renderSidebar() {
           title: session.parent ? `From ${session.parent.session}, turn ${session.parent.turn}` : undefined,
           onclick: () => go(session.id),
         },
-          make('span', { class: 'name', text: session.title || session.id }),
-          make('small', { text: [session.title && session.id, plural(session.turns, 'turn'), ago(session.updated)].filter(Boolean).join(' · ') })),
+          make('span', { class: 'name', text: nameOf(session) }),
+          make('small', { text: [session.parent ? `from turn ${session.parent.turn}` : session.title && session.id, plural(session.turns, 'turn'), ago(session.updated)].filter(Boolean).join(' · ') })),
         open && chat.turns.size > 0 && turnTree(),
         children.has(session.id) && list(session.id, new Set([...seen, session.id])));
     }));
@@ -287,7 +296,10 @@ function renderSidebar() {
   $('sessions').querySelector('[aria-current=step]')?.scrollIntoView({ block: 'nearest' });
 }
 
-function render() { renderChat(); renderSidebar(); }
+function render(follow) {
+  renderChat(follow);
+  renderSidebar();
+}
 
 function renderModel() {
   const size = props.parameters >= 1e9 ? `${(props.parameters / 1e9).toFixed(1)} B` : `${(props.parameters / 1e6).toFixed(1)} M`;
@@ -384,10 +396,10 @@ async function open() {
 }
 
 /** Asks again for the open session and the list. */
-async function refresh() {
+async function refresh(follow) {
   await listSessions();
   if (chat.info) show(await call('GET', sessionPath(chat.info.id)));
-  render();
+  render(follow);
 }
 
 /** The session once a turn that was cut off is in it: its head is no longer `head`, or nothing came for two seconds. */
@@ -542,7 +554,7 @@ async function send(text) {
   remembered.set('sessionStorage', 'boostr.pending', null);
   live = null;
   busy(false);
-  render();
+  render(atEnd());
   if (!kept && !$('input').value) setInput(text);
   if (failure) report(failure, failure.passes && !kept ? () => { setInput(''); send(text); } : null);
   say(failure ? '' : cut ? 'Stopped' : `Answered: ${summary(timings, finish)}`);
@@ -580,8 +592,7 @@ async function read(response) {
 function paint() {
   if (!live) return;
   live.frame = null;
-  const { scrollTop, scrollHeight, clientHeight } = $('scroll');
-  const follow = scrollHeight - scrollTop - clientHeight < 80;
+  const follow = atEnd();
   live.waiting.remove();
   live.answer.appendData(live.text.slice(live.answer.length));
   const seconds = (performance.now() - live.first) / 1000;
@@ -689,13 +700,15 @@ function switchTheme() {
 
 // Start
 
+let again; // of a server that is still loading
 async function boot() {
+  clearTimeout(again);
   clearError();
   try {
     props = await call('GET', '/props');
   } catch (error) {
     report(error, boot);
-    if (error.status === 503) setTimeout(boot, 2000);
+    if (error.status === 503) again = setTimeout(boot, 2000);
     return;
   }
   renderModel();
@@ -751,7 +764,7 @@ document.addEventListener('keydown', (event) => {
   else stop();
 });
 document.addEventListener('visibilitychange', () => {
-  if (!document.hidden && !live && props?.sessions) refresh().catch(() => {}); // another tab may have changed it
+  if (!document.hidden && !live && props?.sessions) refresh(atEnd()).catch(() => {}); // another tab may have changed it
 });
 window.addEventListener('hashchange', () => { clearError(); open(); });
 

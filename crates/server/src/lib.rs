@@ -33,11 +33,16 @@ mod voice;
 use std::future::Future;
 use std::sync::Arc;
 
+use axum::body::Body;
+use axum::http::{Request, header};
 use boostr::backend::Backend;
 use boostr::engine::Engine;
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tower::ServiceExt;
 
 pub use auth::Keys;
 pub use config::{Config, Limits};
@@ -90,6 +95,34 @@ impl<B: Backend> Server<B> {
     ) -> Result<(), Error> {
         self.app.load(Loaded::new(lm, engine, sessions)?);
         Ok(())
+    }
+
+    /// Answers a request of this process, as one that came from this machine: `body`, JSON, to `path`. Returns the status
+    /// and the JSON of the answer.
+    pub async fn answer(&self, path: &str, body: String) -> (u16, Value) {
+        let request = Request::post(path)
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_LENGTH, body.len())
+            .body(Body::from(body));
+        let failed = |error: &dyn std::fmt::Display| {
+            let error = json!({"message": error.to_string(), "type": "server_error"});
+            (500, json!({"error": error}))
+        };
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return failed(&error),
+        };
+        let response = match api::router(self.app.clone()).oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let status = response.status().as_u16();
+        let body = match response.into_body().collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => return failed(&error),
+        };
+        serde_json::from_slice(&body).map_or_else(|error| failed(&error), |json| (status, json))
     }
 
     /// Answers what comes to `listener` until `stop`, then lets what is running end: until

@@ -42,7 +42,7 @@ const fn tables() -> [[u32; 256]; 8] {
 }
 
 /// The checksum of some bytes, after `crc`, that of those before them; 0 at the start.
-pub(crate) fn crc32(crc: u32, bytes: &[u8]) -> u32 {
+pub fn crc32(crc: u32, bytes: &[u8]) -> u32 {
     let mut crc = !crc;
     let (chunks, rest) = bytes.as_chunks::<8>();
     for chunk in chunks {

@@ -59,7 +59,7 @@ use std::sync::Arc;
 pub use atomic::atomic_write;
 pub(crate) use atomic::{clean, create_beside, sync_folder};
 pub use config::ConfigFile;
-pub(crate) use crc32::crc32;
+pub use crc32::crc32;
 pub(crate) use entry::quoted;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};

@@ -1,7 +1,8 @@
 //! What the tokens of a tokenizer add to a text.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::thread;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
@@ -22,6 +23,9 @@ const MAX_TOKEN: usize = 1000;
 /// Most bytes of all tokens; toktrie has room for 2^22 nodes.
 const MAX_BYTES: usize = 4_000_000;
 
+/// Stack for the making of a parser, in bytes, of which only what is used is ever taken from the system.
+const STACK: usize = 256 << 20;
+
 /// Puts a token's bytes apart from those of all texts.
 const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
@@ -30,7 +34,7 @@ const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Tokens that are special, and those that end a text, are no text: a grammar never allows one for the characters that
 /// its name is spelled with. Other added tokens are.
 ///
-/// Making it takes about half a second for 100 000 tokens, and 20 to 50 MB.
+/// Making it takes about 0.15 s for 50 000 tokens.
 pub struct Vocabulary {
     factory: ParserFactory,
     limit: usize,
@@ -112,9 +116,17 @@ impl Vocabulary {
             Kind::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Kind::Lark(rules) => TopLevelGrammar::from_lark(rules.clone()),
         };
-        let parser = self.factory.create_parser(top).map_err(|e| refusal(grammar.name(), &e))?;
-        let matcher = Matcher::new(Ok(parser));
-        Ok(Box::new(Parser::new(matcher, grammar, self.limit, self.eos.clone())?))
+        let make = || {
+            let parser =
+                self.factory.create_parser(top).map_err(|e| refusal(grammar.name(), &e))?;
+            Parser::new(Matcher::new(Ok(parser)), grammar, self.limit, self.eos.clone())
+        };
+        // llguidance recurses once for each field of an object and for each rule that stands in another.
+        let made = thread::scope(|scope| {
+            let maker = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, make);
+            maker.map(|maker| maker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        Ok(Box::new(made.map_err(|error| Error::io("a thread for the grammar", error))??))
     }
 }
 

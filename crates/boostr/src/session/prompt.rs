@@ -106,11 +106,8 @@ pub(super) fn make<B: Backend>(
     }
     let tokenizer = speaker.lm.tokenizer()?;
     let begun = UNIX_EPOCH.checked_add(Duration::from_secs(tree.created));
-    let options = Options {
-        add_generation_prompt: true,
-        now: options.now.or(begun),
-        ..options.clone()
-    };
+    let options =
+        Options { add_generation_prompt: true, now: options.now.or(begun), ..options.clone() };
     let mut messages = tree.messages(tree.head);
     let old = messages.len();
     messages.extend_from_slice(new);

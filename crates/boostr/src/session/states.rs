@@ -75,11 +75,8 @@ pub(super) fn save<B: Backend>(
     state: &State<B>,
 ) -> Result<()> {
     let ids = tree.ids(turn);
-    let about = About {
-        model: speaker.name,
-        ids: ids.get(..state.position()),
-        dtype: StateType::F32,
-    };
+    let about =
+        About { model: speaker.name, ids: ids.get(..state.position()), dtype: StateType::F32 };
     state_file::write(&path(folder, turn), &speaker.lm.model, state, &about)
 }
 
@@ -94,9 +91,8 @@ pub(super) fn longest<B: Backend>(
     most: usize,
 ) -> Option<State<B>> {
     let fingerprint = lm.model.fingerprint();
-    let is_its_own = |turn: TurnId| {
-        tree.get(turn).is_some_and(|turn| Some(&*turn.fingerprint) == fingerprint)
-    };
+    let is_its_own =
+        |turn: TurnId| tree.get(turn).is_some_and(|turn| Some(&*turn.fingerprint) == fingerprint);
     let begins = |seen: &[u32]| (1..=most).contains(&seen.len()) && ids.starts_with(seen);
     let mut best = recent
         .filter(|(turn, state)| {

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use boostr::checkpoint::{Bytes, gguf};
 use boostr::grammar::{Grammar, Vocabulary};
 use boostr::sample::Constraint;
-use boostr::tokenizer::Tokenizer;
+use boostr::tokenizer::{GgufTokenizer, Tokenizer};
 use regex::Regex;
 use serde_json::{Value, json};
 
@@ -34,6 +35,19 @@ pub struct Setting {
 impl Setting {
     pub fn new(name: &str) -> Self {
         let (tokenizer, eos) = tokenizer(name);
+        let limit = tokenizer.max_id() as usize + 1;
+        let vocabulary = Vocabulary::new(&tokenizer, &eos, limit).unwrap();
+        Self { tokenizer, eos, vocabulary }
+    }
+
+    /// The whole vocabulary of a published model, from `fixtures/vocab`.
+    pub fn whole(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/vocab");
+        let path = folder.join(format!("{name}.gguf"));
+        let bytes = Bytes::new(std::fs::read(&path).unwrap());
+        let (metadata, _) = gguf::read(&path, &bytes).unwrap();
+        let GgufTokenizer { tokenizer, ends: eos, .. } =
+            Tokenizer::from_gguf(&metadata).unwrap().unwrap();
         let limit = tokenizer.max_id() as usize + 1;
         let vocabulary = Vocabulary::new(&tokenizer, &eos, limit).unwrap();
         Self { tokenizer, eos, vocabulary }
@@ -74,16 +88,15 @@ impl Setting {
             let text = self.bytes(&ids);
             let begun = (0..wish.len()).rev().find(|&len| text.ends_with(&wish.as_bytes()[..len]));
             let wished = &wish.as_bytes()[begun.unwrap_or(0)..];
-            let closing: Vec<u32> = all
-                .iter()
-                .copied()
-                .filter(|&id| {
-                    let bytes = self.tokenizer.bytes(id).unwrap().unwrap();
-                    self.eos.contains(&id)
-                        || matches!(bytes[..], [b'"' | b'}' | b']' | b',' | b'.'])
-                        || (!bytes.is_empty() && wished.starts_with(&bytes))
-                })
-                .collect();
+            let bytes = |id: u32| self.tokenizer.bytes(id).unwrap().unwrap();
+            let those = |wanted: &dyn Fn(&[u8]) -> bool| -> Vec<u32> {
+                all.iter().copied().filter(|&id| wanted(&bytes(id))).collect()
+            };
+            let mut closing = those(&|bytes| !bytes.is_empty() && wished.starts_with(bytes));
+            if closing.is_empty() {
+                closing = those(&|bytes| matches!(bytes, [b'"' | b'}' | b']' | b',' | b'.']));
+                closing.extend(self.eos.iter().filter(|&&id| allowed.contains(id)));
+            }
             let from = match &closing {
                 closing if !closing.is_empty() && random.below(60) < 5 + ids.len() => closing,
                 _ => &all,

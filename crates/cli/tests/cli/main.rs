@@ -4,6 +4,7 @@
 
 #![cfg(feature = "demo")]
 
+mod batch;
 mod chat;
 mod common;
 mod ends;
@@ -13,4 +14,5 @@ mod process;
 mod run;
 mod serve;
 mod state;
+mod talk;
 mod training;

@@ -1,5 +1,7 @@
 //! `boostr run`: text and ids, where prompts come from, and what ends a text.
 
+use std::fs;
+
 use serde_json::Value;
 
 use crate::common::*;
@@ -201,4 +203,59 @@ fn a_size_of_context_is_accepted_with_a_note() {
 fn an_empty_prompt_starts_with_the_token_that_starts_a_text() {
     let json = boostr(&["-p", "", "-n", "4", "--json"]).ok().json();
     assert_eq!(json["prompt_tokens"], 1);
+}
+
+#[test]
+fn a_text_under_a_schema_is_json_and_one_under_an_expression_matches() {
+    let schema = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["name", "age"],
+        "additionalProperties": false}"#;
+    let folder = folder("schema");
+    let write = |name: &str, text: &str| {
+        fs::write(folder.join(name), text).unwrap();
+        folder.join(name).to_str().unwrap().to_owned()
+    };
+    for given in [schema, &write("schema.json", schema)] {
+        for seed in ["1", "2", "3"] {
+            let run = boostr(&[
+                "run",
+                "-p",
+                "Him: ",
+                "--json-schema",
+                given,
+                "-s",
+                seed,
+                "--temp",
+                "1",
+                "-n",
+                "200",
+                "--json",
+            ]);
+            let run = run.ok().json();
+            assert_eq!(run["finish_reason"], "stop");
+            let value: Value = serde_json::from_str(run["text"].as_str().unwrap()).unwrap();
+            assert!(value["name"].is_string() && value["age"].as_u64().unwrap() <= 99, "{value}");
+        }
+    }
+    let run = boostr(&["run", "-p", "In the year ", "--regex", "1[0-9]{3}", "-s", "1"]).ok();
+    let text = run.stdout.trim_end();
+    assert!(text.len() == 4 && text.starts_with('1'), "{text}");
+    let rules = write("rules.lark", "start: \"yes\" | \"no\"\n");
+    let run = boostr(&["run", "-p", "Is it? ", "--grammar", &rules, "-s", "1"]).ok();
+    assert!(["yes\n", "no\n"].contains(&run.stdout.as_str()), "{}", run.stdout);
+}
+
+#[test]
+fn grammars_that_cannot_be_are_wrong_usage() {
+    for (args, expected) in [
+        (["--json-schema", "{\"type\": "], "is not JSON"),
+        (["--json-schema", "{\"$ref\": \"http://example.com\"}"], "argument `json_schema`"),
+        (["--json-schema", "{\"$ref\": \"#\"}"], "refers to itself"),
+        (["--regex", "(unclosed"], "argument `regex`"),
+    ] {
+        let run = boostr(&[&["run", "-p", "a"][..], &args].concat()).fails(2);
+        assert!(run.stderr.contains(expected), "{}", run.stderr);
+    }
+    let run = boostr(&["run", "-p", "a", "--grammar", "no/such/file"]).fails(1);
+    assert!(run.stderr.contains("no/such/file"), "{}", run.stderr);
 }

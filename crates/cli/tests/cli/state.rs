@@ -168,7 +168,7 @@ fn the_commands_of_the_documentation_run() {
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut command = command(&words);
-        command.current_dir(&folder);
+        command.current_dir(&folder).env("XDG_STATE_HOME", &folder);
         end(command, "").ok();
     }
 }

@@ -206,14 +206,14 @@ impl Calls {
                 } else if FUNCTION.starts_with(start) {
                     Body::Unfinished
                 } else {
-                    self.json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
+                    Self::json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
                 }
             }
             ToolFormat::Nemotron => {
-                self.json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
+                Self::json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
             }
             ToolFormat::Mistral | ToolFormat::Llama => {
-                self.json(body, 0, scan, "", last, |value| self.call(value))
+                Self::json(body, 0, scan, "", last, |value| self.call(value))
             }
             ToolFormat::MistralArgs { .. } => {
                 let Some((head, _)) = body.split_once(ARGS) else {
@@ -227,7 +227,10 @@ impl Calls {
                     None => (head.trim(), None),
                 };
                 let start = head.len() + ARGS.len();
-                self.json(body, start, scan, "", last, |arguments| {
+                if body.get(start..).is_some_and(|args| args.trim_start().starts_with('[')) {
+                    return Body::Text;
+                }
+                Self::json(body, start, scan, "", last, |arguments| {
                     self.call_of(name, id.clone(), Some(arguments))
                 })
             }
@@ -236,7 +239,6 @@ impl Calls {
 
     /// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
     fn json(
-        &self,
         body: &str,
         start: usize,
         scan: &mut Scan,
@@ -264,37 +266,52 @@ impl Calls {
         }
     }
 
-    /// `<function=NAME>`, then parameters.
+    /// `<function=NAME>`, parameters, `</function>`; that may stand in a parameter's value too.
     fn function(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
-        // The marker may have begun in what was looked at before.
-        let from = floor(body, scan.at.saturating_sub(FUNCTION_END.len()));
-        scan.at = body.len();
-        let Some(at) = body.get(from..).unwrap_or_default().find(FUNCTION_END) else {
-            return Body::Unfinished;
-        };
-        let end = from + at;
-        match body.get(..end).and_then(|inner| self.call_of_function(inner)) {
-            Some(call) => closed(body, end + FUNCTION_END.len(), TOOL_CALL_END, last, vec![call]),
-            None => Body::Text,
+        loop {
+            let rest = body.get(scan.at..).unwrap_or_default();
+            let Some(at) = rest.find(FUNCTION_END) else {
+                // The start of a marker is looked at again.
+                scan.at = floor(body, (body.len() + 1).saturating_sub(FUNCTION_END.len()));
+                return Body::Unfinished;
+            };
+            let end = scan.at + at;
+            let inner = body.get(..end).unwrap_or_default();
+            match self.call_of_function(inner) {
+                Ok(call) => {
+                    scan.at = end;
+                    let end = end + FUNCTION_END.len();
+                    return closed(body, end, TOOL_CALL_END, last, vec![call]);
+                }
+                Err(Broken::Malformed) => return Body::Text,
+                Err(Broken::Unclosed) => scan.at = end + FUNCTION_END.len(),
+            }
         }
     }
 
-    fn call_of_function(&self, inner: &str) -> Option<Call> {
-        let (name, mut rest) = inner.trim_start().strip_prefix(FUNCTION)?.split_once('>')?;
-        let tool = self.tools.iter().find(|tool| tool.name == name.trim())?;
+    fn call_of_function(&self, inner: &str) -> Result<Call, Broken> {
+        let tag = |text: &'_ str, open: &str| -> Option<(String, usize)> {
+            let (name, _) = text.trim_start().strip_prefix(open)?.split_once('>')?;
+            let space = text.len() - text.trim_start().len();
+            Some((name.trim().to_owned(), space + open.len() + name.len() + 1))
+        };
+        let (name, len) = tag(inner, FUNCTION).ok_or(Broken::Malformed)?;
+        let tool = self.tools.iter().find(|tool| tool.name == name).ok_or(Broken::Malformed)?;
+        let mut rest = inner.get(len..).unwrap_or_default();
         let mut arguments = Map::new();
         while !rest.trim_start().is_empty() {
-            let (key, value) = rest.trim_start().strip_prefix(PARAMETER)?.split_once('>')?;
-            let (value, after) = value.split_once(PARAMETER_END)?;
+            let (key, len) = tag(rest, PARAMETER).ok_or(Broken::Malformed)?;
+            let value = rest.get(len..).unwrap_or_default();
+            let (value, after) = value.split_once(PARAMETER_END).ok_or(Broken::Unclosed)?;
             let value = value.strip_prefix('\n').unwrap_or(value);
             let value = value.strip_suffix('\n').unwrap_or(value);
-            let key = key.trim();
-            let is_text = tool.parameter(key).get("type").is_some_and(|kind| kind == "string");
+            let is_text = tool.parameter(&key).get("type").is_some_and(|kind| kind == "string");
             let json = if is_text { None } else { serde_json::from_str(value).ok() };
-            arguments.insert(key.to_owned(), json.unwrap_or_else(|| value.into()));
+            arguments.insert(key, json.unwrap_or_else(|| value.into()));
             rest = after;
         }
-        self.call_of(&tool.name, None, Some(&Value::Object(arguments)))
+        let arguments = Value::Object(arguments);
+        self.call_of(&name, None, Some(&arguments)).ok_or(Broken::Malformed)
     }
 
     /// `{"name": .., "arguments": {..}}`; Llama says `parameters`.
@@ -315,6 +332,13 @@ impl Calls {
         let arguments = arguments.is_object().then(|| arguments.to_string())?;
         Some(Call { id, name: name.to_owned(), arguments })
     }
+}
+
+/// Why the inside of `<function=..>` is no call.
+enum Broken {
+    Malformed,
+    /// The end of a parameter's value is still to come.
+    Unclosed,
 }
 
 /// Where a call may begin.

@@ -157,7 +157,11 @@ fn parameter(rule: &str, schema: &Value, root: &Value) -> Result<String> {
             Some(options) if !options.is_empty() => {
                 format!("{rule}: ({}) {close}", options.join(" | "))
             }
-            _ => format!("{rule}[suffix={close}]: /(?s:.*)/"),
+            // The text may not hold the tag that ends it.
+            _ => format!(
+                "{rule}: {rule}_text \"\\n\"\n{rule}_text[suffix={}]: /(?s:.*)/",
+                text("</parameter>")
+            ),
         });
     }
     let mut schema = if schema.is_object() { schema.clone() } else { json!({}) };
