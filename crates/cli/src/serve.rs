@@ -89,8 +89,8 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             Ok(Ready { lm, engine, sessions, plan })
         }
     };
-    let result = runtime.block_on(serve(config, &addresses, load, |address, ready| {
-        announce(address, &name, ready, term)
+    let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
+        announce(address, &name, lm, plan, term)
     }));
     // A model that is still being loaded holds nobody up.
     runtime.shutdown_background();
@@ -109,7 +109,7 @@ async fn serve(
     config: Config,
     addresses: &[SocketAddr],
     load: impl FnOnce() -> Result<Ready> + Send + 'static,
-    announce: impl FnOnce(SocketAddr, &Ready) -> Result<()>,
+    announce: impl FnOnce(SocketAddr, &LanguageModel<Cpu>, &Plan) -> Result<()>,
 ) -> Result<()> {
     let listener = TcpListener::bind(addresses)
         .await
@@ -127,13 +127,12 @@ async fn serve(
     };
     tokio::select! {
         ready = tokio::task::spawn_blocking(load) => {
-            let ready = ready.context("loading")??;
-            announce(address, &ready)?;
-            let Ready { lm, engine, sessions, .. } = ready;
-            server.load(lm, engine, sessions).map_err(|error| match error {
+            let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
+            server.load(lm.clone(), engine, sessions).map_err(|error| match error {
                 boostr_server::Error::Model(error) => BadModel::from(error).into(),
                 other => anyhow::Error::from(other),
             })?;
+            announce(address, &lm, &plan)?;
         }
         _ = stopped.wait_for(|stop| *stop) => {}
     }
@@ -217,9 +216,15 @@ fn free_memory() -> Option<u64> {
 }
 
 /// Says where the server is, and what it may take.
-fn announce(address: SocketAddr, name: &str, ready: &Ready, term: &Term) -> Result<()> {
-    let Plan { engine, state_bytes, grows } = &ready.plan;
-    let parameters = system::count(ready.lm.model.parameters().0 as u64);
+fn announce(
+    address: SocketAddr,
+    name: &str,
+    lm: &LanguageModel<Cpu>,
+    plan: &Plan,
+    term: &Term,
+) -> Result<()> {
+    let Plan { engine, state_bytes, grows } = plan;
+    let parameters = system::count(lm.model.parameters().0 as u64);
     let growth = if *grows {
         ", and more for each token that attention keeps"
     } else {

@@ -205,9 +205,6 @@ impl<B: Backend> Driver<B> {
                 () = self.pieces.closed(), if !is_gone => {
                     self.ticket.cancel();
                     tracing::info!(code = 499, "the client is gone");
-                    if self.turn.is_none() {
-                        return;
-                    }
                     is_gone = true;
                     continue;
                 }

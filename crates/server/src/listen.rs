@@ -96,6 +96,8 @@ pub(crate) async fn serve<B: Backend>(
         deadline = ended => deadline,
     };
     drop(listener);
+    // Those too that were accepted meanwhile.
+    let _ = closing.send(true);
     // What was cut has to be said, written and committed.
     let rest = async {
         while !app.is_idle() {
@@ -133,20 +135,18 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(None) // `Watched` knows idle connections from slow ones
         .half_close(false)
+        .keep_alive(!*closing.borrow_and_update())
         .max_buf_size(HEAD_BUFFER)
         .max_headers(HEAD_LINES)
         .serve_connection(TokioIo::new(socket), service);
 
-    let mut is_closing = *closing.borrow();
-    if is_closing {
-        Pin::new(&mut connection).graceful_shutdown();
-    }
     let result = loop {
         tokio::select! {
             result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break result,
-            _ = closing.changed(), if !is_closing => {
-                is_closing = true;
-                Pin::new(&mut connection).graceful_shutdown();
+            told = closing.changed() => match told {
+                // Ends it when it is idle, and after its answer when it is not.
+                Ok(()) => Pin::new(&mut connection).graceful_shutdown(),
+                Err(_) => return,
             }
         }
     };

@@ -258,7 +258,7 @@ fn d9_a_client_that_leaves_frees_its_slot() {
     let mut prompt = server.begin("/v1/completions", &long);
     read_until(&mut prompt, ": prefill ");
     drop(prompt);
-    server.wait(SLOT, running(0));
+    server.wait(SLOT, |stats| stats.finished == 3);
     let stats = server.stats();
     assert!(stats.cancelled == 3 && stats.prompt_tokens < 60_000, "{stats:?}");
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use boostr_server::{Config, Keys, Limits};
 use serde_json::json;
 
-use crate::client::{connect, raw, read, request};
+use crate::client::{connect, raw, read, read_until, request};
 use crate::server::{Setup, TestServer, endless, with};
 
 fn quick(limits: Limits) -> TestServer {
@@ -279,8 +279,8 @@ fn d18_old_and_odd_http_is_answered_or_refused() {
     let mut piped = connect(server.address);
     let first = request("POST", "/tokenize", "", "{\"content\": \"a\"}");
     piped.write_all(format!("{first}{}", request("GET", "/livez", "", "")).as_bytes()).unwrap();
-    assert!(read(&mut piped).unwrap().json()["tokens"].is_array());
-    assert_eq!(read(&mut piped).unwrap().json()["status"], "ok");
+    let both = read_until(&mut piped, "\"status\":\"ok\"");
+    assert!(both.find("\"tokens\"") < both.find("\"status\""), "{both}");
 
     // Both lengths: the chunks count, and what follows is no request of its own.
     let smuggled = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
