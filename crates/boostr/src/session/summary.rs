@@ -60,12 +60,13 @@ impl Summary {
 /// The beginning of a message's text, in one line.
 fn text(message: &Value) -> String {
     let content = message.get("content");
-    let whole = if let Some(text) = content.and_then(Value::as_str) {
-        text.to_owned()
-    } else {
-        let parts = content.and_then(Value::as_array).into_iter().flatten();
-        parts.filter_map(|part| part.get("text")?.as_str()).collect()
-    };
+    let whole = content.and_then(Value::as_str).map_or_else(
+        || {
+            let parts = content.and_then(Value::as_array).into_iter().flatten();
+            parts.filter_map(|part| part.get("text")?.as_str()).collect()
+        },
+        str::to_owned,
+    );
     let words: Vec<&str> = whole.split_whitespace().collect();
     words.join(" ").chars().take(MAX_TITLE).collect()
 }
