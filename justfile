@@ -36,6 +36,11 @@ bench:
 demo *args:
     cargo run --release -- {{ args }}
 
+# OpenAI's client and, where there is chromium, a browser on the built server.
+serve-check:
+    cargo build --release
+    scripts/serve_check.sh target/release/boostr
+
 # Dependencies: licences, advisories, sources (cargo install cargo-deny).
 deny:
     cargo deny check
