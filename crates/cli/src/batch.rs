@@ -29,7 +29,7 @@ const MAX_LINE: u64 = 64 << 20;
 const AHEAD: usize = 4;
 
 /// Nobody waits.
-const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const NO_LIMIT: Duration = Duration::from_hours(8760);
 
 /// A line of the input.
 struct Line {
@@ -285,7 +285,7 @@ impl Output {
             Err(std::fs::TryLockError::Error(error))
                 if error.kind() != io::ErrorKind::Unsupported =>
             {
-                return Err(error).context(name);
+                Err(error).context(name)
             }
             _ => Ok(Self { file, name }),
         }

@@ -85,7 +85,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
                 EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
             let plan = Plan::new(&lm, engine, state_cache)?;
             let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
-            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            let engine = Engine::start(lm.clone(), plan.engine)?;
             Ok(Ready { lm, engine, sessions, plan })
         }
     };

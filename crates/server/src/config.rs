@@ -85,10 +85,10 @@ impl Default for Limits {
             connections: 1024,
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
-            idle_time: Duration::from_secs(60),
+            idle_time: Duration::from_mins(1),
             write_time: Duration::from_secs(30),
-            queue_time: Duration::from_secs(60),
-            request_time: Duration::from_secs(600),
+            queue_time: Duration::from_mins(1),
+            request_time: Duration::from_mins(10),
             ping_time: Duration::from_secs(15),
             drain_time: Duration::from_secs(30),
         }

@@ -338,8 +338,8 @@ impl<B: Backend> Driver<B> {
             cached_tokens: timings.cached,
             prompt_time: timings.prompt,
             decode_time: timings.decode,
-            state_bytes: state.map_or(0, |state| state.size_in_bytes()),
-            position: state.map_or(0, |state| state.position()),
+            state_bytes: state.map_or(0, boostr::models::State::size_in_bytes),
+            position: state.map_or(0, boostr::models::State::position),
             session: None,
         })
     }

@@ -221,9 +221,8 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>> {
 
 fn stops(fields: &mut Fields) -> Result<Option<Vec<String>>> {
     let Some(value) = fields.take("stop") else { return Ok(None) };
-    let stops = match texts(&value) {
-        Some(stops) => stops,
-        None => return Err(wrong("stop", "a string or an array of strings", &value)),
+    let Some(stops) = texts(&value) else {
+        return Err(wrong("stop", "a string or an array of strings", &value));
     };
     if stops.len() > MAX_STOPS {
         let reason = format!("expected at most {MAX_STOPS} strings, found {}", stops.len());

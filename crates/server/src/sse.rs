@@ -85,7 +85,7 @@ impl<S: Script> SseBody<S> {
         }
         match piece {
             Some(Piece::Progress { done, total }) => {
-                out.comment(&format!("prefill {done}/{total}"))
+                out.comment(&format!("prefill {done}/{total}"));
             }
             Some(Piece::Ping) => out.comment("ping"),
             Some(Piece::Failed(error)) => self.fail(&error, &mut out),

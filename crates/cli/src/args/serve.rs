@@ -151,7 +151,7 @@ mod tests {
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse_time("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(parse_time("2m"), Ok(Duration::from_mins(2)));
         assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
         assert!(parse_time("1h").is_err());
     }

@@ -35,7 +35,7 @@ fn a_request_does_not_wait_for_its_turn_for_ever() {
     let engine = EngineConfig { max_running: 1, ..EngineConfig::default() };
     let limits = Limits { queue_time: Duration::from_millis(200), ..Limits::default() };
     let config = Config { limits, ..Config::default() };
-    let server = TestServer::with(Setup { engine, config, ..Setup::default() });
+    let server = TestServer::with(Setup { config, engine, ..Setup::default() });
     let running = server.begin("/v1/completions", &endless(8000));
     server.wait(Duration::from_secs(5), |stats| stats.running == 1);
     for stream in [false, true] {
@@ -100,7 +100,7 @@ fn two_hundred_slow_clients_do_not_slow_the_good_ones() {
     let slow: Vec<_> = (0..200)
         .map(|i| {
             let mut stream = connect(server.address);
-            stream.write_all(&b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"[..1 + i % 30]).unwrap();
+            stream.write_all(&b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"[..=(i % 30)]).unwrap();
             stream
         })
         .collect();
