@@ -232,7 +232,7 @@ fn a_text_under_a_schema_is_json_and_one_under_an_expression_matches() {
                 "--json",
             ]);
             let run = run.ok().json();
-            assert_eq!(run["finish_reason"], "stop");
+            assert_eq!(run["finish_reason"], "eos");
             let value: Value = serde_json::from_str(run["text"].as_str().unwrap()).unwrap();
             assert!(value["name"].is_string() && value["age"].as_u64().unwrap() <= 99, "{value}");
         }
