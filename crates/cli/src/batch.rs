@@ -82,7 +82,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
     server.load(lm, engine, None).map_err(|error| match error {
         boostr_server::Error::Model(error) => BadModel::from(error).into(),
-        other => anyhow::Error::from(other),
+        other @ boostr_server::Error::Metrics(_) => anyhow::Error::from(other),
     })?;
 
     stream::catch_interrupt();

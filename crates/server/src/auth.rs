@@ -81,8 +81,10 @@ pub(crate) struct Scope(pub(crate) u64);
 
 /// `Authorization: Bearer KEY`, else `x-api-key: KEY`.
 fn presented(headers: &HeaderMap) -> Option<&[u8]> {
-    let bearer =
-        headers.get(header::AUTHORIZATION).map(axum::http::HeaderValue::as_bytes).and_then(|value| {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .map(axum::http::HeaderValue::as_bytes)
+        .and_then(|value| {
             let (scheme, key) = value.split_at_checked(7)?;
             scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
         });
