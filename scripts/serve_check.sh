@@ -19,8 +19,7 @@ for _ in $(seq 100); do
 done
 url=$(head -n 1 "$work/address")
 [ -n "$url" ] || { cat "$work/log" >&2; echo "error: the server did not say its address in 10 s" >&2; exit 1; }
-curl -fsS "$url/health"
-echo
+python3 -c "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())" "$url/health"
 
 PYTHONPATH="$work/python" python3 scripts/server_clients/openai_client.py "$url"
 

@@ -44,14 +44,15 @@
 //! |---|---|
 //! | a schema | [`MAX_SCHEMA`] bytes of JSON, [`MAX_VALUES`] values, [`MAX_KEYS`] in an object, nested [`MAX_DEPTH`] deep |
 //! | a schema with `minProperties` or `maxProperties` | [`MAX_COUNTED`] values |
-//! | a text in Lark | [`MAX_LARK`] bytes, brackets nested [`MAX_DEPTH`] deep |
+//! | a schema with `allOf`, `$ref` or `patternProperties` | [`MAX_PATTERNS`] patterns and formats |
+//! | a text in Lark | [`MAX_LARK`] bytes, brackets nested [`MAX_DEPTH`] deep, [`MAX_PATTERNS`] times `&` |
 //! | a regular expression | [`MAX_REGEX`] bytes |
 //! | symbols of all rules | 100 000 |
 //! | work to build the automaton of terminals | 1 000 000 nodes, about 20 ms |
 //! | work for one mask | 200 000 nodes and 50 000 items, about 15 ms |
 //! | states of the automaton, 1 to 2 kB each | 50 000 |
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
@@ -75,6 +76,10 @@ pub const MAX_KEYS: usize = 500;
 
 /// Most values in a schema with `minProperties` or `maxProperties`, whose grammar has a size of their number squared.
 pub const MAX_COUNTED: usize = 100;
+
+/// Most patterns and formats in a schema with `allOf`, `$ref` or `patternProperties`, by which all may have to match at
+/// once; and most `&` in a Lark grammar.
+pub const MAX_PATTERNS: usize = 16;
 
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 16 << 10;
@@ -133,9 +138,15 @@ impl Grammar {
     pub fn lark(rules: impl Into<String>) -> Result<Self> {
         let rules = rules.into();
         check_len("grammar", &rules, MAX_LARK)?;
-        if depth_of_brackets(&rules) > MAX_DEPTH {
-            let reason = format!("expected brackets nested at most {MAX_DEPTH} deep, found more");
-            return Err(Error::Argument { name: "grammar", reason });
+        let (depth, intersections) = shape_of_rules(&rules);
+        let refuse = |reason| Err(Error::Argument { name: "grammar", reason });
+        if depth > MAX_DEPTH {
+            return refuse(format!(
+                "expected brackets nested at most {MAX_DEPTH} deep, found more"
+            ));
+        }
+        if intersections > MAX_PATTERNS {
+            return refuse(format!("expected at most {MAX_PATTERNS} times `&`, found more"));
         }
         Ok(Self(Kind::Lark(rules)))
     }
@@ -170,14 +181,9 @@ fn check_schema(schema: &Value) -> Result<()> {
         };
         return refuse(format!("expected an object, found {what}"));
     }
-    let mut room = Room { bytes: MAX_SCHEMA, values: MAX_VALUES, counts_properties: false };
-    if let Err(reason) = room.take(schema, MAX_DEPTH) {
+    let mut room = Room::default();
+    if let Err(reason) = room.take(schema, MAX_DEPTH).and_then(|()| room.check_products()) {
         return refuse(reason);
-    }
-    if room.counts_properties && MAX_VALUES - room.values > MAX_COUNTED {
-        return refuse(format!(
-            "expected at most {MAX_COUNTED} values with minProperties or maxProperties, found more"
-        ));
     }
     if !finite::is_finite(schema) {
         return refuse("it refers to itself in a way that no value ends".to_owned());
@@ -193,16 +199,65 @@ fn check_len(name: &'static str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a schema may still have.
+/// What a schema may still have, and what it has.
 struct Room {
     /// Bytes, about those of its JSON.
     bytes: usize,
     values: usize,
+    /// Regular expressions, those of formats too.
+    patterns: usize,
+    /// Whether a value may have to match several of them.
+    has_intersections: bool,
     /// Whether it says how many properties an object has.
     counts_properties: bool,
 }
 
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            bytes: MAX_SCHEMA,
+            values: MAX_VALUES,
+            patterns: 0,
+            has_intersections: false,
+            counts_properties: false,
+        }
+    }
+}
+
 impl Room {
+    /// Checks the numbers that work grows with faster than in proportion.
+    fn check_products(&self) -> Result<(), String> {
+        if self.counts_properties && MAX_VALUES.saturating_sub(self.values) > MAX_COUNTED {
+            return Err(format!(
+                "expected at most {MAX_COUNTED} values with minProperties or maxProperties, found more"
+            ));
+        }
+        if self.has_intersections && self.patterns > MAX_PATTERNS {
+            return Err(format!(
+                "expected at most {MAX_PATTERNS} patterns and formats with allOf, $ref or \
+                 patternProperties, found {}",
+                self.patterns
+            ));
+        }
+        Ok(())
+    }
+
+    /// Notes the keywords of an object, or the properties of these names.
+    fn note(&mut self, fields: &Map<String, Value>) {
+        for (key, value) in fields {
+            match key.as_str() {
+                "minProperties" | "maxProperties" => self.counts_properties = true,
+                "allOf" | "$ref" => self.has_intersections = true,
+                "pattern" | "format" => self.patterns += 1,
+                "patternProperties" => {
+                    self.has_intersections = true;
+                    self.patterns += value.as_object().map_or(0, Map::len);
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Takes the room of a value that may be nested so deep.
     fn take(&mut self, value: &Value, depth: usize) -> Result<(), String> {
         let more = |most, what| format!("expected at most {most} {what}, found more");
@@ -216,8 +271,7 @@ impl Room {
                 return Err(more(MAX_KEYS, "keys of one object"));
             }
             Value::Object(fields) => {
-                let counts = ["minProperties", "maxProperties"].map(|key| fields.contains_key(key));
-                self.counts_properties |= counts.contains(&true);
+                self.note(fields);
                 fields.keys().fold(2, |sum, key| sum + key.len() + 4)
             }
         };
@@ -230,9 +284,10 @@ impl Room {
     }
 }
 
-/// How deep round, square and curly brackets are nested, outside of texts, regular expressions and comments.
-fn depth_of_brackets(rules: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
+/// How deep round, square and curly brackets are nested, and the number of `&`, outside of texts, regular expressions and
+/// comments.
+fn shape_of_rules(rules: &str) -> (usize, usize) {
+    let (mut depth, mut deepest, mut intersections) = (0_usize, 0, 0);
     let mut bytes = rules.bytes().peekable();
     while let Some(byte) = bytes.next() {
         match byte {
@@ -253,10 +308,11 @@ fn depth_of_brackets(rules: &str) -> usize {
                 deepest = deepest.max(depth);
             }
             b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            b'&' => intersections += 1,
             _ => {}
         }
     }
-    deepest
+    (deepest, intersections)
 }
 
 #[cfg(test)]
@@ -265,18 +321,17 @@ mod tests {
 
     #[test]
     fn brackets_in_texts_and_comments_do_not_nest() {
-        assert_eq!(depth_of_brackets("start: (\"((([[\" /(((/ [a] {b})"), 2);
-        assert_eq!(depth_of_brackets("// (((((\nstart: \"\\\"((\" (a)\n\"(("), 1);
-        assert_eq!(depth_of_brackets(")))((a # ((("), 2);
-        assert_eq!(depth_of_brackets(&"(".repeat(1000)), 1000);
+        assert_eq!(shape_of_rules("start: (\"(&([[\" /((&/ [a] {b}) & C"), (2, 1));
+        assert_eq!(shape_of_rules("// (((((\nstart: \"\\\"((\" (a)\n\"(("), (1, 0));
+        assert_eq!(shape_of_rules(")))((a # (((&"), (2, 0));
+        assert_eq!(shape_of_rules(&"(".repeat(1000)), (1000, 0));
     }
 
     #[test]
     fn the_room_of_a_schema_is_about_its_json() {
         let schema = json!({"a": [1, true, null, "text"], "bc": {"d": []}});
-        let room = |bytes, values, depth| {
-            Room { bytes, values, counts_properties: false }.take(&schema, depth)
-        };
+        let room =
+            |bytes, values, depth| Room { bytes, values, ..Room::default() }.take(&schema, depth);
         let len = schema.to_string().len();
         assert_eq!(room(len + 12, 8, 3), Ok(()));
         assert!(room(len - 12, 8, 3).unwrap_err().contains("bytes"));

@@ -548,7 +548,7 @@ fn a_long_prompt_holds_a_decoding_request_up_for_no_more_than_a_step() {
         Box::new(move |event: Event<Cpu>| {
             match event {
                 Event::Prompt { cached, done, .. } if done > cached => {
-                    log.lock().unwrap().push(name)
+                    log.lock().unwrap().push(name);
                 }
                 Event::Token { .. } if name == "short" => log.lock().unwrap().push(name),
                 _ => {}
@@ -773,7 +773,7 @@ fn d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
     for ear in &ears {
         match ask(ear) {
             Ok(_) => taken.push(ear),
-            Err(Rejected::QueueFull { waiting }) => (full, _) = (full + 1, assert!(waiting >= 3)),
+            Err(Rejected::QueueFull { waiting }) => (full, ()) = (full + 1, assert!(waiting >= 3)),
             Err(other) => panic!("{other}"),
         }
     }
@@ -803,9 +803,9 @@ fn an_engine_that_is_stopped_or_dropped_ends_every_request() {
             engine.submit(asked, ear.listener()).unwrap();
         }
         if is_dropped {
-            drop(engine)
+            drop(engine);
         } else {
-            engine.stop()
+            engine.stop();
         }
         for ear in &ears {
             assert_eq!(ear.finish(), Finish::Cancelled);

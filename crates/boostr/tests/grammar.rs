@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use boostr::Error;
 use boostr::grammar::{
-    Grammar, MAX_DEPTH, MAX_KEYS, MAX_LARK, MAX_REGEX, MAX_SCHEMA, MAX_VALUES, Vocabulary,
+    Grammar, MAX_COUNTED, MAX_DEPTH, MAX_KEYS, MAX_LARK, MAX_PATTERNS, MAX_REGEX, MAX_SCHEMA,
+    MAX_VALUES, Vocabulary,
 };
 use boostr::sample::{Constraint, Sampler, SamplerConfig};
 use boostr::tokenizer::Tokenizer;
@@ -377,6 +378,10 @@ fn fields(count: usize) -> Map<String, Value> {
     (0..count).map(|i| (format!("f{i}"), json!({"type": "string"}))).collect()
 }
 
+fn patterns(count: usize) -> Vec<Value> {
+    (0..count).map(|i| json!({"pattern": format!("a{{{i}}}b")})).collect()
+}
+
 fn names(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("f{i}")).collect()
 }
@@ -445,6 +450,8 @@ fn d15_hostile_schemas_are_refused_by_name() {
         (deep(MAX_DEPTH + 1), "64 levels of nesting"),
         (json!({"properties": fields(MAX_KEYS + 1)}), "500 keys"),
         (json!({"enum": vec![0; MAX_VALUES]}), "5000 values"),
+        (json!({"allOf": patterns(MAX_PATTERNS + 1)}), "16 patterns"),
+        (json!({"properties": fields(MAX_COUNTED), "minProperties": 1}), "100 values"),
         (json!({"description": "x".repeat(10 << 20)}), "at most 262144 bytes"),
         (json!({"enum": wide}), "at most 262144 bytes"),
     ] {
@@ -488,8 +495,7 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"type": "number", "minimum": 1e-300, "maximum": 2e-300}),
         json!({"type": "object", "properties": fields(MAX_KEYS)}),
         json!({"type": "object", "properties": fields(MAX_KEYS), "required": names(MAX_KEYS)}),
-        json!({"type": "object", "properties": fields(MAX_KEYS), "minProperties": 1, "additionalProperties": false}),
-        json!({"type": "object", "properties": fields(100), "minProperties": 1, "additionalProperties": false}),
+        json!({"type": "object", "properties": fields(45), "minProperties": 1, "additionalProperties": false}),
         json!({"type": "object", "properties": (0..9).map(|i| {
             (format!("o{i}"), json!({"type": "object", "properties": fields(270)}))
         }).collect::<Map<_, _>>()}),
@@ -505,7 +511,8 @@ fn d15_hostile_patterns_take_no_time() {
         json!({"allOf": (0..12).map(|i| json!({"anyOf": [
             {"properties": {format!("a{i}"): {}}}, {"properties": {format!("b{i}"): {}}}, {"properties": {format!("c{i}"): {}}},
         ]})).collect::<Vec<_>>()}),
-        json!({"type": "string", "allOf": (0..1000).map(|i| json!({"pattern": format!("a{{{i}}}b")})).collect::<Vec<_>>()}),
+        json!({"type": "string", "allOf": patterns(MAX_PATTERNS)}),
+        json!({"type": "string", "allOf": (1..=MAX_PATTERNS).map(|i| json!({"pattern": format!("a.{{{i}}}b")})).collect::<Vec<_>>()}),
         json!({"type": "object", "patternProperties": {"(a+)+": {}, "(a*)*b": {"type": "null"}}}),
         nested,
         json!({"allOf": vec![json!({"anyOf": vec![json!({"type": "object"}), json!({"type": "array"})]}); 12]}),
@@ -591,6 +598,12 @@ fn d15_long_rules_take_no_time_and_no_stack() {
         format!("start: {}", "\"a\" ".repeat(20_000)),
         format!("start: {}\"a\"", "\"a\" | ".repeat(15_000)),
         format!("start: A\nA: {}\"a\"", "\"b\" | ".repeat(15_000)),
+        format!("start: A\nA: {}", ["/[^b]*a.{9}/"; MAX_PATTERNS + 1].join(" & ")),
+        format!(
+            "start: A\nA: {}",
+            (0..=MAX_PATTERNS).map(|i| format!("/.*a.{{{i}}}/")).collect::<Vec<_>>().join(" & ")
+        ),
+        format!("start: A\nA: {}", ["/a/"; 10_000].join(" & ")),
         format!("start: {}a{}", "(".repeat(60), ")?".repeat(60)),
         format!("start: {}\"a\"{}", "(".repeat(60), "){1,9}".repeat(60)),
         "start: start start | \"a\" | \"\"".to_owned(),

@@ -38,7 +38,7 @@ fn talks_until_it_is_killed() {
     loop {
         let said = talk.say(&session, &format!("Number {}", session.turns().len()), 3);
         println!("said {}", said.turn);
-        if said.turn % 5 == 0 {
+        if said.turn.is_multiple_of(5) {
             let _ = sessions.delete("b");
             sessions.branch(&session, "b", said.turn).unwrap();
             println!("branched {}", said.turn);

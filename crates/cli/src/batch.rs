@@ -29,7 +29,7 @@ const MAX_LINE: u64 = 64 << 20;
 const AHEAD: usize = 4;
 
 /// Nobody waits.
-const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const NO_LIMIT: Duration = Duration::from_hours(8760);
 
 /// A line of the input.
 struct Line {
@@ -82,7 +82,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
     server.load(lm, engine, None).map_err(|error| match error {
         boostr_server::Error::Model(error) => BadModel::from(error).into(),
-        other => anyhow::Error::from(other),
+        other @ boostr_server::Error::Metrics(_) => anyhow::Error::from(other),
     })?;
 
     stream::catch_interrupt();
@@ -285,7 +285,7 @@ impl Output {
             Err(std::fs::TryLockError::Error(error))
                 if error.kind() != io::ErrorKind::Unsupported =>
             {
-                return Err(error).context(name);
+                Err(error).context(name)
             }
             _ => Ok(Self { file, name }),
         }

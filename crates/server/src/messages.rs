@@ -134,7 +134,7 @@ fn tool_call(path: &str, call: Value) -> Result<Value> {
 mod tests {
     use super::*;
 
-    fn checked(messages: Value) -> Result<Vec<Value>> {
+    fn checked(messages: &Value) -> Result<Vec<Value>> {
         read(&mut Fields::of(json!({"messages": messages})).unwrap())
     }
 
@@ -157,14 +157,14 @@ mod tests {
             ),
             (json!([{"role": "user", "content": "x", "tool_calls": []}]), "messages[0].tool_calls"),
         ] {
-            let error = checked(messages.clone()).err().unwrap_or_else(|| panic!("{messages}"));
+            let error = checked(&messages).err().unwrap_or_else(|| panic!("{messages}"));
             assert_eq!(error.param.as_deref(), Some(field), "{messages}");
         }
     }
 
     #[test]
     fn messages_become_what_templates_expect() {
-        let messages = checked(json!([
+        let messages = checked(&json!([
             {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "tool_calls": [
                 {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}

@@ -84,6 +84,8 @@ impl Constraint for Parser {
 pub(super) fn refusal(name: &'static str, error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
     let text = text.split(BACKTRACE).next().unwrap_or_default().replace(NOT_VERBOSE, "");
+    // One message is one error.
+    let text = text.replace("regex parse error:", "").replace("\nerror: ", "\n");
     let reason = match text.trim() {
         NO_TOKEN => "no token of the vocabulary can go on with the text".to_owned(),
         text => text.chars().take(MAX_REASON).collect(),

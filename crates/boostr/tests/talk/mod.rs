@@ -87,7 +87,7 @@ impl Talk {
         let mut prompt =
             session.prompt(&self.speaker(), &[user(text)], &Options::default()).unwrap();
         let state = prompt.state.take();
-        let mut state = state.map_or_else(|| self.lm.model.new_state().unwrap(), |state| state);
+        let mut state = state.unwrap_or_else(|| self.lm.model.new_state().unwrap());
         assert_eq!(prompt.reused, state.position());
         let ids = prompt.ids.clone();
         let (seen, rest) = ids.split_at(state.position());
@@ -106,7 +106,7 @@ impl Talk {
         let speaker = self.speaker();
         let mut prompt = session.prompt(&speaker, &[user(text)], &Options::default()).unwrap();
         let state = prompt.state.take();
-        let mut state = state.map_or_else(|| self.lm.model.new_state().unwrap(), |state| state);
+        let mut state = state.unwrap_or_else(|| self.lm.model.new_state().unwrap());
         let generated = self.encode(made);
         let all = [&*prompt.ids, &generated].concat();
         crate::tiny::run(

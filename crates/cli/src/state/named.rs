@@ -64,7 +64,7 @@ pub fn list(folder: &Path, as_json: bool, term: &Term) -> Result<()> {
                 plain(saved.family()),
             )?,
             Err(error) => {
-                writeln!(out, "{name:20}  {}: {error}", term.on_stdout(Style::Bad, "broken"))?
+                writeln!(out, "{name:20}  {}: {error}", term.on_stdout(Style::Bad, "broken"))?;
             }
         }
     }

@@ -57,15 +57,9 @@ fn answers_are_in_the_order_of_their_lines_and_a_bad_line_is_an_error_of_its_own
 #[test]
 fn a_run_that_was_cut_anywhere_goes_on_to_the_same_file() {
     let (input, out) = files("batch-resume");
-    let questions: String = (0..12)
-        .map(|i| {
-            format!(
-                "{}\n",
-                json!({"prompt": format!("Chapter {i}"), "max_tokens": 5, "temperature": 0})
-            )
-        })
-        .collect();
-    fs::write(&input, questions).unwrap();
+    let question = |i| json!({"prompt": format!("Chapter {i}"), "max_tokens": 5, "temperature": 0});
+    let questions: Vec<String> = (0..12).map(|i| question(i).to_string()).collect();
+    fs::write(&input, questions.join("\n")).unwrap();
     batch(&input, &out).ok();
     // What differs from run to run: ids and times.
     let essence = |path: &str| -> Vec<Value> {

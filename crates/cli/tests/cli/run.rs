@@ -72,7 +72,7 @@ fn threads_do_not_change_the_text() {
 #[test]
 fn a_prompt_may_come_from_a_word_an_option_a_file_or_stdin() {
     let file = folder("prompt-file").join("prompt.txt");
-    std::fs::write(&file, format!("{PROMPT}\n")).unwrap();
+    fs::write(&file, format!("{PROMPT}\n")).unwrap();
     let file = file.to_str().unwrap();
     let greedy = ["--temp", "0", "-n", "12"];
     let run = |args: &[&str]| boostr(&[args, &greedy[..]].concat()).ok().stdout;
@@ -147,7 +147,7 @@ fn generation_ends_at_the_models_end_token() {
     let json = boostr(&args).ok().json();
     let third = json["ids"][2].clone();
     let defaults = serde_json::json!({ "eos_token_id": [third] });
-    std::fs::write(model.join("generation_config.json"), defaults.to_string()).unwrap();
+    fs::write(model.join("generation_config.json"), defaults.to_string()).unwrap();
     let ended = boostr(&args).ok().json();
     assert_eq!(ended["finish_reason"], "eos");
     let until = ids(&json["ids"]).iter().position(|&id| Some(id) == third.as_u64()).unwrap();
@@ -159,7 +159,7 @@ fn the_number_of_tokens_is_128_or_the_models_own() {
     let json = boostr(&["-p", PROMPT, "--json", "--temp", "0", "--repeat-penalty", "1.3"]);
     assert_eq!(json.ok().json()["timings"]["predicted_n"], 128);
     let model = copy_of_tiny("max-new-tokens");
-    std::fs::write(model.join("generation_config.json"), r#"{"max_new_tokens": 3}"#).unwrap();
+    fs::write(model.join("generation_config.json"), r#"{"max_new_tokens": 3}"#).unwrap();
     let path = model.to_str().unwrap();
     let json = boostr(&["run", path, "--tokens", "5", "--json"]).ok().json();
     assert_eq!(json["ids"].as_array().unwrap().len(), 3);
@@ -232,7 +232,7 @@ fn a_text_under_a_schema_is_json_and_one_under_an_expression_matches() {
                 "--json",
             ]);
             let run = run.ok().json();
-            assert_eq!(run["finish_reason"], "stop");
+            assert_eq!(run["finish_reason"], "eos");
             let value: Value = serde_json::from_str(run["text"].as_str().unwrap()).unwrap();
             assert!(value["name"].is_string() && value["age"].as_u64().unwrap() <= 99, "{value}");
         }

@@ -48,6 +48,7 @@ pub(crate) struct Embeddings {
 }
 
 /// The vector of a text.
+#[expect(clippy::struct_field_names, reason = "the names are OpenAI's")]
 #[derive(Debug, Serialize, ToSchema)]
 struct Embedding {
     /// `embedding`

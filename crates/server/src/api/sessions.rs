@@ -109,6 +109,7 @@ pub(crate) struct SessionList {
 }
 
 /// A session that is no more.
+#[expect(clippy::struct_field_names, reason = "the names are OpenAI's")]
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Deleted {
     id: String,

@@ -206,14 +206,14 @@ impl Calls {
                 } else if FUNCTION.starts_with(start) {
                     Body::Unfinished
                 } else {
-                    Self::json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
+                    json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
                 }
             }
             ToolFormat::Nemotron => {
-                Self::json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
+                json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
             }
             ToolFormat::Mistral | ToolFormat::Llama => {
-                Self::json(body, 0, scan, "", last, |value| self.call(value))
+                json(body, 0, scan, "", last, |value| self.call(value))
             }
             ToolFormat::MistralArgs { .. } => {
                 let Some((head, _)) = body.split_once(ARGS) else {
@@ -230,39 +230,10 @@ impl Calls {
                 if body.get(start..).is_some_and(|args| args.trim_start().starts_with('[')) {
                     return Body::Text;
                 }
-                Self::json(body, start, scan, "", last, |arguments| {
+                json(body, start, scan, "", last, |arguments| {
                     self.call_of(name, id.clone(), Some(arguments))
                 })
             }
-        }
-    }
-
-    /// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
-    fn json(
-        body: &str,
-        start: usize,
-        scan: &mut Scan,
-        close: &str,
-        last: bool,
-        call: impl Fn(&Value) -> Option<Call>,
-    ) -> Body {
-        let value = body.get(start..).unwrap_or_default();
-        match value.trim_start().chars().next() {
-            None => return Body::Unfinished,
-            Some('{' | '[') => {}
-            Some(_) => return Body::Text,
-        }
-        let Some(len) = scan.end_of_value(value) else { return Body::Unfinished };
-        let Ok(json) = serde_json::from_str::<Value>(value.get(..len).unwrap_or_default()) else {
-            return Body::Text;
-        };
-        let calls: Option<Vec<Call>> = match &json {
-            Value::Array(items) => items.iter().map(call).collect(),
-            one => call(one).map(|call| vec![call]),
-        };
-        match calls {
-            Some(calls) if !calls.is_empty() => closed(body, start + len, close, last, calls),
-            _ => Body::Text,
         }
     }
 
@@ -347,6 +318,35 @@ enum Opening {
     At { start: usize, body: usize },
     /// Not in the first `decided` bytes.
     None { decided: usize },
+}
+
+/// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
+fn json(
+    body: &str,
+    start: usize,
+    scan: &mut Scan,
+    close: &str,
+    last: bool,
+    call: impl Fn(&Value) -> Option<Call>,
+) -> Body {
+    let value = body.get(start..).unwrap_or_default();
+    match value.trim_start().chars().next() {
+        None => return Body::Unfinished,
+        Some('{' | '[') => {}
+        Some(_) => return Body::Text,
+    }
+    let Some(len) = scan.end_of_value(value) else { return Body::Unfinished };
+    let Ok(json) = serde_json::from_str::<Value>(value.get(..len).unwrap_or_default()) else {
+        return Body::Text;
+    };
+    let calls: Option<Vec<Call>> = match &json {
+        Value::Array(items) => items.iter().map(call).collect(),
+        one => call(one).map(|call| vec![call]),
+    };
+    match calls {
+        Some(calls) if !calls.is_empty() => closed(body, start + len, close, last, calls),
+        _ => Body::Text,
+    }
 }
 
 /// Calls that end at `end`, or behind a closing marker that follows.
