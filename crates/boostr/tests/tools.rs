@@ -5,7 +5,7 @@ mod constrained;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use boostr::chat::tools::{Call, Calls, Piece, Tool, ToolChoice, ToolFormat};
+use boostr::chat::tools::{Call, Calls, MAX_CALLS, Piece, Tool, ToolChoice, ToolFormat};
 use boostr::chat::{ChatTemplate, Options, Source};
 use boostr::generation_config::SpecialTokens;
 use proptest::prelude::*;
@@ -457,8 +457,10 @@ fn a_forced_call_is_a_call_whatever_is_sampled() {
         let setting = Setting::new(name);
         for format in FORMATS {
             for choice in [ToolChoice::Required, ToolChoice::Function("weather".to_owned())] {
-                let grammar =
-                    format.grammar(&tools(), &choice, &setting.tokenizer).unwrap().unwrap();
+                let grammar = format
+                    .grammar(&tools(), &choice, MAX_CALLS, &setting.tokenizer)
+                    .unwrap()
+                    .unwrap();
                 let constraint = setting.constraint(&grammar);
                 for seed in 0..12 {
                     let wish = match format {
@@ -506,7 +508,7 @@ fn a_forced_call_is_a_call_whatever_is_sampled() {
 fn a_forced_call_begins_with_the_control_token_of_its_marker() {
     let setting = Setting::new("mistral-v3");
     let grammar = ToolFormat::Mistral
-        .grammar(&tools(), &ToolChoice::Required, &setting.tokenizer)
+        .grammar(&tools(), &ToolChoice::Required, MAX_CALLS, &setting.tokenizer)
         .unwrap()
         .unwrap();
     let mut constraint = setting.constraint(&grammar);
@@ -518,15 +520,19 @@ fn a_forced_call_begins_with_the_control_token_of_its_marker() {
 fn a_free_model_needs_no_grammar_and_an_impossible_choice_is_refused() {
     let tokenizer = constrained::tokenizer("qwen2").0;
     for choice in [ToolChoice::Auto, ToolChoice::None] {
-        assert_eq!(ToolFormat::Hermes.grammar(&tools(), &choice, &tokenizer).unwrap(), None);
+        assert_eq!(
+            ToolFormat::Hermes.grammar(&tools(), &choice, MAX_CALLS, &tokenizer).unwrap(),
+            None
+        );
     }
     let unknown = ToolChoice::Function("unknown\n".to_owned());
-    let error = ToolFormat::Hermes.grammar(&tools(), &unknown, &tokenizer).unwrap_err();
+    let error = ToolFormat::Hermes.grammar(&tools(), &unknown, MAX_CALLS, &tokenizer).unwrap_err();
     assert_eq!(
         error.to_string(),
         "argument `tool_choice`: there is no tool with the name `unknown\\n`"
     );
-    let error = ToolFormat::Hermes.grammar(&[], &ToolChoice::Required, &tokenizer).unwrap_err();
+    let error =
+        ToolFormat::Hermes.grammar(&[], &ToolChoice::Required, MAX_CALLS, &tokenizer).unwrap_err();
     assert!(error.to_string().contains("there are no tools"), "{error}");
     for value in [
         json!("any"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use boostr::backend::Backend;
-use boostr::chat::tools::{Calls, Piece as Part, ToolFormat};
+use boostr::chat::tools::{Piece as Part, ToolFormat};
 use boostr::engine::{Finish, Outcome, Rejected, Request, Ticket};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::app::{App, Loaded, WorkGuard};
 use crate::error::{ApiError, Result};
-use crate::shape::Called;
+use crate::shape::{Called, Finder};
 use crate::turn::{SessionTurn, Turn};
 use crate::voice::{Spoken, Update, Updates, Voice};
 
@@ -77,8 +77,8 @@ pub(crate) struct Job<B: Backend> {
     pub(crate) with_tokens: bool,
     /// Added to the index of each continuation.
     pub(crate) first_index: usize,
-    /// What finds calls of tools in each continuation, and whether one is all there may be.
-    pub(crate) calls: Option<(Calls, bool)>,
+    /// What finds calls of tools in each continuation.
+    pub(crate) finder: Option<Finder>,
     /// The turn of a session that the answer becomes; of a job with one continuation.
     pub(crate) turn: Option<Turn<B>>,
 }
@@ -97,7 +97,7 @@ pub(crate) fn start<B: Backend>(
         count,
         &job.stops,
         job.with_tokens,
-        job.calls.is_some(),
+        job.finder.is_some(),
         times,
     )
     .map_err(|error| ApiError::of_input("stop", &error))?;
@@ -113,7 +113,7 @@ pub(crate) fn start<B: Backend>(
         running: count,
         first_index: job.first_index,
         prompt_tokens,
-        said: (0..count).map(|_| Said::new(job.calls.clone())).collect(),
+        said: (0..count).map(|_| Said::new(job.finder.clone())).collect(),
         turn: job.turn,
         loaded: loaded.clone(),
         _work: app.begin_work(),
@@ -146,19 +146,19 @@ fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
 
 /// What a continuation has said.
 struct Said {
-    calls: Option<(Calls, bool)>,
+    finder: Option<Finder>,
     text: String,
     called: Vec<Called>,
 }
 
 impl Said {
-    fn new(calls: Option<(Calls, bool)>) -> Self {
-        Self { calls, text: String::new(), called: Vec::new() }
+    fn new(finder: Option<Finder>) -> Self {
+        Self { finder, text: String::new(), called: Vec::new() }
     }
 
     /// Whether there may be no other call.
     fn is_full(&self) -> bool {
-        !self.called.is_empty() && self.calls.as_ref().is_some_and(|(_, is_single)| *is_single)
+        self.finder.as_ref().is_some_and(|finder| self.called.len() >= finder.most)
     }
 
     /// It as a message that templates understand.
@@ -265,8 +265,8 @@ impl<B: Backend> Driver<B> {
     /// Passes text on, and what of it is calls.
     async fn say(&mut self, index: usize, text: &str, tokens: Vec<Spoken>) {
         let Some(said) = self.said.get_mut(index) else { return };
-        let parts = match &mut said.calls {
-            Some((calls, _)) => calls.push(text),
+        let parts = match &mut said.finder {
+            Some(finder) => finder.calls.push(text),
             None => vec![Part::Text(text.to_owned())],
         };
         self.pass(index, parts, tokens).await;
@@ -274,9 +274,9 @@ impl<B: Backend> Driver<B> {
 
     /// The same at the end of a continuation.
     async fn say_rest(&mut self, index: usize) {
-        let calls = self.said.get_mut(index).and_then(|said| said.calls.as_mut());
-        if let Some((calls, _)) = calls {
-            let parts = calls.finish();
+        let finder = self.said.get_mut(index).and_then(|said| said.finder.as_mut());
+        if let Some(finder) = finder {
+            let parts = finder.calls.finish();
             self.pass(index, parts, Vec::new()).await;
         }
     }
@@ -290,6 +290,13 @@ impl<B: Backend> Driver<B> {
         for part in parts {
             let Some(said) = self.said.get_mut(index) else { return };
             let piece = match part {
+                Part::Text(_) if said.finder.as_ref().is_some_and(|finder| finder.is_forced) => {
+                    if tokens.is_empty() {
+                        continue;
+                    }
+                    let tokens = std::mem::take(&mut tokens);
+                    Piece::Text { index: id, text: String::new(), tokens }
+                }
                 Part::Text(text) => {
                     if self.turn.is_some() {
                         said.text.push_str(&text);

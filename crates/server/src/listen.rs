@@ -140,13 +140,14 @@ async fn connection(
         .serve_connection(TokioIo::new(socket), service);
 
     let result = loop {
-        tokio::select! {
-            result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break result,
-            told = closing.changed() => match told {
-                // Ends it when it is idle, and after its answer when it is not.
-                Ok(()) => Pin::new(&mut connection).graceful_shutdown(),
-                Err(_) => return,
-            }
+        let ended = tokio::select! {
+            result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => Some(result),
+            Ok(()) = closing.changed() => None,
+        };
+        match ended {
+            Some(result) => break result,
+            // Ends it when it is idle, and after its answer when it is not.
+            None => std::pin::Pin::new(&mut connection).graceful_shutdown(),
         }
     };
     if let Err(error) = &result {

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use boostr::backend::Backend;
-use boostr::chat::tools::{Calls, Tool, ToolChoice, ToolFormat};
+use boostr::chat::tools::{Calls, MAX_CALLS, Tool, ToolChoice, ToolFormat};
 use boostr::grammar::Grammar;
 use boostr::sample::Constraint;
 use serde_json::Value;
@@ -78,10 +78,18 @@ impl Shape {
         self.has_tools().then(|| self.tools.clone())
     }
 
-    /// What finds calls in an answer, and whether one is all there may be.
-    pub(crate) fn calls<B: Backend>(&self, loaded: &Loaded<B>) -> Option<(Calls, bool)> {
-        let calls = || Calls::new(tool_format(loaded), self.read_tools.clone());
-        self.has_tools().then(|| (calls(), self.parallel_tool_calls == Some(false)))
+    /// Most calls of an answer.
+    fn most_calls(&self) -> usize {
+        if self.parallel_tool_calls == Some(false) { 1 } else { MAX_CALLS }
+    }
+
+    /// What finds calls in an answer.
+    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>) -> Option<Finder> {
+        self.has_tools().then(|| Finder {
+            calls: Calls::new(tool_format(loaded), self.read_tools.clone()),
+            most: self.most_calls(),
+            is_forced: self.is_forced(),
+        })
     }
 
     /// What the answer may be, unless it may be any text. Takes a while.
@@ -90,8 +98,9 @@ impl Shape {
         loaded: &Loaded<B>,
     ) -> Result<Option<Box<dyn Constraint>>> {
         let (grammar, param) = if self.is_forced() {
-            let grammar =
-                tool_format(loaded).grammar(&self.read_tools, &self.tool_choice, &loaded.tokenizer);
+            let (tools, choice) = (&self.read_tools, &self.tool_choice);
+            let (format, most) = (tool_format(loaded), self.most_calls());
+            let grammar = format.grammar(tools, choice, most, &loaded.tokenizer);
             (grammar.map_err(|error| ApiError::of_input("tool_choice", &error))?, "tools")
         } else {
             let param = "response_format";
@@ -136,6 +145,16 @@ fn format(fields: &mut Fields) -> Result<Option<Format>> {
         }
         _ => Ok(None),
     }
+}
+
+/// Finds calls in an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Finder {
+    pub(crate) calls: Calls,
+    /// Most calls of the answer; what a model that is free makes beyond is left out.
+    pub(crate) most: usize,
+    /// There is nothing but calls, so what looks like text is one that was cut off.
+    pub(crate) is_forced: bool,
 }
 
 /// A call as the API writes it, and as templates read it.

@@ -26,6 +26,7 @@ mod calls;
 mod force;
 
 pub use calls::{Call, Calls, Piece};
+pub use force::MAX_CALLS;
 
 /// Longest name of a tool, in bytes.
 const MAX_NAME: usize = 64;

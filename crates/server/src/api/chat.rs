@@ -7,7 +7,6 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use boostr::backend::Backend;
 use boostr::chat;
-use boostr::chat::tools::Calls;
 use boostr::engine::Request;
 use boostr::models::State;
 use boostr::sample::Constraint;
@@ -28,7 +27,7 @@ use crate::fields::Fields;
 use crate::job::{self, Job, Piece, Reason};
 use crate::messages;
 use crate::options::{GenerationOptions, MAX_TOP};
-use crate::shape::Shape;
+use crate::shape::{Finder, Shape};
 use crate::sse::{self, Events, Script};
 use crate::turn::Turn;
 
@@ -89,24 +88,24 @@ struct Asked<B: Backend> {
     marks: Vec<usize>,
     state: Option<State<B>>,
     constraint: Option<Box<dyn Constraint>>,
-    calls: Option<(Calls, bool)>,
+    finder: Option<Finder>,
     turn: Option<Turn<B>>,
 }
 
 impl<B: Backend> Asked<B> {
     fn new(loaded: &Loaded<B>, chat: &ChatFields, most: usize) -> Result<Self> {
         let template = chat.template_options();
-        let (constraint, calls) = (chat.shape.constraint(loaded)?, chat.shape.calls(loaded));
+        let (constraint, finder) = (chat.shape.constraint(loaded)?, chat.shape.finder(loaded));
         let asked = match &chat.session {
             Some(name) => {
                 let mut turn = Turn::begin(loaded, name, &chat.messages, &template)?;
                 let (ids, marks, state) = turn.prompt();
-                Self { ids, marks, state, constraint, calls, turn: Some(turn) }
+                Self { ids, marks, state, constraint, finder, turn: Some(turn) }
             }
             None => {
                 let ids = prompt::encode(loaded, &chat.messages, &template)?;
                 let (marks, state) = (Vec::new(), None);
-                Self { ids, marks, state, constraint, calls, turn: None }
+                Self { ids, marks, state, constraint, finder, turn: None }
             }
         };
         prompt::check_length(&asked.ids, most, "messages")?;
@@ -146,6 +145,7 @@ pub(crate) async fn complete<B: Backend>(
         constraint: asked.constraint,
         ..Request::new(asked.ids, loaded.lm.vocab_limit())
     };
+    let is_forced = asked.finder.as_ref().is_some_and(|finder| finder.is_forced);
     let stops = options.stop.clone().unwrap_or_default();
     let (sender, mut pieces) = job::channel();
     let job = Job {
@@ -153,7 +153,7 @@ pub(crate) async fn complete<B: Backend>(
         stops,
         with_tokens: top.is_some(),
         first_index: 0,
-        calls: asked.calls,
+        finder: asked.finder,
         turn: asked.turn,
     };
     job::start(&app, &loaded, job, sender)?;
@@ -170,7 +170,7 @@ pub(crate) async fn complete<B: Backend>(
         session: None,
     };
     if !options.is_stream() {
-        return collect(&loaded, head, count, top.is_some(), &mut pieces).await;
+        return collect(&loaded, head, count, top.is_some(), is_forced, &mut pieces).await;
     }
     // What comes first may still be an error with a status of its own.
     let first = match pieces.recv().await {
@@ -190,12 +190,13 @@ pub(crate) async fn complete<B: Backend>(
     Ok(sse::stream(first, pieces, count, script))
 }
 
-/// The whole answer at once.
+/// The whole answer at once; one that `is_forced` to call tools has no words.
 async fn collect<B: Backend>(
     loaded: &Loaded<B>,
     head: ChatChunk,
     count: usize,
     with_tokens: bool,
+    is_forced: bool,
     pieces: &mut mpsc::Receiver<Piece>,
 ) -> Result<Response> {
     let mut choices: Vec<ChatChoice> = (0..count)
@@ -234,7 +235,7 @@ async fn collect<B: Backend>(
                 if let Some(choice) = choices.get_mut(index) {
                     choice.finish_reason = end.reason.name();
                     let message = &mut choice.message;
-                    if !message.tool_calls.is_empty() {
+                    if is_forced || !message.tool_calls.is_empty() {
                         message.content.take_if(|content| content.is_empty());
                     }
                 }

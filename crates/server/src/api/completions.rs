@@ -171,7 +171,7 @@ pub(crate) async fn complete<B: Backend>(
             stops,
             with_tokens: top.is_some(),
             first_index: i * n,
-            calls: None,
+            finder: None,
             turn: None,
         };
         // Those that were started before one is refused end when `pieces` is dropped.

@@ -167,7 +167,9 @@ pub fn endless(tokens: usize) -> Value {
 
 /// The same with fields added or replaced.
 pub fn with(mut body: Value, more: Value) -> Value {
-    let object = body.as_object_mut().unwrap();
-    object.extend(more.as_object().unwrap().clone());
+    let (Some(object), Value::Object(more)) = (body.as_object_mut(), more) else {
+        panic!("two objects are needed");
+    };
+    object.extend(more);
     body
 }

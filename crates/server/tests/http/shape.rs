@@ -113,6 +113,29 @@ fn a_tool_that_has_to_be_called_is_called() {
 }
 
 #[test]
+fn one_call_is_one_and_a_call_that_is_cut_off_is_no_text() {
+    let server = TestServer::start();
+    let two = json!([tools()[0], {"type": "function", "function": {"name": "other", "parameters": person()}}]);
+    let body = json!({
+        "messages": [{"role": "user", "content": "Who is it?"}], "tools": two, "tool_choice": "required",
+        "temperature": 1, "seed": 2, "max_tokens": 200
+    });
+    let single = with(body.clone(), json!({"parallel_tool_calls": false}));
+    let reply = server.post("/v1/chat/completions", &single).json();
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{reply}");
+    assert_eq!(choice["finish_reason"], "tool_calls");
+
+    let cut = with(body, json!({"max_tokens": 8}));
+    let choice = server.post("/v1/chat/completions", &cut).json()["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], Value::Null, "{choice}");
+    assert_eq!(choice["finish_reason"], "length");
+    let events =
+        server.post("/v1/chat/completions", &with(cut, json!({"stream": true}))).events(true);
+    assert!(!events.iter().any(|event| event.to_string().contains("tool_call>")), "{events:?}");
+}
+
+#[test]
 fn tools_that_are_none_are_refused() {
     let server = TestServer::start();
     let body =

@@ -10,14 +10,14 @@ use crate::grammar::{Grammar, json_rule};
 use crate::tokenizer::Tokenizer;
 
 /// Most calls of one answer, so that a model that likes to call ends.
-const MAX_CALLS: usize = 8;
+pub const MAX_CALLS: usize = 8;
 
 impl ToolFormat {
     /// The grammar of calls that a choice asks for; `None` where the model is free.
     ///
     /// Arguments follow the schema of their tool; where it does not say, there are no others than those that it names.
     /// In the format [`Functions`](Self::Functions) an argument of type `string` is any text, or one of `enum`. At most
-    /// eight calls are made at once, and one where the family knows no more.
+    /// `most` calls are made at once, of up to [`MAX_CALLS`], and one where the family knows no more.
     ///
     /// # Errors
     ///
@@ -26,11 +26,12 @@ impl ToolFormat {
         self,
         tools: &[Tool],
         choice: &ToolChoice,
+        most: usize,
         tokenizer: &Tokenizer,
     ) -> Result<Option<Grammar>> {
         let (tools, most): (Vec<&Tool>, _) = match choice {
             ToolChoice::Auto | ToolChoice::None => return Ok(None),
-            ToolChoice::Required => (tools.iter().collect(), MAX_CALLS),
+            ToolChoice::Required => (tools.iter().collect(), most.clamp(1, MAX_CALLS)),
             ToolChoice::Function(name) => {
                 (tools.iter().filter(|tool| tool.name == *name).collect(), 1)
             }
