@@ -52,7 +52,7 @@ const MODULES: [(&str, &[&str]); 18] = [
             "load",
         ],
     ),
-    ("engine", &["error", "ops", "backend", "models", "sample"]),
+    ("engine", &["error", "ops", "backend", "checkpoint", "models", "sample"]),
     ("evaluate", &["error", "ops", "backend", "models"]),
     (
         "train",

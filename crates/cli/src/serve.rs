@@ -130,7 +130,7 @@ async fn serve(
             let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
             server.load(lm.clone(), engine, sessions).map_err(|error| match error {
                 boostr_server::Error::Model(error) => BadModel::from(error).into(),
-                other => anyhow::Error::from(other),
+                other @ boostr_server::Error::Metrics(_) => anyhow::Error::from(other),
             })?;
             announce(address, &lm, &plan)?;
         }

@@ -18,7 +18,7 @@ pub struct Request<B: Backend> {
     /// there is a snapshot of more.
     pub state: Option<State<B>>,
     /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. Those less than
-    /// [`MIN_CUT`](super::sequence::MIN_CUT) tokens after the last cut are passed over.
+    /// 32 tokens after the last cut are passed over.
     pub marks: Vec<usize>,
     /// Only requests of the same scope see each other's snapshots.
     pub scope: u64,

@@ -146,7 +146,6 @@ pub fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
             let pointer = expected.as_str().unwrap().strip_prefix('#').unwrap();
             valid(root, root.pointer(pointer).unwrap(), value)
         }
-        ("$defs" | "description" | "title", _) => true,
         ("type", _) => match expected.as_str().unwrap() {
             "object" => value.is_object(),
             "array" => value.is_array(),
@@ -187,7 +186,10 @@ pub fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
         ("minimum", Value::Number(number)) => number.as_f64() >= expected.as_f64(),
         ("maximum", Value::Number(number)) => number.as_f64() <= expected.as_f64(),
         (
-            "properties"
+            "$defs"
+            | "description"
+            | "title"
+            | "properties"
             | "required"
             | "additionalProperties"
             | "items"

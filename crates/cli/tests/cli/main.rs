@@ -8,6 +8,7 @@ mod batch;
 mod chat;
 mod common;
 mod ends;
+mod faults;
 mod gguf;
 mod models;
 mod process;

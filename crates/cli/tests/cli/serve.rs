@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,11 @@ struct Running {
 
 impl Running {
     fn start(args: &[&str]) -> Self {
-        let args = [&["serve", "--port", "0", "-q"], args].concat();
-        let mut child = command(&args).spawn().unwrap();
+        Self::of(command(&[&["serve", "--port", "0", "-q"], args].concat()))
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("http://").unwrap_or_else(|| panic!("{line}"));
@@ -107,6 +110,33 @@ fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
     thread::sleep(Duration::from_millis(200));
     server.signal("TERM");
     assert_eq!(server.code(Duration::from_secs(5)), 1);
+}
+
+#[test]
+fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
+    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(1);
+    for part in ["16 running sequences of 694 kB", "are free", "lower --max-running"] {
+        assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn f9_without_descriptors_it_goes_on_when_there_are_some() {
+    let mut limited = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_boostr");
+    limited.args(["-c", "ulimit -n 40 && exec \"$0\" serve --port 0", program]);
+    limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = Running::of(limited);
+    let idle: Vec<TcpStream> =
+        (0..80).filter_map(|_| TcpStream::connect(&server.address).ok()).collect();
+    thread::sleep(Duration::from_millis(300));
+    drop(idle);
+    assert!(server.get("/health", "").starts_with("HTTP/1.1 200 "));
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(10)), 0);
+    let mut log = String::new();
+    server.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert_eq!(log.matches("no connection could be accepted").count(), 1, "{log}");
 }
 
 #[test]
