@@ -33,6 +33,8 @@ const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 8 << 20;
 /// How long a failed accept waits: descriptors may be free again then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What goes on failing is in the log once in this time.
+const WARN_PAUSE: Duration = Duration::from_mins(1);
 /// How often it is looked whether all work is done.
 const DRAIN_TICK: Duration = Duration::from_millis(10);
 /// For connections whose answers are cut, to say so and end.
@@ -51,12 +53,11 @@ pub(crate) async fn serve<B: Backend>(
     let free = Arc::new(Semaphore::new(all as usize));
     let (closing, is_closing) = watch::channel(false);
     let accept = async {
-        let mut failed = false;
+        let mut warned: Option<Instant> = None;
         loop {
             let Ok(permit) = free.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    failed = false;
                     let connection =
                         connection(stream, router.clone(), limits.clone(), is_closing.clone());
                     tokio::spawn(async move {
@@ -65,10 +66,10 @@ pub(crate) async fn serve<B: Backend>(
                     });
                 }
                 Err(error) => {
-                    if !failed {
+                    if warned.is_none_or(|at| at.elapsed() > WARN_PAUSE) {
                         tracing::warn!(%error, "no connection could be accepted");
+                        warned = Some(Instant::now());
                     }
-                    failed = true;
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
