@@ -49,6 +49,9 @@ impl Rendered {
         let mut at = 0;
         let mut parts = Vec::new();
         for part in marks::parts(&self.marked) {
+            if at >= end {
+                break;
+            }
             let (Part::Text(text) | Part::Control(text)) = part;
             let range = start.saturating_sub(at)..end.saturating_sub(at).min(text.len());
             at += text.len();
