@@ -30,7 +30,7 @@ mod stops;
 
 pub use config::SamplerConfig;
 pub use constraint::{Constraint, TokenSet};
-use logprobs::LogSoftmax;
+pub(crate) use logprobs::LogSoftmax;
 pub(crate) use random::SplitMix64;
 pub use stops::{Released, StopStrings};
 
@@ -388,7 +388,7 @@ fn add(score: &mut f32, change: f32) {
     clippy::needless_bitwise_bool,
     reason = "without an early exit the two folds are a few vector instructions per eight logits"
 )]
-fn check_logits(logits: &[f32]) -> Result<()> {
+pub(crate) fn check_logits(logits: &[f32]) -> Result<()> {
     let bad =
         logits.iter().fold(false, |bad, &logit| bad | logit.is_nan() | (logit == f32::INFINITY));
     let some = logits.iter().fold(false, |some, &logit| some | (logit > f32::NEG_INFINITY));
@@ -406,7 +406,7 @@ fn check_logits(logits: &[f32]) -> Result<()> {
 }
 
 /// The lowest id of the largest score, and the score.
-fn argmax(scores: &[f32]) -> (u32, f32) {
+pub(crate) fn argmax(scores: &[f32]) -> (u32, f32) {
     const LANES: usize = 16;
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];

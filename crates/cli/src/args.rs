@@ -9,7 +9,11 @@ use std::path::PathBuf;
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub mod batch;
+pub mod bench;
 pub mod serve;
+pub mod state;
+pub mod talk;
+pub mod training;
 
 /// Reads a command line, the program's name first; also tells whether it is `boostr` alone.
 pub fn parse(mut line: Vec<OsString>) -> Result<(Cli, bool), clap::Error> {
@@ -109,8 +113,8 @@ pub enum Command {
     #[command(alias = "generate", before_help = RUN_EXAMPLES, after_help = RUN_NOTES)]
     Run(Box<RunArgs>),
     /// Talk: answers in turn, kept under a name, branched and rewound
-    #[command(before_help = CHAT_EXAMPLES, after_help = CHAT_NOTES)]
-    Chat(Box<TalkArgs>),
+    #[command(before_help = talk::EXAMPLES, after_help = talk::NOTES)]
+    Chat(Box<talk::TalkArgs>),
     /// A model over HTTP: the OpenAI API, sessions, a web page
     #[command(alias = "server", before_help = serve::EXAMPLES, after_help = serve::NOTES)]
     Serve(Box<serve::ServeArgs>),
@@ -136,20 +140,20 @@ pub enum Command {
     #[command(before_help = QUANTIZE_EXAMPLES, after_help = CONVERT_NOTES)]
     Quantize(QuantizeArgs),
     /// A new model from text, or on with one that was stopped
-    #[command(before_help = TRAIN_EXAMPLES, after_help = TRAIN_NOTES)]
-    Train(Box<TrainArgs>),
+    #[command(before_help = training::TRAIN_EXAMPLES, after_help = training::TRAIN_NOTES)]
+    Train(Box<training::TrainArgs>),
     /// A model changed by text: all of it, or adapters beside it
-    #[command(before_help = TUNE_EXAMPLES, after_help = TRAIN_NOTES)]
-    Tune(Box<TuneArgs>),
+    #[command(before_help = training::TUNE_EXAMPLES, after_help = training::TRAIN_NOTES)]
+    Tune(Box<training::TuneArgs>),
     /// Saved states: list, copy, mix, compare, remove
-    #[command(before_help = STATE_EXAMPLES, after_help = STATE_NOTES)]
-    State(StateArgs),
+    #[command(before_help = state::EXAMPLES, after_help = state::NOTES)]
+    State(state::StateArgs),
     /// How well a model predicts a text, or continuations
-    #[command(before_help = EVAL_EXAMPLES)]
-    Eval(EvalArgs),
+    #[command(before_help = training::EVAL_EXAMPLES)]
+    Eval(training::EvalArgs),
     /// Speeds, beside what this machine can do
-    #[command(before_help = BENCH_EXAMPLES)]
-    Bench(BenchArgs),
+    #[command(before_help = bench::EXAMPLES)]
+    Bench(bench::BenchArgs),
     /// Check this machine and the built-in model
     #[command(before_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -166,25 +170,6 @@ Examples:
   boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"
   boostr run ./mamba2-370m -f book.txt -n 0 --save-state book.state
   boostr run ./mamba2-370m --state book.state -p \"The moral is\"";
-
-const CHAT_EXAMPLES: &str = "\
-Examples:
-  boostr chat smollm2-instruct.gguf
-  boostr chat smollm2-instruct.gguf --session trip --system \"You know Paris.\"
-  boostr chat smollm2-instruct.gguf --session trip < questions.txt";
-
-const CHAT_NOTES: &str = "\
-A conversation is on disk after each answer, so the next chat in --session NAME goes on where this one ended, however it \
-ended, and evaluates only what is new. Without --session it is kept as `last` until the next one without. /help at \
-the prompt lists what can be done: save, load, branch, rewind, mix, diff. Lines come from a pipe as well: then the first \
-command that fails ends the chat. Sessions are in $XDG_STATE_HOME/boostr/sessions, or ~/.local/state/boostr/sessions; more: \
-docs/chat.md.";
-
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  boostr bench --synthetic mamba2-130m -p 512 -g 64 -t 1,2
-  boostr bench ssd -t 1,2 --json
-  boostr bench attention -t 1,2";
 
 const RUN_NOTES: &str = "\
 A model with a chat template is told the prompt as a message of the user and answers it; --raw completes the text as \
@@ -223,40 +208,6 @@ const QUANTIZE_EXAMPLES: &str = "\
 Examples:
   boostr quantize ./mamba2-370m mamba2-370m-q4_k_m.gguf --measure notes.txt
   boostr quantize ./mamba2-370m out.gguf -T q4_0 --tensor-type ssm_in=q8_0 --embedding q6_k";
-
-const TRAIN_EXAMPLES: &str = "\
-Examples:
-  boostr train --data book.txt --out runs/a --preset tiny --steps 500
-  boostr train --resume runs/a";
-
-const TUNE_EXAMPLES: &str = "\
-Examples:
-  boostr tune ./mamba2-130m --data notes.txt --out runs/b --lora 8 --steps 200
-  boostr tune ./mamba2-130m --merge runs/b --out ./mamba2-130m-notes";
-
-const STATE_EXAMPLES: &str = "\
-Examples:
-  boostr state ls
-  boostr state show notes.state --json | jq .position
-  boostr state save trip --session trip
-  boostr state mix law:0.6 sea:0.4 --out soup -m ./mamba2-370m
-  boostr run ./mamba2-370m --state soup -p \"The captain\"";
-
-const STATE_NOTES: &str = "\
-A NAME without a slash and a dot is a file NAME.safetensors in the folder of states (--states DIR, BOOSTR_STATES, else \
-$XDG_STATE_HOME/boostr/states or ~/.local/state/boostr/states); anything else is the path of a file. `run` takes both as \
---state and --save-state.";
-
-const EVAL_EXAMPLES: &str = "\
-Examples:
-  boostr eval runs/a --data valid.txt
-  boostr eval runs/a --data lambada.jsonl --json";
-
-const TRAIN_NOTES: &str = "\
-The folder of a run is a model: `boostr run DIR` speaks with it as it was last saved. Beside it are metrics.jsonl, loss.svg and \
-the last checkpoints, from which --resume goes on to the bit. Ctrl-C saves and stops; a second one stops at once. A .jsonl \
-file has objects with `text`, with `prompt` and `completion` (of which the completion is learnt), or with `messages` (of which the \
-answers are). A TOML file has tables [model] and [run]; keys and their meaning: docs/training.md.";
 
 const CONVERT_NOTES: &str = "\
 Types: f32, f16, bf16; q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs; mixes \
@@ -358,7 +309,7 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
     pub ctx_size: Option<i64>,
     #[command(flatten)]
-    pub state: RunStateArgs,
+    pub state: state::RunStateArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]
@@ -382,165 +333,6 @@ pub struct GrammarArgs {
     /// The text is one that this regular expression matches, all of it
     #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
     pub regex: Option<String>,
-}
-
-/// Where a run begins, and what is kept of it.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "State")]
-pub struct RunStateArgs {
-    /// Go on from this state, a name or a file: the prompt comes next, as it is, and nothing before it is
-    /// computed again
-    #[arg(long, value_name = "NAME")]
-    #[arg(conflicts_with_all = ["system", "chat_template", "chat_template_kwargs"])]
-    pub state: Option<PathBuf>,
-    /// Keep the state after the last token under this name or in this file; it may be that of --state
-    #[arg(long, value_name = "NAME")]
-    pub save_state: Option<PathBuf>,
-    /// Folder of named states
-    #[arg(long, value_name = "DIR", env = "BOOSTR_STATES", hide_env = true)]
-    pub states: Option<PathBuf>,
-    /// What --save-state rounds to; bf16 takes half the bytes, at some loss
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
-    pub state_type: StateKind,
-}
-
-/// A type of saved states.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum StateKind {
-    #[default]
-    F32,
-    Bf16,
-}
-
-impl From<StateKind> for boostr::state_file::StateType {
-    fn from(kind: StateKind) -> Self {
-        match kind {
-            StateKind::F32 => Self::F32,
-            StateKind::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-/// Arguments of `boostr chat`.
-#[derive(Debug, Args)]
-pub struct TalkArgs {
-    /// The model; the built-in one by default
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
-    pub path: Option<PathBuf>,
-    /// The conversation to go on with, or to begin
-    #[arg(long, value_name = "NAME")]
-    pub session: Option<String>,
-    /// Folder of all conversations
-    #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
-    pub sessions: Option<PathBuf>,
-    /// Most tokens of an answer; -1 for no limit
-    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true)]
-    #[arg(env = "BOOSTR_MAX_TOKENS", hide_env = true, value_parser = parse_max_tokens)]
-    pub max_tokens: Option<usize>,
-    /// End an answer before this text; may be given several times
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub stop: Vec<String>,
-    #[command(flatten)]
-    pub chat: ChatArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-}
-
-/// Arguments of `boostr state`.
-#[derive(Debug, Args)]
-pub struct StateArgs {
-    #[command(subcommand)]
-    pub command: StateCommand,
-    /// Folder of named states
-    #[arg(long, global = true, value_name = "DIR", env = "BOOSTR_STATES", hide_env = true)]
-    pub states: Option<PathBuf>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum StateCommand {
-    /// Whose state it is, how far it has come, and the norm of what each layer keeps
-    Show {
-        /// Name or file
-        file: PathBuf,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// How far two states of one model are apart, layer by layer
-    Diff {
-        /// Name or file
-        a: PathBuf,
-        /// Another
-        b: PathBuf,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// The named states
-    Ls {
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// A file, or where a conversation stands, under a name
-    Save {
-        /// The name
-        name: PathBuf,
-        /// A file of a state
-        #[arg(required_unless_present = "session", conflicts_with = "session")]
-        file: Option<PathBuf>,
-        /// A conversation of `boostr chat`
-        #[arg(long, value_name = "NAME")]
-        session: Option<String>,
-        /// Folder of conversations
-        #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
-        sessions: Option<PathBuf>,
-        /// Replace what is there
-        #[arg(long)]
-        force: bool,
-    },
-    /// A named state as a file
-    Load {
-        /// The name
-        name: PathBuf,
-        /// The file to write
-        file: PathBuf,
-        /// Replace what is there
-        #[arg(long)]
-        force: bool,
-    },
-    /// A copy of a state under another name
-    Branch {
-        /// Name or file
-        from: PathBuf,
-        /// Name or file of the copy
-        to: PathBuf,
-        /// Replace what is there
-        #[arg(long)]
-        force: bool,
-    },
-    /// Experimental: the weighted sum of states of a model without attention
-    Mix {
-        /// Names or files, each with its weight
-        #[arg(value_name = "NAME:WEIGHT", required = true)]
-        parts: Vec<String>,
-        /// Name or file of the mixture
-        #[arg(short, long, value_name = "NAME")]
-        out: PathBuf,
-        /// Replace what is there
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        model: ModelArgs,
-    },
-    /// Remove states
-    Rm {
-        /// Names or files
-        #[arg(required = true)]
-        names: Vec<PathBuf>,
-    },
 }
 
 /// How a prompt becomes a message, for models with a chat template.
@@ -765,144 +557,6 @@ pub struct QuantizeArgs {
     pub measure: Option<PathBuf>,
 }
 
-/// What is trained on, where to, and how.
-#[derive(Debug, Args)]
-pub struct TrainingArgs {
-    /// Text to train on: .txt, .md, .jsonl; may be given several times
-    #[arg(short, long, value_name = "FILE")]
-    pub data: Vec<PathBuf>,
-    /// Text to measure on the way
-    #[arg(long, value_name = "FILE")]
-    pub valid: Vec<PathBuf>,
-    /// The line between two documents of plain text; an empty one for empty lines
-    #[arg(long, value_name = "LINE")]
-    pub separator: Option<String>,
-    /// Folder of the run
-    #[arg(short, long, value_name = "DIR", required_unless_present = "resume")]
-    pub out: Option<PathBuf>,
-    /// Go on with the run in this folder
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "data", "valid"])]
-    pub resume: Option<PathBuf>,
-    /// Settings, as TOML; the options here win
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Steps in all
-    #[arg(long, value_name = "N")]
-    pub steps: Option<u64>,
-    /// Stop and save after so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    pub time: Option<u64>,
-    /// Peak of the learning rate
-    #[arg(long, value_name = "X")]
-    pub lr: Option<f64>,
-    /// Steps in which the learning rate grows
-    #[arg(long, value_name = "N")]
-    pub warmup: Option<u64>,
-    /// How it falls then
-    #[arg(long, value_name = "KIND", value_enum)]
-    pub schedule: Option<ScheduleName>,
-    /// Rows of a batch
-    #[arg(long, value_name = "N")]
-    pub batch_size: Option<usize>,
-    /// Tokens of a row
-    #[arg(long, value_name = "N")]
-    pub seq_len: Option<usize>,
-    /// Keep less of each layer and run it again on the way back: less memory, more time, the same result
-    #[arg(long)]
-    pub checkpoint_layers: bool,
-    /// Rows go on from the rows before; else documents are packed, each by itself
-    #[arg(long)]
-    pub carry_state: bool,
-    /// Keep an average of the weights, with this decay
-    #[arg(long, value_name = "X")]
-    pub ema: Option<f64>,
-    /// Of the first parameters and the order of the data
-    #[arg(short, long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Steps between two checkpoints
-    #[arg(long, value_name = "N")]
-    pub save_every: Option<u64>,
-    /// Steps between two measurements
-    #[arg(long, value_name = "N")]
-    pub eval_every: Option<u64>,
-    /// One JSON object at the end
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// How a learning rate falls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ScheduleName {
-    Cosine,
-    Linear,
-    /// Stays, and falls at the end
-    Wsd,
-}
-
-#[derive(Debug, Args)]
-pub struct TrainArgs {
-    #[command(flatten)]
-    pub training: TrainingArgs,
-    /// Sizes of the new model
-    #[arg(long, value_name = "NAME", value_parser = ["tiny", "small", "medium"])]
-    pub preset: Option<String>,
-    /// A config.json of any supported family, in place of sizes
-    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
-    pub model_config: Option<PathBuf>,
-    /// Width of the model
-    #[arg(long, value_name = "N")]
-    pub d_model: Option<usize>,
-    /// Layers of the model
-    #[arg(long, value_name = "N")]
-    pub n_layer: Option<usize>,
-    /// Width of its states
-    #[arg(long, value_name = "N")]
-    pub d_state: Option<usize>,
-    /// A tokenizer.json to use; else one is trained on the text
-    #[arg(long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
-    /// Tokens of the tokenizer that is trained
-    #[arg(long, value_name = "N", conflicts_with = "tokenizer")]
-    pub vocab_size: Option<usize>,
-}
-
-#[derive(Debug, Args)]
-pub struct TuneArgs {
-    /// Folder, weight file or GGUF file of the model
-    #[arg(value_name = "MODEL", required_unless_present = "resume")]
-    pub model: Option<PathBuf>,
-    #[command(flatten)]
-    pub training: TrainingArgs,
-    /// Train adapters of this rank beside the model, which stays as it is
-    #[arg(long, value_name = "R")]
-    pub lora: Option<usize>,
-    /// Their factor is ALPHA / R; twice R by default
-    #[arg(long, value_name = "ALPHA", requires = "lora")]
-    pub alpha: Option<f64>,
-    /// Layers that get adapters, like in_proj,q_proj, or rows of in_proj (in_proj.x, in_proj.dt); by default
-    /// the projections of mixers, attention and feed-forward layers
-    #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "lora")]
-    pub targets: Vec<String>,
-    /// Write the model with these adapters merged into it to --out, and train nothing
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "resume", "lora"])]
-    pub merge: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub struct EvalArgs {
-    /// Folder, weight file or GGUF file; the built-in model by default
-    #[arg(value_name = "MODEL")]
-    pub path: Option<PathBuf>,
-    /// Text (.txt, .md), or .jsonl with context and continuation
-    #[arg(short, long, value_name = "FILE", required = true)]
-    pub data: PathBuf,
-    /// One JSON object
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub model: ModelArgs,
-}
-
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// The shell
@@ -921,53 +575,6 @@ fn parse_max_tokens(text: &str) -> Result<usize, String> {
         "-1" => Ok(usize::MAX),
         _ => text.parse().map_err(|_| "expected a number, or -1 for no limit".into()),
     }
-}
-
-/// Arguments of `boostr bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// Model, or `ssd` or `attention` for that operation alone; the built-in model by default
-    #[arg(value_name = "MODEL|ssd|attention", env = "BOOSTR_MODEL", hide_env = true)]
-    pub model: Option<PathBuf>,
-    /// Weights made in memory, in the geometry of a published model
-    #[arg(long, value_name = "NAME", conflicts_with = "model")]
-    pub synthetic: Option<Geometry>,
-    /// Type of synthetic weights: f32, f16, bf16, or a block type like q8_0
-    #[arg(long, value_name = "TYPE", default_value = "f32", requires = "synthetic")]
-    pub dtype: String,
-    /// Lengths of prompts
-    #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_value = "512")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    pub prompt: Vec<u32>,
-    /// Tokens to generate; 0 for none
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
-    pub generate: usize,
-    /// Requests that are decoded together, each with --generate tokens: 1,8
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub parallel: Vec<u32>,
-    /// Times that everything is measured
-    #[arg(short, long, value_name = "N", default_value_t = 7)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub repeat: u32,
-    /// One JSON object on stdout
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Published models whose sizes can be measured without their weights.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Geometry {
-    #[value(name = "mamba2-130m")]
-    Mamba2_130m,
-    #[value(name = "mamba2-370m")]
-    Mamba2_370m,
-    #[value(name = "mamba2-780m")]
-    Mamba2_780m,
-    #[value(name = "mamba2-1.3b")]
-    Mamba2_1_3b,
-    #[value(name = "mamba2-2.7b")]
-    Mamba2_2_7b,
 }
 
 /// Names of the commands, for suggestions.

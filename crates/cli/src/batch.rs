@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
 use crate::args::batch::BatchArgs;
-use crate::exit::{BadModel, Interrupted, usage};
+use crate::exit::{self, Interrupted, usage};
 use crate::stream;
 use crate::term::Term;
 
@@ -80,10 +80,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         ..Limits::default()
     };
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
-    server.load(lm, engine, None).map_err(|error| match error {
-        boostr_server::Error::Model(error) => BadModel::from(error).into(),
-        other @ boostr_server::Error::Metrics(_) => anyhow::Error::from(other),
-    })?;
+    server.load(lm, engine, None).map_err(exit::of_server)?;
 
     stream::catch_interrupt();
     let bar = term.bar("{bar:32} {pos}/{len} requests, {eta} left {msg}");

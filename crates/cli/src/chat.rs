@@ -18,7 +18,7 @@ use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::session::{Session, SessionError, Sessions, Speaker};
 use serde_json::json;
 
-use crate::args::TalkArgs;
+use crate::args::talk::TalkArgs;
 use crate::chat_prompt;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::Source;

@@ -10,26 +10,17 @@ use boostr::load::LanguageModel;
 
 use crate::args::ModelArgs;
 use crate::exit::usage;
-use crate::model::Source;
 
 /// The draft that is named, for `lm`.
 pub fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft<Cpu>> {
     if named.as_os_str() == "lookup" {
         return Ok(Draft::Lookup);
     }
-    let (_, mut options) = args.source(Some(named))?;
-    options.tokenizer = None;
-    options.adapter = None;
-    let source = Source::of(Some(named))?;
+    // It reads no text, and the model's adapters are not for it.
+    let (source, mut options) = args.source(Some(named))?;
+    (options.tokenizer, options.adapter) = (None, None);
     source.check_exists()?;
-    let draft = source.open(&options)?;
-    let (own, other) = (lm.vocab_limit(), draft.vocab_limit());
-    if own != other {
-        let name = named.display();
-        let reason = format!(
-            "--draft: `{name}` has {other} tokens, the model {own}: they cannot guess for each other"
-        );
-        return Err(usage(reason));
-    }
-    Ok(Draft::Model(Arc::new(draft.model)))
+    let draft = Draft::Model(Arc::new(source.open(&options)?.model));
+    draft.check(&lm.model).map_err(|error| usage(error.to_string()))?;
+    Ok(draft)
 }

@@ -12,7 +12,7 @@ use boostr::ops;
 use boostr::train::data::{DataFile, Encoder, Kind, read_pairs};
 use serde_json::json;
 
-use crate::args::EvalArgs;
+use crate::args::training::EvalArgs;
 use crate::exit::usage;
 use crate::term::{COUNT, Term};
 

@@ -56,6 +56,14 @@ impl From<boostr::Error> for BadModel {
     }
 }
 
+/// A model that a server does not take is a bad model.
+pub fn of_server(error: boostr_server::Error) -> anyhow::Error {
+    match error {
+        boostr_server::Error::Model(error) => BadModel::from(error).into(),
+        other @ boostr_server::Error::Metrics(_) => other.into(),
+    }
+}
+
 /// Checks have failed; all were printed.
 #[derive(Debug)]
 pub struct ChecksFailed {

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::serve::{LogFormat, ServeArgs, Switch};
-use crate::exit::{BadModel, usage};
+use crate::exit::{self, usage};
 use crate::system;
 use crate::term::Term;
 
@@ -128,10 +128,7 @@ async fn serve(
     tokio::select! {
         ready = tokio::task::spawn_blocking(load) => {
             let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
-            server.load(lm.clone(), engine, sessions).map_err(|error| match error {
-                boostr_server::Error::Model(error) => BadModel::from(error).into(),
-                other @ boostr_server::Error::Metrics(_) => anyhow::Error::from(other),
-            })?;
+            server.load(lm.clone(), engine, sessions).map_err(exit::of_server)?;
             announce(address, &lm, &plan)?;
         }
         _ = stopped.wait_for(|stop| *stop) => {}
@@ -152,7 +149,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
                 _ = interrupt.recv() => {}
             }
             if stop.send_replace(true) {
-                std::process::exit(i32::from(crate::exit::FAILURE));
+                std::process::exit(i32::from(exit::FAILURE));
             }
         }
     })
@@ -164,7 +161,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     Ok(async move {
         while tokio::signal::ctrl_c().await.is_ok() {
             if stop.send_replace(true) {
-                std::process::exit(i32::from(crate::exit::FAILURE));
+                std::process::exit(i32::from(exit::FAILURE));
             }
         }
     })

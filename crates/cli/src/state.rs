@@ -9,7 +9,7 @@ use anyhow::Result;
 use boostr::state_file::{LayerNorms, SavedState};
 use serde_json::{Value, json};
 
-use crate::args::{StateArgs, StateCommand};
+use crate::args::state::{StateArgs, StateCommand};
 use crate::exit::BadModel;
 use crate::places::{self, StateWord};
 use crate::system;

@@ -17,7 +17,7 @@ use boostr::train::{
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::args::{ScheduleName, TrainArgs, TrainingArgs, TuneArgs};
+use crate::args::training::{ScheduleName, TrainArgs, TrainingArgs, TuneArgs};
 use crate::exit::{Interrupted, usage};
 use crate::stream;
 use crate::system;

@@ -73,8 +73,6 @@ pub(crate) enum Reason {
 pub(crate) struct Job<B: Backend> {
     pub(crate) request: Request<B>,
     pub(crate) stops: Vec<String>,
-    /// Whether tokens are wanted beside the text.
-    pub(crate) with_tokens: bool,
     /// Added to the index of each continuation.
     pub(crate) first_index: usize,
     /// What finds calls of tools in each continuation.
@@ -96,7 +94,7 @@ pub(crate) fn start<B: Backend>(
         &loaded.tokenizer,
         count,
         &job.stops,
-        job.with_tokens,
+        job.request.logprobs.is_some(),
         job.finder.is_some(),
         times,
     )

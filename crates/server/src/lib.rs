@@ -33,6 +33,7 @@ mod voice;
 use std::future::Future;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
 use boostr::backend::Backend;
@@ -52,11 +53,12 @@ use app::{App, Loaded};
 /// A server. A clone is the same server.
 pub struct Server<B: Backend> {
     app: Arc<App<B>>,
+    router: Router,
 }
 
 impl<B: Backend> Clone for Server<B> {
     fn clone(&self) -> Self {
-        Self { app: self.app.clone() }
+        Self { app: self.app.clone(), router: self.router.clone() }
     }
 }
 
@@ -78,7 +80,8 @@ impl<B: Backend> Server<B> {
     ///
     /// [`Error::Metrics`] when its counters cannot be made.
     pub fn new(config: Config) -> Result<Self, Error> {
-        Ok(Self { app: Arc::new(App::new(config)?) })
+        let app = Arc::new(App::new(config)?);
+        Ok(Self { router: api::router(app.clone()), app })
     }
 
     /// From now on requests are answered with this model, and conversations kept in `sessions`. A second model is not
@@ -113,7 +116,7 @@ impl<B: Backend> Server<B> {
             Ok(request) => request,
             Err(error) => return failed(&error),
         };
-        let response = match api::router(self.app.clone()).oneshot(request).await {
+        let response = match self.router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         };
@@ -128,7 +131,6 @@ impl<B: Backend> Server<B> {
     /// Answers what comes to `listener` until `stop`, then lets what is running end: until
     /// [`Limits::drain_time`] is over, when the engine is stopped.
     pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
-        let router = api::router(self.app.clone());
-        listen::serve(self.app.clone(), router, listener, stop).await;
+        listen::serve(self.app.clone(), self.router.clone(), listener, stop).await;
     }
 }

@@ -1,11 +1,15 @@
 //! What requests for text have in common: how long an answer may be and how its tokens are chosen.
 
+use boostr::backend::Backend;
+use boostr::engine::Request;
 use boostr::generation_config::GenerationDefaults;
 use boostr::sample::SamplerConfig;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::app::Loaded;
+use crate::auth::Scope;
 use crate::config::Limits;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, token, wrong};
@@ -146,6 +150,25 @@ impl GenerationOptions {
         let asked = self.max_completion_tokens.or(self.max_tokens);
         let tokens = asked.or(defaults.max_new_tokens).unwrap_or(limits.default_tokens);
         tokens.min(limits.max_tokens)
+    }
+
+    /// What the engine is asked for a prompt.
+    pub(crate) fn request<B: Backend>(
+        &self,
+        loaded: &Loaded<B>,
+        limits: &Limits,
+        scope: Scope,
+        sampler: SamplerConfig,
+        ids: Vec<u32>,
+    ) -> Request<B> {
+        Request {
+            scope: scope.0,
+            count: self.count(),
+            max_tokens: self.tokens(&loaded.lm.defaults, limits),
+            eos: loaded.lm.eos.clone(),
+            sampler,
+            ..Request::new(ids, loaded.lm.vocab_limit())
+        }
     }
 
     /// How tokens are chosen. As on the command line, a model is greedy unless its author says `do_sample`, and an option

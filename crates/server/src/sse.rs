@@ -12,7 +12,7 @@ use hyper::body::{Body as HttpBody, Frame};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Result};
 use crate::job::Piece;
 
 /// Writes the events of an answer.
@@ -43,13 +43,18 @@ impl Events {
     }
 }
 
-/// The response to a stream: `first` has come already, the rest comes from `pieces`, of `count` continuations.
-pub(crate) fn stream(
-    first: Piece,
-    pieces: mpsc::Receiver<Piece>,
+/// The response to a stream of `count` continuations, once the first of `pieces` is there: that may still be an error
+/// with a status of its own.
+pub(crate) async fn stream(
+    mut pieces: mpsc::Receiver<Piece>,
     count: usize,
     script: impl Script,
-) -> Response {
+) -> Result<Response> {
+    let first = match pieces.recv().await {
+        Some(Piece::Failed(error)) => return Err(error),
+        Some(first) => first,
+        None => return Err(ApiError::internal(&"an answer was given up")),
+    };
     let body = SseBody {
         first: VecDeque::from([first]),
         pieces,
@@ -63,7 +68,7 @@ pub(crate) fn stream(
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::new(body)).into_response()
+    Ok((headers, Body::new(body)).into_response())
 }
 
 struct SseBody<S> {

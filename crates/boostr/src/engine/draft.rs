@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Logits, Model, Run, State};
-use crate::ops;
+use crate::models::{Model, State};
+use crate::sample::argmax;
 
-use super::PIECE;
+use super::run;
 
 /// Most tokens of a run that is computed token by token.
 pub(super) const MAX_RUN: usize = 15;
@@ -50,11 +50,17 @@ impl<B: Backend> Clone for Draft<B> {
 
 impl<B: Backend> Draft<B> {
     /// Checks that guesses are tokens of `model`.
-    pub(super) fn check(&self, model: &Model<B>) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when a draft model has another vocabulary.
+    pub fn check(&self, model: &Model<B>) -> Result<()> {
         match self {
             Self::Model(draft) if draft.vocab_limit() != model.vocab_limit() => {
                 let (expected, found) = (model.vocab_limit(), draft.vocab_limit());
-                let reason = format!("expected a vocabulary of {expected} tokens, found {found}");
+                let reason = format!(
+                    "expected a vocabulary of {expected} tokens, found {found}: they cannot guess for each other"
+                );
                 Err(Error::Argument { name: "draft", reason })
             }
             _ => Ok(()),
@@ -137,23 +143,16 @@ fn continuation<B: Backend>(
     ids: &[u32],
     len: usize,
 ) -> Result<Vec<u32>> {
-    let best = |logits| -> Result<u32> {
-        let row = ops::to_vec(&logits)?;
-        let row = &row[..model.vocab_limit()];
-        let larger = |best: usize, i: usize| if row[i] > row[best] { i } else { best };
-        Ok((0..row.len()).fold(0, larger) as u32)
-    };
-    let mut guess = None;
-    for tokens in ids[state.position()..].chunks(PIECE) {
-        guess = Some(model.forward(&mut [Run { tokens, state }], Logits::Last)?);
+    let best = |logits: &[f32]| argmax(&logits[..model.vocab_limit()]).0;
+    let new = &ids[state.position()..];
+    if new.is_empty() {
+        return Ok(Vec::new());
     }
-    let Some(logits) = guess else { return Ok(Vec::new()) };
-    let mut guesses = vec![best(logits)?];
+    let mut guesses = vec![best(&run(model, state, new)?)];
     let mut fork = state.clone();
     while guesses.len() < len {
-        let tokens = &guesses[guesses.len() - 1..];
-        let logits = model.forward(&mut [Run { tokens, state: &mut fork }], Logits::Last)?;
-        guesses.push(best(logits)?);
+        let logits = run(model, &mut fork, &guesses[guesses.len() - 1..])?;
+        guesses.push(best(&logits));
     }
     Ok(guesses)
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Model, State};
+use crate::models::Model;
 
 use super::draft::Draft;
 use super::sequence::{Rules, Sequence};
-use super::store::Store;
+use super::store::{Known, Store};
 use super::{Event, Finish, Listener, Outcome, Request, Stats, Ticket, Timings};
 
 /// Times that a request may lose its states to a step that failed.
@@ -31,8 +31,8 @@ pub(super) struct Job<'a, B: Backend> {
     cached: usize,
     /// Tokens of the prompt that the listener knows to be done.
     told: usize,
-    /// Those that have not ended, by their index.
-    pub(super) sequences: Vec<(usize, Sequence<B>)>,
+    /// Those that have not ended.
+    pub(super) sequences: Vec<Sequence<B>>,
     is_forked: bool,
     /// Is computed alone until it is where it was, after a step of several failed.
     pub(super) is_alone: bool,
@@ -80,7 +80,7 @@ impl<'a, B: Backend> Job<'a, B> {
 
     /// Whether a piece of its prompt comes next.
     pub(super) fn is_in_prompt(&self) -> bool {
-        self.sequences.iter().any(|(_, sequence)| sequence.is_in_prompt())
+        self.sequences.iter().any(Sequence::is_in_prompt)
     }
 
     // Its course
@@ -94,63 +94,54 @@ impl<'a, B: Backend> Job<'a, B> {
         stats: &mut Stats,
     ) {
         self.begun = Some(Instant::now());
-        let begun = self.known_state(model, store, &self.request.prompt, true).and_then(|known| {
-            let (state, seen, logits, is_hit) = known;
+        let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
             if self.is_lent {
                 self.request.state = None;
             }
-            let mut sequence = Sequence::new(&mut self.request, state, seen)?;
-            sequence.drafter = draft.map(Draft::drafter).transpose()?;
-            sequence.logits = logits;
-            Ok((sequence, seen, is_hit))
+            stats.skipped_tokens += known.seen as u64;
+            stats.snapshot_hits += u64::from(known.is_snapshot);
+            let mut first = Sequence::new(&self.request, 0, known.state, known.seen)?;
+            first.drafter = draft.map(Draft::drafter).transpose()?;
+            first.logits = known.logits;
+            Ok(first)
         });
-        match begun {
-            Ok((sequence, seen, is_hit)) => {
-                self.cached = seen;
-                self.sequences.push((0, sequence));
-                stats.skipped_tokens += seen as u64;
-                stats.snapshot_hits += u64::from(is_hit);
-                self.tell_prompt(seen, stats);
+        match first {
+            Ok(first) => {
+                self.cached = first.seen;
+                self.sequences.push(first);
+                self.tell_prompt(self.cached, stats);
                 self.end_prompt(stats);
             }
             Err(error) => self.fail(error, stats),
         }
     }
 
-    /// The best state to compute `ids` from: how many of them it has seen, the logits of what comes next if all, and
-    /// whether it is a snapshot.
-    fn known_state(
+    /// The best that there is to compute `ids` from.
+    fn known(
         &self,
         model: &Model<B>,
         store: &mut Store<B>,
         ids: &[u32],
         to_the_end: bool,
-    ) -> Result<(State<B>, usize, Vec<f32>, bool)> {
+    ) -> Result<Known<B>> {
         // Where the given state has seen more than the prompt tells of, positions of snapshots are not its own.
         let given = self.request.state.as_ref();
         let is_plain = given.is_none_or(|state| state.position() == self.covered);
         if is_plain
             && let Some(known) = store.longest(self.request.scope, ids, to_the_end)
-            && known.state.position() > self.covered
+            && known.seen > self.covered
         {
-            let seen = known.state.position();
-            return Ok((known.state, seen, known.logits.unwrap_or_default(), true));
+            return Ok(known);
         }
-        match given {
-            Some(state) => Ok((state.clone(), self.covered, Vec::new(), false)),
-            None => Ok((model.new_state()?, 0, Vec::new(), false)),
-        }
+        let state = given.map_or_else(|| model.new_state(), |state| Ok(state.clone()))?;
+        Ok(Known { state, seen: self.covered, logits: Vec::new(), is_snapshot: false })
     }
 
-    /// Takes for this step the next piece of the prompt.
-    pub(super) fn plan_piece(&mut self, every: usize) -> usize {
+    /// Takes for this step the next piece of the prompt, if it has no more than `room` tokens; returns how many it has.
+    pub(super) fn plan_piece(&mut self, every: usize, room: usize) -> usize {
         let marks = &self.request.marks;
-        let mut rows = 0;
-        for (_, sequence) in self.sequences.iter_mut().filter(|(_, it)| it.is_in_prompt()) {
-            sequence.plan_piece(marks, every);
-            rows += sequence.input.len();
-        }
-        rows
+        let in_prompt = self.sequences.iter_mut().filter(|it| it.is_in_prompt());
+        in_prompt.map(|it| it.plan_piece(marks, every, room)).sum()
     }
 
     /// Takes for this step what follows the prompt.
@@ -158,7 +149,7 @@ impl<'a, B: Backend> Job<'a, B> {
         let max_tokens = self.request.max_tokens;
         let mut rows = 0;
         for i in 0..self.sequences.len() {
-            let (_, sequence) = &mut self.sequences[i];
+            let sequence = &mut self.sequences[i];
             if sequence.is_in_prompt() || !sequence.logits.is_empty() {
                 continue;
             }
@@ -173,17 +164,10 @@ impl<'a, B: Backend> Job<'a, B> {
         rows
     }
 
-    /// Gives its turn to another.
-    pub(super) fn unplan(&mut self) {
-        for (_, sequence) in self.sequences.iter_mut().filter(|(_, it)| it.is_in_prompt()) {
-            sequence.input.clear();
-        }
-    }
-
     /// After a step was computed: counts what it saw, keeps snapshots, and makes forks where the prompt ends.
     pub(super) fn settle_pieces(&mut self, store: &mut Store<B>, every: usize, stats: &mut Stats) {
         let mut done = None;
-        for (_, sequence) in &mut self.sequences {
+        for sequence in &mut self.sequences {
             if !sequence.is_in_prompt() || sequence.input.is_empty() {
                 continue;
             }
@@ -217,14 +201,17 @@ impl<'a, B: Backend> Job<'a, B> {
         self.is_forked = true;
         self.prompt_end = Some(Instant::now());
         for index in 1..self.request.count {
-            let seed = self.request.sampler.seed.wrapping_add(index as u64);
-            match self.sequences[0].1.fork(seed, self.request.vocab_limit) {
-                Ok(fork) => self.sequences.push((index, fork)),
+            let first = &self.sequences[0];
+            match Sequence::new(&self.request, index, first.state.clone(), first.seen) {
+                Ok(mut fork) => {
+                    fork.logits.clone_from(&first.logits);
+                    self.sequences.push(fork);
+                }
                 Err(error) => return self.fail(error, stats),
             }
         }
         if self.request.max_tokens == 0 {
-            for (_, sequence) in &mut self.sequences {
+            for sequence in &mut self.sequences {
                 sequence.logits.clear();
                 sequence.finish = Some(Finish::Length);
             }
@@ -232,7 +219,7 @@ impl<'a, B: Backend> Job<'a, B> {
     }
 
     /// What choosing tokens goes by, and the sequences that do.
-    pub(super) fn choosing(&mut self) -> (Rules<'_>, &mut [(usize, Sequence<B>)]) {
+    pub(super) fn choosing(&mut self) -> (Rules<'_>, &mut [Sequence<B>]) {
         let Request { eos, max_tokens, logprobs, .. } = &self.request;
         let rules = Rules { eos, max_tokens: *max_tokens, logprobs: *logprobs };
         (rules, &mut self.sequences)
@@ -243,81 +230,71 @@ impl<'a, B: Backend> Job<'a, B> {
         if self.is_over {
             return;
         }
-        for (_, sequence) in &mut self.sequences {
+        for sequence in &mut self.sequences {
             if let Err(error) = std::mem::replace(&mut sequence.result, Ok(())) {
                 stats.panics += u64::from(is_panic(&error));
                 return self.fail(error, stats);
             }
         }
         for i in 0..self.sequences.len() {
-            let (index, sequence) = &mut self.sequences[i];
-            let index = *index;
+            let sequence = &mut self.sequences[i];
+            let index = sequence.index;
             stats.accepted_tokens += sequence.settle() as u64;
             let before = sequence.generated().len() - sequence.chosen.len();
             let chosen = std::mem::take(&mut sequence.chosen);
             for (k, choice) in chosen.into_iter().enumerate() {
                 let now = Instant::now();
-                let sequence = &mut self.sequences[i].1;
+                let sequence = &mut self.sequences[i];
                 sequence.first_token.get_or_insert(now);
                 sequence.last_token = Some(now);
                 stats.generated_tokens += 1;
                 let (id, logprob, top) = (choice.id, choice.logprob, choice.top);
                 if self.tell(Event::Token { index, id, logprob, top }, stats).is_break() {
-                    self.sequences[i].1.cut(before + k + 1, Finish::Stopped);
+                    self.sequences[i].cut(before + k + 1, Finish::Stopped);
                     break;
                 }
             }
             if self.is_over {
                 return;
             }
-            self.sequences[i].1.forget_backup();
+            self.sequences[i].forget_backup();
         }
-        for (index, sequence) in
-            self.sequences.extract_if(.., |(_, it)| it.finish.is_some()).collect::<Vec<_>>()
-        {
+        let ended = self.sequences.extract_if(.., |it| it.finish.is_some());
+        for sequence in ended.collect::<Vec<_>>() {
             if sequence.seen > sequence.prompt && sequence.state.position() == sequence.seen {
                 let seen = &sequence.ids[..sequence.seen];
                 store.keep(self.request.scope, seen, &sequence.state, None);
             }
-            self.finish(index, Some(sequence), stats);
+            let finish = sequence.finish.unwrap_or(Finish::Stopped);
+            self.finish(sequence.index, Some(sequence), finish, stats);
         }
         if self.sequences.is_empty() {
             self.is_over = true;
         }
-        if self.is_alone && self.sequences.iter().all(|(_, it)| it.is_up_to_date()) {
+        if self.is_alone && self.sequences.iter().all(Sequence::is_up_to_date) {
             self.is_alone = false;
         }
     }
 
-    /// Ends all that has not ended.
+    /// Ends all that has not ended, also what was to be a fork of it.
     pub(super) fn end(&mut self, finish: Finish, stats: &mut Stats) {
         if self.is_over {
             return;
         }
         let sequences = std::mem::take(&mut self.sequences);
-        let begun = if self.is_forked { 0 } else { self.request.count };
-        let missing = (sequences.len()..begun).map(|index| (index, None));
-        let sequences = sequences.into_iter().map(|(index, mut sequence)| {
-            sequence.finish = Some(finish);
-            (index, Some(sequence))
-        });
+        let count = if self.is_forked { 0 } else { self.request.count };
+        let missing = (sequences.len()..count).map(|index| (index, None));
+        let sequences = sequences.into_iter().map(|it| (it.index, Some(it)));
         for (index, sequence) in sequences.chain(missing).collect::<Vec<_>>() {
-            if self.is_over {
-                break;
+            if !self.is_over {
+                self.finish(index, sequence, finish, stats);
             }
-            let finish = sequence.as_ref().and_then(|sequence| sequence.finish).unwrap_or(finish);
-            self.finish_as(index, sequence, finish, stats);
         }
         self.is_over = true;
     }
 
-    fn finish(&mut self, index: usize, sequence: Option<Sequence<B>>, stats: &mut Stats) {
-        let finish =
-            sequence.as_ref().and_then(|sequence| sequence.finish).unwrap_or(Finish::Stopped);
-        self.finish_as(index, sequence, finish, stats);
-    }
-
-    fn finish_as(
+    /// Tells how a continuation ended, which may not have begun.
+    fn finish(
         &mut self,
         index: usize,
         sequence: Option<Sequence<B>>,
@@ -360,7 +337,7 @@ impl<'a, B: Backend> Job<'a, B> {
 
     fn tell_prompt(&mut self, done: usize, stats: &mut Stats) {
         self.told = done;
-        let (cached, total) = (self.cached, self.sequences[0].1.prompt);
+        let (cached, total) = (self.cached, self.sequences[0].prompt);
         if self.tell(Event::Prompt { cached, done, total }, stats).is_break() {
             self.end(Finish::Stopped, stats);
         }
@@ -388,9 +365,9 @@ impl<'a, B: Backend> Job<'a, B> {
         }
         self.is_alone = true;
         let mut sequences = std::mem::take(&mut self.sequences);
-        for (_, sequence) in sequences.iter_mut().filter(|(_, it)| !it.input.is_empty()) {
-            match self.known_state(model, store, &sequence.ids, false) {
-                Ok((state, seen, ..)) => sequence.start_over(state, seen),
+        for sequence in sequences.iter_mut().filter(|it| !it.input.is_empty()) {
+            match self.known(model, store, &sequence.ids, false) {
+                Ok(known) => sequence.start_over(known.state, known.seen),
                 Err(error) => return self.fail(error, stats),
             }
         }

@@ -27,6 +27,11 @@
 //! longest that is a prefix of it. Forks share memory, and what they share is counted once against
 //! [`EngineConfig::snapshot_bytes`]; what was not used for longest is given up first.
 
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::models::{Logits, Model, Run, State};
+use crate::ops;
+
 mod draft;
 mod generate;
 mod job;
@@ -43,6 +48,20 @@ pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, T
 pub use scheduler::Scheduler;
 pub use search::{Beam, beam_search};
 pub use service::Engine;
+
+/// Runs `tokens`, at least one, in the pieces that a prompt is run in; returns the logits of what comes next.
+fn run<B: Backend>(model: &Model<B>, state: &mut State<B>, tokens: &[u32]) -> Result<Vec<f32>> {
+    let mut rest = tokens;
+    loop {
+        let (tokens, after) = rest.split_at(rest.len().min(PIECE - state.position() % PIECE));
+        let wanted = if after.is_empty() { Logits::Last } else { Logits::None };
+        let logits = model.forward(&mut [Run { tokens, state }], wanted)?;
+        if after.is_empty() {
+            return ops::to_vec(&logits);
+        }
+        rest = after;
+    }
+}
 
 /// Prompts are cut where a sequence's position is a multiple of this: what a step may not be interrupted in.
 pub const PIECE: usize = 128;

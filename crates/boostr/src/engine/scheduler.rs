@@ -168,8 +168,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         if planned > 0 {
             self.compute();
         }
-        let is_choosing =
-            |job: &Job<'_, B>| job.sequences.iter().any(|(_, it)| !it.logits.is_empty());
+        let is_choosing = |job: &Job<'_, B>| job.sequences.iter().any(|it| !it.logits.is_empty());
         let chose = self.running.iter().any(is_choosing);
         self.choose();
         for job in &mut self.running {
@@ -212,36 +211,30 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 
     /// Decides which tokens are run in this step; returns how many.
     fn plan(&mut self) -> usize {
-        let mut rows = 0;
+        let every = self.config.snapshot_every;
         if let Some(job) = self.running.iter_mut().find(|job| job.is_alone && !job.is_over) {
             // Its sequences one after another, if they are at different places.
-            rows += job.plan_piece(self.config.snapshot_every);
+            let rows = job.plan_piece(every, usize::MAX);
             return if rows > 0 { rows } else { job.plan_tokens(&mut self.stats) };
         }
         let ready: Vec<bool> =
             self.running.iter().map(|job| !job.is_over && job.is_ready()).collect();
+        let mut rows = 0;
         for (job, _) in self.running.iter_mut().zip(&ready).filter(|(_, ready)| **ready) {
             rows += job.plan_tokens(&mut self.stats);
         }
-        // Whose turn it is goes to the end.
-        let mut pieces = 0;
-        let mut turns = Vec::new();
-        for (i, (job, _)) in
-            self.running.iter_mut().zip(&ready).enumerate().filter(|(_, (_, r))| **r)
-        {
-            if job.is_over || !job.is_in_prompt() || rows >= self.config.step_tokens && pieces > 0 {
-                continue;
+        let mut served = Vec::new();
+        for (i, job) in self.running.iter_mut().enumerate().filter(|(i, _)| ready[*i]) {
+            // The first piece is computed whatever its length: prompts go on beside any number of other sequences.
+            let left = self.config.step_tokens.saturating_sub(rows);
+            let piece = job.plan_piece(every, if served.is_empty() { usize::MAX } else { left });
+            if piece > 0 {
+                rows += piece;
+                served.push(i);
             }
-            let piece = job.plan_piece(self.config.snapshot_every);
-            if pieces > 0 && rows + piece > self.config.step_tokens {
-                job.unplan();
-                continue;
-            }
-            rows += piece;
-            pieces += 1;
-            turns.push(i);
         }
-        for i in turns.into_iter().rev() {
+        // Next time it is others' turn.
+        for i in served.into_iter().rev() {
             let job = self.running.remove(i);
             self.running.push(job);
         }
@@ -255,7 +248,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         let mut runs = Vec::new();
         let mut logits = Vec::new();
         for job in &mut self.running {
-            for (_, sequence) in job.sequences.iter_mut().filter(|(_, it)| !it.input.is_empty()) {
+            for sequence in job.sequences.iter_mut().filter(|it| !it.input.is_empty()) {
                 wanted.push(sequence.wanted());
                 runs.push(Run { tokens: &sequence.input, state: &mut sequence.state });
                 logits.push(&mut sequence.logits);
@@ -294,7 +287,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     /// After a step failed, which leaves its states unusable: if it was of one request, that fails; of several, each is
     /// computed again, alone, so that it ends as if the others had not been.
     fn recover(&mut self, error: Error) {
-        let is_in = |job: &Job<'_, B>| job.sequences.iter().any(|(_, it)| !it.input.is_empty());
+        let is_in = |job: &Job<'_, B>| job.sequences.iter().any(|it| !it.input.is_empty());
         let mut jobs: Vec<_> = self.running.iter_mut().filter(|job| is_in(job)).collect();
         if let [job] = &mut jobs[..] {
             return job.fail(error, &mut self.stats);
@@ -310,8 +303,8 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         let mut all = Vec::new();
         for job in self.running.iter_mut().filter(|job| !job.is_over) {
             let (rules, sequences) = job.choosing();
-            let own = sequences.iter_mut().filter(|(_, it)| !it.logits.is_empty());
-            all.extend(own.map(|(_, sequence)| (sequence, rules)));
+            let own = sequences.iter_mut().filter(|it| !it.logits.is_empty());
+            all.extend(own.map(|sequence| (sequence, rules)));
         }
         let choose = |(sequence, rules): (&mut Sequence<B>, Rules<'_>)| {
             let logits = std::mem::take(&mut sequence.logits);
@@ -332,7 +325,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         self.waiting.retain(|job| !job.is_over);
         let ended = before - self.running.len() - self.waiting.len();
         let states = self.running.iter().flat_map(|job| &job.sequences);
-        let state_bytes = states.map(|(_, it)| it.state.size_in_bytes()).sum();
+        let state_bytes = states.map(|it| it.state.size_in_bytes()).sum();
         let stats = &mut self.stats;
         stats.finished += ended as u64;
         (stats.running, stats.queued) = (self.running.len(), self.waiting.len());

@@ -4,9 +4,10 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::models::{Logits, Model, Run, State};
 use crate::ops;
+use crate::sample::{LogSoftmax, check_logits};
 
-use super::PIECE;
 use super::request::check_prompt;
+use super::run;
 
 /// Most beams of a search.
 const MAX_WIDTH: usize = 64;
@@ -63,14 +64,7 @@ pub fn beam_search<B: Backend>(
         return Err(Error::Argument { name: "width", reason });
     }
     let mut state = state.clone();
-    let mut rest = prompt;
-    let mut logits = Vec::new();
-    while !rest.is_empty() {
-        let (tokens, after) = rest.split_at(rest.len().min(PIECE - state.position() % PIECE));
-        let run = Run { tokens, state: &mut state };
-        logits = ops::to_vec(&model.forward(&mut [run], Logits::Last)?)?;
-        rest = after;
-    }
+    let mut logits = run(model, &mut state, prompt)?;
     let mut beams = vec![Beam { ids: Vec::new(), logprob: 0.0, is_ended: false, state }];
     for round in 0..max_tokens {
         if round > 0 {
@@ -105,14 +99,10 @@ fn extended<B: Backend>(
             continue;
         }
         let row = &rows.next().unwrap_or_default()[..model.vocab_limit()];
-        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|&x| f64::from(x - top).exp()).sum();
-        if !sum.is_finite() || row.iter().any(|x| x.is_nan()) {
-            let reason = "expected numbers, found NaN or an infinity".into();
-            return Err(Error::Argument { name: "logits", reason });
-        }
-        let of = |x: f32| beam.logprob + f64::from(x - top) - sum.ln();
-        best.extend((0..).zip(row).map(|(id, &x)| (of(x), i, Some(id))));
+        check_logits(row)?;
+        let distribution = LogSoftmax::of(row);
+        let of = |logit| beam.logprob + distribution.exact(logit);
+        best.extend((0..).zip(row).map(|(id, &logit)| (of(logit), i, Some(id))));
     }
     let order = |a: &(f64, usize, Option<u32>), b: &(f64, usize, Option<u32>)| {
         b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))

@@ -15,6 +15,8 @@ pub(super) const MIN_CUT: usize = 32;
 
 /// One continuation.
 pub(super) struct Sequence<B: Backend> {
+    /// Which continuation of its request it is.
+    pub(super) index: usize,
     /// The prompt, then what was generated.
     pub(super) ids: Vec<u32>,
     /// How many of `ids` are the prompt.
@@ -47,44 +49,29 @@ pub(super) struct Sequence<B: Backend> {
 }
 
 impl<B: Backend> Sequence<B> {
-    pub(super) fn new(request: &mut Request<B>, state: State<B>, seen: usize) -> Result<Self> {
+    /// The `index`-th continuation of a request, with a generator of its own; `state` has seen `seen` tokens of the prompt.
+    pub(super) fn new(
+        request: &Request<B>,
+        index: usize,
+        state: State<B>,
+        seen: usize,
+    ) -> Result<Self> {
+        let seed = request.sampler.seed.wrapping_add(index as u64);
+        let sampler = SamplerConfig { seed, ..request.sampler.clone() };
         Ok(Self {
+            index,
             ids: request.prompt.clone(),
             prompt: request.prompt.len(),
             seen,
             state,
-            sampler: Sampler::new(request.sampler.clone(), request.vocab_limit)?,
-            constraint: request.constraint.take(),
+            sampler: Sampler::new(sampler, request.vocab_limit)?,
+            constraint: request.constraint.clone(),
             drafter: None,
             finish: None,
             first_token: None,
             last_token: None,
             target: 0,
             logits: Vec::new(),
-            input: Vec::new(),
-            guesses: 0,
-            backup: None,
-            chosen: Vec::new(),
-            result: Ok(()),
-        })
-    }
-
-    /// The same sequence with a generator of its own, in a state that either may go on from.
-    pub(super) fn fork(&self, seed: u64, vocab_limit: usize) -> Result<Self> {
-        let sampler = SamplerConfig { seed, ..self.sampler.config().clone() };
-        Ok(Self {
-            ids: self.ids.clone(),
-            prompt: self.prompt,
-            seen: self.seen,
-            state: self.state.clone(),
-            sampler: Sampler::new(sampler, vocab_limit)?,
-            constraint: self.constraint.as_ref().map(|constraint| constraint.fork()),
-            drafter: None,
-            finish: None,
-            first_token: None,
-            last_token: None,
-            target: 0,
-            logits: self.logits.clone(),
             input: Vec::new(),
             guesses: 0,
             backup: None,
@@ -103,11 +90,17 @@ impl<B: Backend> Sequence<B> {
         &self.ids[self.prompt..]
     }
 
-    /// Takes for the next run a piece of the prompt, cut where positions, marks and grid say.
-    pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize) {
+    /// Takes for the next run a piece of the prompt, cut where positions, marks and grid say, if it has no more than
+    /// `room` tokens. Returns how many are run.
+    pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize, room: usize) -> usize {
+        let piece = &self.ids[self.seen..self.piece_end(marks, every)];
+        if piece.len() > room {
+            return 0;
+        }
         self.guesses = 0;
         self.input.clear();
-        self.input.extend_from_slice(&self.ids[self.seen..self.piece_end(marks, every)]);
+        self.input.extend_from_slice(piece);
+        self.input.len()
     }
 
     fn piece_end(&self, marks: &[usize], every: usize) -> usize {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use crate::backend::Backend;
@@ -69,6 +69,8 @@ struct Gate<B: Backend> {
     open: AtomicUsize,
     is_draining: AtomicBool,
     is_stopping: AtomicBool,
+    /// The thread that computes, and calls listeners.
+    serving: OnceLock<ThreadId>,
 }
 
 struct Arrival<B: Backend> {
@@ -119,6 +121,7 @@ impl<B: Backend> Engine<B> {
             open: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
+            serving: OnceLock::new(),
         });
         let own = gate.clone();
         let thread = thread::Builder::new()
@@ -197,17 +200,12 @@ impl<B: Backend> Shared<B> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // The last handle may be dropped by a listener, on the engine's own thread.
-        if let Some(thread) = thread.filter(|thread| !is_engine(thread)) {
+        let is_own = self.gate.serving.get() == Some(&thread::current().id());
+        if let Some(thread) = thread.filter(|_| !is_own) {
             // It does not panic but by a bug, of which it has told then.
             let _ = thread.join();
         }
     }
-}
-
-/// Whether this is the engine's thread, or one of its pool's.
-fn is_engine(thread: &JoinHandle<()>) -> bool {
-    let name = thread::current().name().is_some_and(|name| name.starts_with("engine"));
-    name || thread.thread().id() == thread::current().id()
 }
 
 impl<B: Backend> Drop for Shared<B> {
@@ -223,6 +221,7 @@ fn serve<B: Backend>(
     draft: Option<Draft<B>>,
     arrivals: &Receiver<Arrival<B>>,
 ) {
+    gate.serving.get_or_init(|| thread::current().id());
     // The gate has counted; it is the only one that refuses.
     let config = EngineConfig { max_queue: usize::MAX, ..config };
     let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
@@ -237,21 +236,15 @@ fn serve<B: Backend>(
         }
         let arrival = if scheduler.is_idle() {
             arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else if is_stuck {
-            arrivals.recv_timeout(PATIENCE)
         } else {
-            arrivals.recv_timeout(Duration::ZERO)
+            arrivals.recv_timeout(if is_stuck { PATIENCE } else { Duration::ZERO })
         };
-        let is_new = match arrival {
-            Ok(Arrival { request, listener, ticket }) => {
-                scheduler.submit_checked(request, listener, ticket);
-                true
-            }
-            Err(RecvTimeoutError::Timeout) => false,
-            Err(RecvTimeoutError::Disconnected) => break,
-        };
+        if let Err(RecvTimeoutError::Disconnected) = arrival {
+            break;
+        }
         // All that have come belong to the next step.
-        while is_new && let Ok(Arrival { request, listener, ticket }) = arrivals.try_recv() {
+        for Arrival { request, listener, ticket } in arrival.into_iter().chain(arrivals.try_iter())
+        {
             scheduler.submit_checked(request, listener, ticket);
         }
         is_stuck = !scheduler.step();

@@ -33,11 +33,14 @@ impl<B: Backend> Entry<B> {
     }
 }
 
-/// What a request begins with.
+/// What a request may begin with.
 pub(super) struct Known<B: Backend> {
     pub(super) state: State<B>,
-    /// Logits of what comes next, if the prompt is known to its end.
-    pub(super) logits: Option<Vec<f32>>,
+    /// How many of its tokens the state has seen.
+    pub(super) seen: usize,
+    /// Logits of what comes next, if it is known to its end; else empty.
+    pub(super) logits: Vec<f32>,
+    pub(super) is_snapshot: bool,
 }
 
 impl<B: Backend> Store<B> {
@@ -60,8 +63,9 @@ impl<B: Backend> Store<B> {
         let best = self.entries.iter_mut().filter(fits).max_by_key(|entry| entry.ids.len())?;
         self.clock += 1;
         best.used = self.clock;
-        let logits = best.logits.clone().filter(|_| best.ids.len() == ids.len());
-        Some(Known { state: best.state.clone(), logits })
+        let (state, seen) = (best.state.clone(), best.ids.len());
+        let logits = best.logits.clone().filter(|_| seen == ids.len()).unwrap_or_default();
+        Some(Known { state, seen, logits, is_snapshot: true })
     }
 
     /// Keeps the state of `ids`; one that is kept already is used once more.
@@ -77,14 +81,13 @@ impl<B: Backend> Store<B> {
             return;
         }
         self.clock += 1;
-        let mut entries = self.entries.iter_mut();
-        if let Some(old) = entries.find(|entry| entry.scope == scope && entry.ids == ids) {
-            old.used = self.clock;
-            if old.logits.is_some() || logits.is_none() {
+        let mut entries = self.entries.iter();
+        if let Some(i) = entries.position(|entry| entry.scope == scope && entry.ids == ids) {
+            if self.entries[i].logits.is_some() || logits.is_none() {
+                self.entries[i].used = self.clock;
                 return;
             }
-            let same = |entry: &Entry<B>| entry.scope == scope && entry.ids == ids;
-            self.drop_where(same);
+            self.give_up(i);
         }
         let logits = logits.map(<[f32]>::to_vec);
         let entry =
@@ -98,15 +101,13 @@ impl<B: Backend> Store<B> {
         }
         self.entries.push(entry);
         while self.bytes > self.limit
-            && let Some(oldest) = self.entries.iter().map(|entry| entry.used).min()
+            && let Some((i, _)) = self.entries.iter().enumerate().min_by_key(|(_, it)| it.used)
         {
-            self.drop_where(|entry| entry.used == oldest);
+            self.give_up(i);
         }
     }
 
-    /// Gives up those that `is_meant` says; each use of one has its own number, so an age is one entry's.
-    fn drop_where(&mut self, is_meant: impl Fn(&Entry<B>) -> bool) {
-        let Some(i) = self.entries.iter().position(is_meant) else { return };
+    fn give_up(&mut self, i: usize) {
         let entry = self.entries.swap_remove(i);
         for (address, _) in entry.blocks() {
             if let Some((count, bytes)) = self.blocks.get_mut(&address) {

@@ -1,7 +1,7 @@
 //! The model's own distribution.
 
 /// `log_softmax` of logits, in f64.
-pub(super) struct LogSoftmax {
+pub(crate) struct LogSoftmax {
     largest: f64,
     /// ln of the sum of exp(logit - largest).
     log_sum: f64,
@@ -9,7 +9,7 @@ pub(super) struct LogSoftmax {
 
 impl LogSoftmax {
     /// The distribution of logits of which at least one is finite, and none NaN or +inf.
-    pub(super) fn of(logits: &[f32]) -> Self {
+    pub(crate) fn of(logits: &[f32]) -> Self {
         let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
         Self { largest, log_sum: sum.ln() }
@@ -17,7 +17,12 @@ impl LogSoftmax {
 
     /// The log-probability of a token of this logit; the most negative number of f32 stands for less.
     pub(super) fn at(&self, logit: f32) -> f32 {
-        ((f64::from(logit) - self.largest - self.log_sum) as f32).max(f32::MIN)
+        (self.exact(logit) as f32).max(f32::MIN)
+    }
+
+    /// The same in f64; -inf for a logit of -inf.
+    pub(crate) fn exact(&self, logit: f32) -> f64 {
+        f64::from(logit) - self.largest - self.log_sum
     }
 
     /// The `count` likeliest tokens, likeliest first; of equal ones the lower id first. -inf is left out.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::machine::{Description, Machine, time};
 use super::{median, ratio};
-use crate::args::BenchArgs;
+use crate::args::bench::BenchArgs;
 
 /// Tokens of the prompt.
 const L: usize = 1024;

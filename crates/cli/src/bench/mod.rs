@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::args::BenchArgs;
+use crate::args::bench::BenchArgs;
 
 /// Runs the benchmark that the arguments name, on each number of threads, and prints its report.
 ///

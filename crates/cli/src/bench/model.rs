@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
 use super::{median, ratio, together};
-use crate::args::{BenchArgs, Geometry};
+use crate::args::bench::{BenchArgs, Geometry};
 use crate::exit::usage;
 use crate::model::Source;
 use crate::system::peak_memory;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
 use super::{median, ratio};
-use crate::args::BenchArgs;
+use crate::args::bench::BenchArgs;
 
 const L: usize = 2048;
 const H: usize = 24;

@@ -136,26 +136,14 @@ pub(crate) async fn complete<B: Backend>(
     let request = Request {
         state: asked.state,
         marks: asked.marks,
-        scope: scope.0,
-        count,
-        max_tokens: options.tokens(&loaded.lm.defaults, &app.config.limits),
-        eos: loaded.lm.eos.clone(),
-        sampler,
         logprobs: top,
         constraint: asked.constraint,
-        ..Request::new(asked.ids, loaded.lm.vocab_limit())
+        ..options.request(&loaded, &app.config.limits, scope, sampler, asked.ids)
     };
     let is_forced = asked.finder.as_ref().is_some_and(|finder| finder.is_forced);
     let stops = options.stop.clone().unwrap_or_default();
     let (sender, mut pieces) = job::channel();
-    let job = Job {
-        request,
-        stops,
-        with_tokens: top.is_some(),
-        first_index: 0,
-        finder: asked.finder,
-        turn: asked.turn,
-    };
+    let job = Job { request, stops, first_index: 0, finder: asked.finder, turn: asked.turn };
     job::start(&app, &loaded, job, sender)?;
 
     let head = ChatChunk {
@@ -172,12 +160,6 @@ pub(crate) async fn complete<B: Backend>(
     if !options.is_stream() {
         return collect(&loaded, head, count, top.is_some(), is_forced, &mut pieces).await;
     }
-    // What comes first may still be an error with a status of its own.
-    let first = match pieces.recv().await {
-        Some(Piece::Failed(error)) => return Err(error),
-        Some(first) => first,
-        None => return Err(ApiError::internal(&"an answer was given up")),
-    };
     let script = ChatScript {
         loaded,
         head,
@@ -187,7 +169,7 @@ pub(crate) async fn complete<B: Backend>(
         usage: Usage::default(),
         ended: 0,
     };
-    Ok(sse::stream(first, pieces, count, script))
+    sse::stream(pieces, count, script).await
 }
 
 /// The whole answer at once; one that `is_forced` to call tools has no words.

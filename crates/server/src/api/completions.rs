@@ -156,24 +156,11 @@ pub(crate) async fn complete<B: Backend>(
     let (sender, mut pieces) = job::channel();
     let mut echoes = Vec::with_capacity(count);
     for (i, (ids, text)) in prompts.into_iter().enumerate() {
-        let request = Request {
-            scope: scope.0,
-            count: n,
-            max_tokens: options.tokens(&loaded.lm.defaults, &app.config.limits),
-            eos: loaded.lm.eos.clone(),
-            sampler: sampler.clone(),
-            logprobs: top,
-            ..Request::new(ids, loaded.lm.vocab_limit())
-        };
+        let limits = &app.config.limits;
+        let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
+        let request = Request { logprobs: top, ..request };
         let stops = options.stop.clone().unwrap_or_default();
-        let job = Job {
-            request,
-            stops,
-            with_tokens: top.is_some(),
-            first_index: i * n,
-            finder: None,
-            turn: None,
-        };
+        let job = Job { request, stops, first_index: i * n, finder: None, turn: None };
         // Those that were started before one is refused end when `pieces` is dropped.
         job::start(&app, &loaded, job, sender.clone())?;
         let echo = if completion.echo == Some(true) { text } else { String::new() };
@@ -205,13 +192,7 @@ pub(crate) async fn complete<B: Backend>(
     if !options.is_stream() {
         return answer.collect(count, &mut pieces).await;
     }
-    // What comes first may still be an error with a status of its own.
-    let first = match pieces.recv().await {
-        Some(Piece::Failed(error)) => return Err(error),
-        Some(first) => first,
-        None => return Err(ApiError::internal(&"an answer was given up")),
-    };
-    Ok(sse::stream(first, pieces, count, answer))
+    sse::stream(pieces, count, answer).await
 }
 
 /// An answer in the making.
