@@ -13,6 +13,8 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 
 const MAX_TOOLS: usize = 128;
+/// Tokens of a prompt in which it is seen whether it begins a thought.
+const PROMPT_END: usize = 16;
 
 /// Fields about the form of an answer.
 #[derive(Debug, ToSchema)]
@@ -83,13 +85,15 @@ impl Shape {
         if self.parallel_tool_calls == Some(false) { 1 } else { MAX_CALLS }
     }
 
-    /// What finds calls in an answer.
-    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>) -> Option<Finder> {
-        self.has_tools().then(|| Finder {
-            calls: Calls::new(tool_format(loaded), self.read_tools.clone()),
-            most: self.most_calls(),
-            is_forced: self.is_forced(),
-        })
+    /// What finds calls in an answer to a prompt.
+    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> Option<Finder> {
+        if !self.has_tools() {
+            return None;
+        }
+        let calls = Calls::new(tool_format(loaded), self.read_tools.clone());
+        // An answer that is forced begins with a call, whatever the prompt ends with.
+        let calls = if self.is_forced() { calls } else { calls.after(&end_of(loaded, prompt)) };
+        Some(Finder { calls, most: self.most_calls(), is_forced: self.is_forced() })
     }
 
     /// What the answer may be, unless it may be any text. Takes a while.
@@ -122,6 +126,12 @@ impl Shape {
             }
         }
     }
+}
+
+/// The text of the last tokens of a prompt.
+fn end_of<B: Backend>(loaded: &Loaded<B>, prompt: &[u32]) -> String {
+    let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();
+    loaded.tokenizer.decode(last, false).unwrap_or_default()
 }
 
 /// How the model writes calls; as most do, where its template does not show it.
