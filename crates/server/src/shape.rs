@@ -175,3 +175,43 @@ pub(crate) struct Called {
     /// A JSON object as text.
     pub(crate) arguments: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use boostr::backend::{self, Cpu};
+    use boostr::chat::tools::Piece;
+    use boostr::engine::{Engine, EngineConfig};
+    use boostr::load::{LanguageModel, OpenOptions};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_begins_in_a_thought_is_known_by_the_end_of_its_prompt() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
+        let (path, options) = (Path::new(path), OpenOptions::default());
+        let lm = Arc::new(LanguageModel::<Cpu>::open(path, &options, backend::cpu()).unwrap());
+        let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+        let engine = Engine::start(lm.clone(), config).unwrap();
+        let loaded = Loaded::new(lm, engine.clone(), None).unwrap();
+        let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
+        let is_found = |choice: &str, prompt: &str| {
+            let tools = json!([{"type": "function", "function": {"name": "now"}}]);
+            let fields = json!({"tools": tools, "tool_choice": choice});
+            let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
+            let prompt = loaded.lm.encode(prompt).unwrap();
+            let mut calls = shape.finder(&loaded, &prompt).unwrap().calls;
+            matches!(calls.push(call)[..], [Piece::Call(_)])
+        };
+        assert!(is_found("auto", "What time is it?\n"));
+        assert!(is_found("auto", "What is <think>? Once more: what time is it in Paris today?\n"));
+        assert!(is_found("auto", "What time is it?\n<think>\nHm.\n</think>\n\n"));
+        assert!(!is_found("auto", "What time is it?\n<think>\n"));
+        // A call that is forced comes at once.
+        assert!(is_found("required", "What time is it?\n<think>\n"));
+        engine.stop();
+    }
+}
