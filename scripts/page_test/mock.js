@@ -6,7 +6,7 @@
 // --delay: between tokens (20). --store: sessions survive a restart in it. --queue: more answers at once are refused (1000).
 
 import { createServer } from 'node:http';
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createHash, randomUUID } from 'node:crypto';
 import { parseArgs } from 'node:util';
 
@@ -16,7 +16,8 @@ const { values: options } = parseArgs({ options: {
   delay: { type: 'string', default: '20' }, model: { type: 'string', default: 'demo-mamba2' },
 } });
 const PAGE = new URL('../../crates/server/page/', import.meta.url);
-const FILES = { '/': ['index.html', 'text/html'], '/app.js': ['app.js', 'text/javascript'], '/style.css': ['style.css', 'text/css'], '/icon.svg': ['icon.svg', 'image/svg+xml'] };
+const FILES = { '/': ['index.html', 'text/html'], '/style.css': ['style.css', 'text/css'], '/icon.svg': ['icon.svg', 'image/svg+xml'] };
+for (const name of readdirSync(new URL('js/', PAGE))) FILES[`/js/${name}`] = [`js/${name}`, 'text/javascript'];
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const STATE_BYTES = 694_272;
 const WORDS = 'the sea was calm and a small boat went out past the old light house where nobody had lived since the great storm of that winter'.split(' ');

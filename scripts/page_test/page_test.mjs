@@ -7,7 +7,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { mkdirSync, readFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, readdirSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
@@ -114,7 +114,7 @@ step('the page comes whole from the server, under a strict policy', async () => 
   const response = await page.goto(base);
   assert.equal(response.headers()['content-security-policy'], CSP);
   assert.match(response.headers()['content-type'], /^text\/html/);
-  for (const [path, type] of [['/app.js', /javascript/], ['/style.css', /css/], ['/icon.svg', /svg/]]) {
+  for (const [path, type] of [['/js/app.js', /javascript/], ['/js/talk.js', /javascript/], ['/style.css', /css/], ['/icon.svg', /svg/]]) {
     assert.match((await page.request.get(base + path)).headers()['content-type'], type);
   }
   const source = await response.text();
@@ -373,7 +373,8 @@ step('an answer reads the same wherever the network cuts it', async () => {
       const shown = document.querySelector('.live .answer:not(:has(.waiting))')?.textContent;
       if (shown) window.seen.add(answer.startsWith(shown));
     }).observe(document.getElementById('log'), { subtree: true, childList: true, characterData: true });
-    send('Hello');
+    document.getElementById('input').value = 'Hello';
+    document.getElementById('composer').requestSubmit();
   }, { answer, body: stream(...[...answer].map((letter) => piece(letter)), { error: { message: 'on purpose' } }).body.replaceAll('data: ', ': prefill 3/4\r\n\r\ndata:') });
   await page.locator('#error').waitFor();
   assert.match(await text('#error'), /on purpose/);
@@ -569,7 +570,8 @@ try {
   page.setDefaultTimeout(10_000);
   watch(page);
   if (options.page) {
-    for (const name of ['index.html', 'app.js', 'style.css', 'icon.svg']) {
+    const scripts = readdirSync(`${options.page}/js`).map((name) => `js/${name}`);
+    for (const name of ['index.html', 'style.css', 'icon.svg', ...scripts]) {
       await page.route(`${base}/${name.replace('index.html', '')}`, async (route) => {
         route.fulfill({ response: await route.fetch(), body: readFileSync(`${options.page}/${name}`) });
       });

@@ -15,8 +15,11 @@ use crate::ops::KvType;
 use crate::tokenizer::{Tokenizer, ensure_bos};
 
 pub mod adapters;
+mod conversation;
 
 use adapters::Adapters;
+
+pub use conversation::{Conversation, MAX_MARKS};
 
 /// Longest configuration file read.
 const MAX_CONFIG: u64 = 16 << 20;

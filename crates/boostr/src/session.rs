@@ -68,6 +68,7 @@ mod tree;
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -81,6 +82,7 @@ use crate::error::Error;
 use crate::models::State;
 use log::Log;
 use name::Lock;
+use summary::Stand;
 use tree::{Record, Tree};
 
 pub use name::check_name;
@@ -114,6 +116,14 @@ pub enum SessionError {
     Exists {
         /// The name.
         name: String,
+    },
+    /// There are as many as there may be.
+    #[error("there are {count} sessions of at most {most}: delete some")]
+    Full {
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
     },
     /// Another process has it open.
     #[error("session `{name}` is in use by another process")]
@@ -149,6 +159,8 @@ pub type Result<T, E = SessionError> = std::result::Result<T, E>;
 #[derive(Debug)]
 pub struct Sessions<B: Backend> {
     folder: PathBuf,
+    /// How many there may be.
+    most: usize,
     open: Mutex<HashMap<String, Weak<Inner<B>>>>,
 }
 
@@ -206,9 +218,15 @@ impl<B: Backend> Sessions<B> {
         // One folder, wherever the process goes.
         let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
         clean(&folder);
-        let sessions = Self { folder, open: Mutex::default() };
+        let sessions = Self { folder, most: usize::MAX, open: Mutex::default() };
         sessions.clean_locks();
         Ok(sessions)
+    }
+
+    /// The same, where no session is made once there are so many.
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        Self { most, ..self }
     }
 
     /// Removes the locks that killed processes left of sessions that are not there.
@@ -230,35 +248,62 @@ impl<B: Backend> Sessions<B> {
         &self.folder
     }
 
-    /// All sessions that can be read, the one that was used last first. Those that are open are among them.
+    /// How many there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the folder cannot be read.
+    pub fn count(&self) -> Result<usize> {
+        Ok(self.names()?.len())
+    }
+
+    /// The names of folders in which there may be a session.
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let read = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            for entry in fs::read_dir(&self.folder)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.extend(entry.file_name().into_string().ok());
+                }
+            }
+            names.retain(|name| check_name(name).is_ok());
+            Ok(names)
+        };
+        read().map_err(|error| Error::io(&self.folder, error))
+    }
+
+    /// All sessions whose last record can be read, the one that was used last first. Those that are open are among
+    /// them. Takes as long for a session of many turns as for one of few.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Summary>> {
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&self.folder).map_err(|error| Error::io(&self.folder, error))? {
-            let entry = entry.map_err(|error| Error::io(&self.folder, error))?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            all.extend(self.summary(&name));
-        }
+        let names = self.names()?;
+        let mut all: Vec<Summary> =
+            names.iter().filter_map(|name| self.summary(name).ok()).collect();
         all.sort_by(|a, b| b.updated.cmp(&a.updated).then_with(|| a.id.cmp(&b.id)));
         Ok(all)
     }
 
-    /// What there is to say of a session, which may be open, in this process or another.
+    /// What there is to say of a session, which may be open, in this process or another. Of its log the last record is
+    /// read alone, unless that is torn.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Format`] for a log that is damaged.
+    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Format`] for a log that is damaged there.
     pub fn summary(&self, name: &str) -> Result<Summary> {
         let folder = self.folder_of(name)?;
         let path = folder.join(LOG);
         if !path.exists() {
             return Err(SessionError::Missing { name: name.to_owned() });
         }
-        let tree = tree_of(&path, log::read(&path)?.0)?;
-        Ok(Summary::of(name, &tree, &folder))
+        let stand = match log::stand(&path)? {
+            Some(stand) => stand,
+            None => Stand::of(&tree_of(&path, log::read(&path)?.0)?),
+        };
+        Ok(Summary::new(name, stand, &folder))
     }
 
     /// Opens a session. What a killed process left half written of its last turn is removed.
@@ -274,7 +319,8 @@ impl<B: Backend> Sessions<B> {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Exists`], [`SessionError::Busy`]; [`Error::Io`] when the system refuses.
+    /// [`SessionError::Name`], [`SessionError::Exists`], [`SessionError::Full`], [`SessionError::Busy`]; [`Error::Io`] when the
+    /// system refuses.
     pub fn create(&self, name: &str, system: Option<&str>) -> Result<Session<B>> {
         let created = now();
         let system = system.map(|text| Record::System { created, content: Some(text.to_owned()) });
@@ -409,14 +455,19 @@ impl<B: Backend> Sessions<B> {
         if fs::symlink_metadata(&folder).is_ok() {
             return Err(exists());
         }
+        let count = if self.most < usize::MAX { self.count()? } else { 0 };
+        if count >= self.most {
+            return Err(SessionError::Full { count, most: self.most });
+        }
         let lock = self.lock_of(name, open.contains_key(name))?;
         if fs::symlink_metadata(&folder).is_ok() {
             return Err(exists());
         }
+        let stand = Stand::of(&tree_of(&folder, records.to_vec())?);
         let io = |error| Error::io(&folder, error);
         let (made, ()) = create_beside(&folder, |path| fs::create_dir(path)).map_err(io)?;
         let finish = || -> Result<(), Error> {
-            Log::create(&made.join(LOG), records)?;
+            Log::create(&made.join(LOG), records, &stand)?;
             fill(&made)?;
             sync_folder(&made).map_err(io)?;
             fs::rename(&made, &folder).map_err(io)
@@ -450,7 +501,7 @@ impl<B: Backend> Session<B> {
     /// What there is to say of it.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        Summary::of(&self.inner.name, &self.any().tree, &self.inner.folder)
+        Summary::new(&self.inner.name, Stand::of(&self.any().tree), &self.inner.folder)
     }
 
     /// All turns by their numbers, those too that were rewound.
@@ -626,7 +677,7 @@ impl<B: Backend> Session<B> {
 impl<B: Backend> Live<B> {
     /// Writes a record, and only then takes it for true.
     fn add(&mut self, folder: &Path, record: Record) -> Result<()> {
-        self.log.append(&record)?;
+        self.log.append(&record, &Stand::after(&self.tree, &record))?;
         self.tree.apply(record).map_err(|reason| Error::format(folder, reason))?;
         Ok(())
     }

@@ -165,6 +165,7 @@ fn a_log_torn_at_any_byte_ends_at_its_last_whole_record_and_goes_on_there() {
             assert_eq!(sessions.summary("a").unwrap().head > 0, TURNS[records] > 0);
             let session = sessions.get("a").unwrap();
             assert_eq!(session.turns().len(), TURNS[records], "{len}");
+            assert_eq!(sessions.summary("a").unwrap(), session.summary(), "{len}");
             assert_eq!(fs::read(&path).unwrap(), log[..ends[records]]);
             if len % 101 == 0 {
                 let turn = talk.say(&session, "On", 1).turn;
@@ -183,6 +184,8 @@ fn a_byte_that_rots_in_a_log_is_found_and_nothing_whole_is_thrown_away() {
     let path = folder.path().join("a/log");
     let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
     let last = ends[ends.len() - 2];
+    let list = sessions.list().unwrap();
+    assert_eq!((list.len(), list[0].turns), (1, 2));
     for at in 0..log.len() {
         let mut rotten = log.clone();
         rotten[at] ^= 1 << (at % 8);
@@ -196,7 +199,8 @@ fn a_byte_that_rots_in_a_log_is_found_and_nothing_whole_is_thrown_away() {
                 assert!(at < last, "{at}: {error}");
                 assert!(message(&error).contains("is damaged"), "{error}");
                 assert_eq!(fs::read(&path).unwrap(), rotten);
-                assert!(sessions.list().unwrap().is_empty());
+                // A list looks at the last record alone, so this one can be seen, and deleted.
+                assert_eq!(sessions.list().unwrap(), list);
             }
             Err(other) => panic!("{other}"),
         }
@@ -205,6 +209,36 @@ fn a_byte_that_rots_in_a_log_is_found_and_nothing_whole_is_thrown_away() {
     fs::write(&path, [&log[..20], &log[21..]].concat()).unwrap();
     sessions.delete("a").unwrap();
     assert_eq!(folder.names(), [""; 0]);
+}
+
+/// A log whose records do not say how the session stands, as they once did not.
+fn without_stands(log: &[u8], ends: &[usize]) -> Vec<u8> {
+    let mut old = Vec::new();
+    for range in ends.windows(2) {
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&log[range[0] + 8..range[1]]).unwrap();
+        assert!(record.as_object_mut().unwrap().remove("stand").is_some());
+        let json = record.to_string();
+        let len = (json.len() as u32).to_le_bytes();
+        let sum = crc32(&[&len[..], json.as_bytes()].concat()).to_le_bytes();
+        old.extend([&len[..], &sum, json.as_bytes()].concat());
+    }
+    old
+}
+
+#[test]
+fn a_log_that_does_not_say_how_it_ends_is_listed_all_the_same() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    let list = sessions.list().unwrap();
+    assert_eq!(list[0], sessions.get("a").unwrap().summary());
+    let old = without_stands(&log, &ends);
+    fs::write(folder.path().join("a/log"), &old).unwrap();
+    assert_eq!(sessions.list().unwrap(), list);
+    // Without them it has to be read whole, so what is damaged is not listed.
+    fs::write(folder.path().join("a/log"), [&old[..20], b"~", &old[21..]].concat()).unwrap();
+    assert!(sessions.list().unwrap().is_empty());
 }
 
 #[test]

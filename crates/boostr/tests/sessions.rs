@@ -6,7 +6,7 @@ mod tiny;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use boostr::backend::Cpu;
 use boostr::chat::Options;
@@ -452,6 +452,95 @@ fn sessions_are_listed_and_deleted_while_they_are_open() {
     assert_eq!(talk.say(&b, "On", 2).reused, said.ids.len() + 2);
     drop((a, again, b));
     assert_eq!(names(folder.path()), ["a", "b", "file", "no-session"]);
+}
+
+#[test]
+fn a_thousand_long_sessions_are_listed_by_their_ends() {
+    let talk = Talk::tiny();
+    let folder = Folder::new();
+    let session = open(&folder).create("a", None).unwrap();
+    // Nothing that the model has to read.
+    session.set_system(Some(&"word ".repeat(400_000))).unwrap();
+    session.set_system(None).unwrap();
+    for text in ["One", "Two", "Three"] {
+        talk.say(&session, text, 1);
+    }
+    let summary = session.summary();
+    drop(session);
+    let log = folder.path().join("a/log");
+    assert!(std::fs::metadata(&log).unwrap().len() > 2_000_000);
+    for i in 1..1000 {
+        let place = folder.path().join(format!("s{i}"));
+        std::fs::create_dir(&place).unwrap();
+        std::fs::hard_link(&log, place.join("log")).unwrap();
+    }
+    let sessions = open(&folder);
+    let start = Instant::now();
+    let list = sessions.list().unwrap();
+    // To read all of their bytes, 2 GB of JSON, takes many times as long.
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!((list.len(), sessions.count().unwrap()), (1000, 1000));
+    let of_a = list.iter().find(|other| other.id == "a").unwrap();
+    assert_eq!(*of_a, summary);
+    for other in list.iter().filter(|other| other.id != "a") {
+        let same = (other.turns, other.head, other.position, &other.title);
+        assert_eq!(same, (3, 3, summary.position, &summary.title));
+    }
+}
+
+#[test]
+fn no_more_sessions_are_made_than_there_may_be() {
+    let folder = Folder::new();
+    let sessions = open(&folder).at_most(2);
+    let a = sessions.create("a", None).unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    sessions.branch(&a, "b", 0).unwrap();
+    assert!(matches!(sessions.create("c", None), Err(SessionError::Full { count: 2, most: 2 })));
+    assert!(matches!(sessions.branch(&a, "c", 0), Err(SessionError::Full { .. })));
+    assert!(matches!(sessions.create("a", None), Err(SessionError::Exists { .. })));
+    sessions.delete("b").unwrap();
+    sessions.create("c", None).unwrap();
+}
+
+#[test]
+fn messages_are_marked_where_they_end_and_nowhere_else() {
+    let messages: Vec<serde_json::Value> =
+        (0..6).map(|i| json!({"role": "user", "content": format!("message {i} <s>")})).collect();
+    for talk in [Talk::tiny(), Talk::new("bamba-tiny", TEMPLATE), Talk::plain()] {
+        let of = |messages: &[serde_json::Value]| {
+            let options = Options { add_generation_prompt: false, ..Options::default() };
+            let template = &talk.template;
+            if template.is_plain() {
+                talk.lm.encode(&template.render(messages, &options).unwrap()).unwrap().len()
+            } else {
+                template.encode(talk.lm.tokenizer().unwrap(), messages, &options).unwrap().len()
+            }
+        };
+        let all = talk.lm.conversation(&talk.template, &messages, &Options::default()).unwrap();
+        let ids = all.encode_from(0).unwrap();
+        // Where no template asks for an answer the last message ends with the text.
+        let last = if talk.template.is_plain() { 5 } else { 6 };
+        let ends: Vec<usize> = (3..=last).map(|count| of(&messages[..count])).collect();
+        assert_eq!(all.marks(0, &ids, usize::MAX).unwrap(), ends);
+        assert_eq!(all.marks(0, &ids, 2).unwrap(), ends[2..]);
+        // The ids of another conversation have none of these.
+        assert_eq!(all.marks(0, &[9; 100], 6).unwrap(), [0; 0]);
+    }
+    // What is written otherwise once more follows ends nowhere.
+    let last_is_loud =
+        "{% for m in messages %}<s>{{ '!' if loop.last }}{{ m.content }}{% endfor %}";
+    let talk = Talk::new("mamba2-tiny", last_is_loud);
+    let all = talk.lm.conversation(&talk.template, &messages, &Options::default()).unwrap();
+    let ids = all.encode_from(0).unwrap();
+    assert_eq!(all.marks(0, &ids, 6).unwrap(), [0; 0]);
+    // One token of what is before and after an end is not cut.
+    let talk = Talk::new("mamba2-tiny", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    let split =
+        [json!({"role": "user", "content": "he"}), json!({"role": "user", "content": "llo"})];
+    let all = talk.lm.conversation(&talk.template, &split, &Options::default()).unwrap();
+    let ids = all.encode_from(0).unwrap();
+    let is_cut = ids.starts_with(&talk.encode("he"));
+    assert_eq!(all.marks(0, &ids, 2).unwrap().len(), usize::from(is_cut));
 }
 
 #[test]

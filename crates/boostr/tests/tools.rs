@@ -323,6 +323,8 @@ fn fragments() -> Vec<String> {
         "[CALL_ID]",
         "{\"of\": [1]}",
         "<|python_tag|>",
+        "<think>",
+        "</think>",
         "; ",
         "{\"name\": \"sum\", \"arguments\": {\"of\": [2, \"}\\\"]\"]}}",
         "{\"name\": \"sum\", \"parameters\": {}}",
@@ -338,6 +340,8 @@ fn fragments() -> Vec<String> {
         "<",
         "[",
         "</",
+        "<th",
+        "ink>",
     ]
     .map(str::to_owned)
     .to_vec()
@@ -380,6 +384,49 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn what_is_thought_is_no_call_in_any_format() {
+    let now = json!({});
+    for (format, call_text) in [
+        (ToolFormat::Hermes, "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>"),
+        (ToolFormat::Functions, "<tool_call><function=now></function></tool_call>"),
+        (ToolFormat::Nemotron, "<TOOLCALL>[{\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>"),
+        (ToolFormat::Mistral, "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}]"),
+        (ToolFormat::MistralArgs { with_id: false }, "[TOOL_CALLS]now[ARGS]{}"),
+        (ToolFormat::Llama, "{\"name\": \"now\", \"parameters\": {}}"),
+    ] {
+        let thought = format!("<think>\n{call_text} or\n<think>{call_text}</think>");
+        let answer = format!("{thought}\n\n{call_text}");
+        let found = [text(&thought), call("now", &now)];
+        assert_eq!(pieces(format, [answer.as_str()]), found, "{format:?}");
+        // A letter at a time, and a thought that does not end.
+        let letters = answer.split_inclusive(|_| true);
+        assert_eq!(pieces(format, letters), found, "{format:?}");
+        let endless = format!("<think>{call_text}");
+        assert_eq!(pieces(format, [endless.as_str()]), [text(&endless)], "{format:?}");
+
+        // The prompt begins the thought; a message that mentions one does not.
+        let after = |prompt: &str| {
+            let mut calls = Calls::new(format, tools()).after(prompt);
+            let mut all = calls.push(call_text);
+            all.extend(calls.finish());
+            all
+        };
+        assert_eq!(after("<assistant>\n<think>\n"), [text(call_text)], "{format:?}");
+        assert_eq!(after("What is <think>?\n<assistant>"), [call("now", &now)], "{format:?}");
+        assert_eq!(
+            after("<assistant>\n<think>\n\n</think>\n\n"),
+            [call("now", &now)],
+            "{format:?}"
+        );
+    }
+    // A tag in an argument is a part of it.
+    let args = json!({"city": "<think>"});
+    let answer =
+        format!("<tool_call>{}</tool_call>", json!({"name": "weather", "arguments": args}));
+    assert_eq!(pieces(ToolFormat::Hermes, [answer.as_str()]), [call("weather", &args)]);
 }
 
 #[test]

@@ -226,7 +226,7 @@ Examples:
   boostr completions fish > ~/.config/fish/completions/boostr.fish";
 
 /// Which model, and how to open it.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// Folder with config.json and weights, weight file in one, or GGUF file [env: BOOSTR_MODEL]
@@ -298,10 +298,8 @@ pub struct RunArgs {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before, or a
-    /// smaller model of the same vocabulary
-    #[arg(long, value_name = "lookup|MODEL")]
-    pub draft: Option<PathBuf>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,
@@ -318,6 +316,15 @@ pub struct RunArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+/// Where guesses come from.
+#[derive(Debug, Clone, Args)]
+pub struct DraftArgs {
+    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before, or a
+    /// smaller model of the same vocabulary
+    #[arg(long, value_name = "lookup|MODEL")]
+    pub draft: Option<PathBuf>,
 }
 
 /// What the text has to be.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::chat::{ChatTemplate, Options};
-use boostr::engine::{Generation, generate};
+use boostr::engine::{Draft, Generation, generate};
 use boostr::load::LanguageModel;
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::session::{Session, SessionError, Sessions, Speaker};
@@ -60,6 +60,7 @@ struct Chat<'a> {
     sampler: SamplerConfig,
     max_tokens: usize,
     stops: Vec<String>,
+    draft: Option<Draft<Cpu>>,
     last: Option<Answered>,
 }
 
@@ -67,6 +68,9 @@ struct Chat<'a> {
 struct Answered {
     tokens: usize,
     decode: Duration,
+    /// Those of them that were guessed, and guesses in all.
+    accepted: u64,
+    guessed: u64,
     /// Tokens of the prompt that a state had seen, and those that were run.
     reused: usize,
     evaluated: usize,
@@ -113,6 +117,7 @@ pub fn run(args: &TalkArgs, term: &Term) -> Result<()> {
         sampler,
         max_tokens,
         stops: args.stop.clone(),
+        draft: args.draft.open(&args.model, &lm)?,
         last: None,
         lm,
     };
@@ -223,6 +228,7 @@ impl Chat<'_> {
                 seed: self.sampler.seed.wrapping_add(turns),
                 ..self.sampler.clone()
             },
+            draft: self.draft.clone(),
             ..Generation::new(rest, self.lm.vocab_limit())
         };
         let generated = generate(&self.lm.model, &mut state, generation, &mut observer)
@@ -244,6 +250,8 @@ impl Chat<'_> {
         }
         let answered = Answered {
             tokens: ids.len(),
+            guessed: generated.guessed.0,
+            accepted: generated.guessed.1,
             decode: generated.decode,
             reused,
             evaluated,
@@ -301,11 +309,16 @@ impl Chat<'_> {
 
 impl Answered {
     fn line(&self, position: usize) -> String {
-        let Self { tokens, decode, reused, evaluated, state_bytes } = self;
+        let Self { tokens, decode, reused, evaluated, state_bytes, .. } = self;
         // The first token comes from the prompt's pass.
         let rate = tokens.saturating_sub(1) as f64 / decode.as_secs_f64().max(1e-9);
+        let guessed = if self.guessed > 0 {
+            format!(", {} of {} guesses right", self.accepted, self.guessed)
+        } else {
+            String::new()
+        };
         format!(
-            "{rate:.1} tokens/s  {tokens} tokens, {evaluated} read, {reused} reused  state {}  position {position}",
+            "{rate:.1} tokens/s  {tokens} tokens, {evaluated} read, {reused} reused{guessed}  state {}  position {position}",
             system::bytes(*state_bytes as u64),
         )
     }

@@ -8,11 +8,17 @@ use boostr::backend::Cpu;
 use boostr::engine::Draft;
 use boostr::load::LanguageModel;
 
-use crate::args::ModelArgs;
+use crate::args::{DraftArgs, ModelArgs};
 use crate::exit::usage;
 
-/// The draft that is named, for `lm`.
-pub fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft<Cpu>> {
+impl DraftArgs {
+    /// The draft that is named, if any is, for `lm`, which was opened by `model`.
+    pub fn open(&self, model: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Option<Draft<Cpu>>> {
+        self.draft.as_deref().map(|named| open(named, model, lm)).transpose()
+    }
+}
+
+fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft<Cpu>> {
     if named.as_os_str() == "lookup" {
         return Ok(Draft::Lookup);
     }

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::chat_prompt;
-use crate::draft;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::grammar;
 use crate::model::{Source, Summary};
@@ -93,8 +92,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
-    let draft =
-        args.draft.as_deref().map(|named| draft::open(named, &args.model, &lm)).transpose()?;
+    let draft = args.draft.open(&args.model, &lm)?;
     let generation = Generation {
         seen: seen.unwrap_or(&[]),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),

@@ -73,6 +73,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         .build()
         .context("starting threads")?;
     let load = {
+        let (draft, model) = (args.draft.clone(), args.model.clone());
         let (folder, max_running, max_queue, state_cache) = (
             args.sessions.clone(),
             usize::from(args.max_running),
@@ -85,7 +86,8 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
                 EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
             let plan = Plan::new(&lm, engine, state_cache)?;
             let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
-            let engine = Engine::start(lm.clone(), plan.engine)?;
+            let draft = draft.open(&model, &lm)?;
+            let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
             Ok(Ready { lm, engine, sessions, plan })
         }
     };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use boostr::backend::Backend;
@@ -29,6 +29,8 @@ pub(crate) struct App<B: Backend> {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     pub(crate) ids: Ids,
+    /// When the server was made.
+    pub(crate) begun: Instant,
     /// How much may be done at once outside of the engine: to encode a text takes about a hundred times its memory.
     pub(crate) hands: Arc<Semaphore>,
     loaded: OnceLock<Arc<Loaded<B>>>,
@@ -42,6 +44,7 @@ impl<B: Backend> App<B> {
             config,
             metrics: Metrics::new()?,
             ids: Ids::new(),
+            begun: Instant::now(),
             hands: Arc::new(Semaphore::new(HANDS)),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),

@@ -30,7 +30,7 @@ pub(crate) struct ErrorBody {
 
 /// What is wrong.
 #[derive(Debug, Serialize, ToSchema)]
-struct ErrorDetail {
+pub(crate) struct ErrorDetail {
     /// In words: the thing, what was expected, what was found
     message: String,
     /// The kind of error, such as `invalid_request_error`
@@ -110,20 +110,21 @@ impl ApiError {
     }
 
     pub(crate) fn body(&self) -> ErrorBody {
-        ErrorBody {
-            error: ErrorDetail {
-                message: self.message.clone(),
-                r#type: self.kind(),
-                param: self.param.clone(),
-                code: self.code,
-            },
+        ErrorBody { error: self.detail() }
+    }
+
+    pub(crate) fn detail(&self) -> ErrorDetail {
+        ErrorDetail {
+            message: self.message.clone(),
+            r#type: self.kind(),
+            param: self.param.clone(),
+            code: self.code,
         }
     }
-}
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
+    /// An answer with this status and another body.
+    pub(crate) fn with_body(&self, body: &impl Serialize) -> Response {
+        let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
@@ -132,5 +133,11 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.with_body(&self.body())
     }
 }

@@ -19,17 +19,19 @@ use crate::app::App;
 use crate::body::Noticed;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
+use crate::page;
 
 /// Longest head of a request, in bytes of names and values.
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
+pub(crate) const TOO_LARGE: &str = "headers: expected at most 100 and 65536 bytes";
 /// Longest id of a request that is taken from the client.
 const MAX_ID: usize = 64;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Files of the page and the description of the API: nothing in them is anyone's.
-const PUBLIC: [&str; 6] = ["/", "/app.js", "/style.css", "/icon.svg", "/openapi.json", "/livez"];
+/// Beside the files of the page: nothing in them is anyone's.
+const PUBLIC: [&str; 2] = ["/openapi.json", "/livez"];
 /// What only those of this machine may see without a key.
 const PUBLIC_ON_LOOPBACK: [&str; 2] = ["/health", "/metrics"];
 
@@ -86,8 +88,7 @@ fn check(config: &Config, request: &mut Request) -> Result<Option<Response>> {
     let headers = request.headers();
     let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     if headers.len() > MAX_HEADERS || size + request.uri().path().len() > MAX_HEAD {
-        let message = format!("headers: expected at most {MAX_HEADERS} and {MAX_HEAD} bytes");
-        return Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message));
+        return Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_LARGE));
     }
     let host = host(request)?;
     check_host(config, host.as_ref())?;
@@ -105,7 +106,9 @@ fn check(config: &Config, request: &mut Request) -> Result<Option<Response>> {
         }
     }
     let path = request.uri().path();
-    let is_public = PUBLIC.contains(&path) || config.loopback && PUBLIC_ON_LOOPBACK.contains(&path);
+    let is_public = PUBLIC.contains(&path)
+        || page::has(path)
+        || config.loopback && PUBLIC_ON_LOOPBACK.contains(&path);
     match config.keys.scope(request.headers()) {
         Some(scope) => {
             request.extensions_mut().insert(scope);
@@ -186,13 +189,16 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
     fits.then(|| id.to_owned())
 }
 
+/// What every answer says against harm, beyond that nobody stores it.
+pub(crate) const SECURE: [(HeaderName, &str); 4] = [
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
 fn secure(headers: &mut HeaderMap) {
-    for (name, value) in [
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    ] {
+    for (name, value) in SECURE {
         headers.insert(name, HeaderValue::from_static(value));
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

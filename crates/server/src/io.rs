@@ -12,7 +12,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -49,11 +49,16 @@ impl Phase {
     }
 }
 
+/// What is to be written in place of something, if it is not to be written as it is.
+pub(crate) type Instead = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send>;
+
 /// A socket with times for what its client does. When one is over, reading or writing fails with
-/// [`io::ErrorKind::TimedOut`].
-#[derive(Debug)]
+/// [`io::ErrorKind::TimedOut`]. What is written while no request is being answered may be replaced.
 pub(crate) struct Watched<S> {
     socket: S,
+    instead: Instead,
+    /// What is still to be written in place of something that counts as written.
+    replaced: Vec<u8>,
     phase: Phase,
     /// The phase for which `read_timer` is set.
     timed: Option<u8>,
@@ -67,10 +72,12 @@ pub(crate) struct Watched<S> {
 }
 
 impl<S> Watched<S> {
-    pub(crate) fn new(socket: S, phase: Phase, limits: &Limits) -> Self {
+    pub(crate) fn new(socket: S, phase: Phase, limits: &Limits, instead: Instead) -> Self {
         let timer = || Box::pin(sleep_until(Instant::now()));
         Self {
             socket,
+            instead,
+            replaced: Vec::new(),
             phase,
             timed: None,
             read_timer: timer(),
@@ -144,12 +151,41 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
+impl<S: AsyncWrite + Unpin> Watched<S> {
+    /// Writes what replaces something.
+    fn write_replaced(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.replaced.is_empty() {
+            let done = Pin::new(&mut self.socket).poll_write(cx, &self.replaced);
+            match ready!(self.written(cx, done))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                n => drop(self.replaced.drain(..n)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether something is replaced, and so counts as written.
+    fn is_replaced(&mut self, buf: &[u8]) -> bool {
+        if self.phase.get() == BUSY {
+            return false;
+        }
+        let instead = (self.instead)(buf);
+        let is_replaced = instead.is_some();
+        self.replaced.extend(instead.unwrap_or_default());
+        is_replaced
+    }
+}
+
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.write_replaced(cx))?;
+        if self.is_replaced(buf) {
+            return Poll::Ready(Ok(buf.len()));
+        }
         let done = Pin::new(&mut self.socket).poll_write(cx, buf);
         self.written(cx, done)
     }
@@ -159,6 +195,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [buf] = bufs {
+            return self.poll_write(cx, buf);
+        }
+        ready!(self.write_replaced(cx))?;
         let done = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
         self.written(cx, done)
     }
@@ -168,10 +208,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.write_replaced(cx))?;
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.write_replaced(cx))?;
         Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }

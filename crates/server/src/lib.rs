@@ -11,6 +11,7 @@
 mod api;
 mod app;
 mod auth;
+mod bare;
 mod body;
 mod config;
 mod error;
@@ -96,6 +97,7 @@ impl<B: Backend> Server<B> {
         engine: Engine<B>,
         sessions: Option<Sessions<B>>,
     ) -> Result<(), Error> {
+        let sessions = sessions.map(|sessions| sessions.at_most(self.app.config.max_sessions));
         self.app.load(Loaded::new(lm, engine, sessions)?);
         Ok(())
     }

@@ -20,11 +20,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower::ServiceExt;
 
 use crate::app::App;
+use crate::bare;
 use crate::body::Noticed;
-use crate::config::Limits;
 use crate::io::{Phase, Watched};
 
-/// Longest head that hyper keeps before it gives up; [`guard`](crate::guard) allows less and says why.
+/// Longest head that hyper keeps before it gives up, to which [`bare`] gives words; [`guard`](crate::guard) allows less.
 const HEAD_BUFFER: usize = 128 << 10;
 const HEAD_LINES: usize = 256;
 /// For how long, and how much, what a client still sends is read after the answer: else the system would reset the
@@ -40,7 +40,7 @@ const DRAIN_TICK: Duration = Duration::from_millis(10);
 /// For connections whose answers are cut, to say so and end.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Accepts connections until `stop`, then waits for what is running, for [`Limits::drain_time`] at most. Meanwhile new
+/// Accepts connections until `stop`, then waits for what is running, for [`Limits::drain_time`](crate::Limits::drain_time) at most. Meanwhile new
 /// requests are told that the server is about to stop.
 pub(crate) async fn serve<B: Backend>(
     app: Arc<App<B>>,
@@ -48,7 +48,7 @@ pub(crate) async fn serve<B: Backend>(
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) {
-    let limits = Arc::new(app.config.limits.clone());
+    let limits = app.config.limits.clone();
     let all = u32::try_from(limits.connections).unwrap_or(u32::MAX).max(1);
     let free = Arc::new(Semaphore::new(all as usize));
     let (closing, is_closing) = watch::channel(false);
@@ -59,7 +59,7 @@ pub(crate) async fn serve<B: Backend>(
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let connection =
-                        connection(stream, router.clone(), limits.clone(), is_closing.clone());
+                        connection(app.clone(), stream, router.clone(), is_closing.clone());
                     tokio::spawn(async move {
                         connection.await;
                         drop(permit);
@@ -112,16 +112,18 @@ pub(crate) async fn serve<B: Backend>(
 }
 
 /// Answers the requests of one connection.
-async fn connection(
+async fn connection<B: Backend>(
+    app: Arc<App<B>>,
     stream: TcpStream,
     router: Router,
-    limits: Arc<Limits>,
     mut closing: watch::Receiver<bool>,
 ) {
     // Tokens are small and wanted at once.
     let _ = stream.set_nodelay(true);
     let phase = Phase::new();
-    let socket = Watched::new(stream, phase.clone(), &limits);
+    let limits = app.config.limits.clone();
+    let instead = Box::new(move |head: &[u8]| bare::instead_of(&app, head));
+    let socket = Watched::new(stream, phase.clone(), &limits, instead);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         phase.busy();
         let phase = phase.clone();

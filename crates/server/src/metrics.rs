@@ -116,6 +116,14 @@ impl Metrics {
                 "Requests that began at a snapshot",
                 &stats.snapshot_hits,
             );
+            line(
+                "drafted_tokens_total",
+                counter,
+                "Tokens that were guessed",
+                &stats.drafted_tokens,
+            );
+            let accepted = "Guesses that were right";
+            line("accepted_tokens_total", counter, accepted, &stats.accepted_tokens);
             line("cancelled_total", counter, "Requests that were cancelled", &stats.cancelled);
             line("failed_total", counter, "Requests that failed", &stats.failed);
             line("panics_total", counter, "Panics that were caught", &stats.panics);

@@ -9,21 +9,74 @@ use axum::routing::get;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// A file of the folder `js` by its name.
+macro_rules! script {
+    ($name:literal) => {
+        (concat!("/js/", $name), SCRIPT, include_str!(concat!("../page/js/", $name)))
+    };
+}
+
+/// Path, type and text of each file.
+const FILES: [(&str, &str, &str); 18] = [
+    ("/", HTML, include_str!("../page/index.html")),
+    ("/style.css", CSS, include_str!("../page/style.css")),
+    ("/icon.svg", SVG, include_str!("../page/icon.svg")),
+    script!("actions.js"),
+    script!("app.js"),
+    script!("composer.js"),
+    script!("conversation.js"),
+    script!("dialogs.js"),
+    script!("dom.js"),
+    script!("memory.js"),
+    script!("server.js"),
+    script!("sessions.js"),
+    script!("settings.js"),
+    script!("state.js"),
+    script!("talk.js"),
+    script!("tree.js"),
+    script!("trouble.js"),
+    script!("words.js"),
+];
+
+/// Whether there is a file of the page at a path.
+pub(crate) fn has(path: &str) -> bool {
+    FILES.iter().any(|(file, ..)| *file == path)
+}
+
 /// The paths of the page.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    let file = |kind: &'static str, text: &'static str| {
-        get(move || async move {
+    FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
+        let file = get(move || async move {
             let headers: [(HeaderName, HeaderValue); 3] = [
                 (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
                 (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
                 (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
             ];
             (headers, text).into_response()
-        })
-    };
-    Router::new()
-        .route("/", file("text/html; charset=utf-8", include_str!("../page/index.html")))
-        .route("/app.js", file("text/javascript; charset=utf-8", include_str!("../page/app.js")))
-        .route("/style.css", file("text/css; charset=utf-8", include_str!("../page/style.css")))
-        .route("/icon.svg", file("image/svg+xml", include_str!("../page/icon.svg")))
+        });
+        router.route(path, file)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_module_that_another_imports_is_served() {
+        let scripts: Vec<_> = FILES.iter().filter(|(_, kind, _)| *kind == SCRIPT).collect();
+        for (path, _, text) in &scripts {
+            for import in text.lines().filter(|line| line.starts_with("import ")) {
+                let name = import.split('\'').nth(1).and_then(|name| name.strip_prefix("./"));
+                assert!(name.is_some_and(|name| has(&format!("/js/{name}"))), "{path}: {import}");
+            }
+        }
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/page/js");
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), scripts.len());
+    }
 }

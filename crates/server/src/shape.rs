@@ -13,6 +13,8 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 
 const MAX_TOOLS: usize = 128;
+/// Tokens of a prompt in which it is seen whether it begins a thought.
+const PROMPT_END: usize = 16;
 
 /// Fields about the form of an answer.
 #[derive(Debug, ToSchema)]
@@ -83,13 +85,15 @@ impl Shape {
         if self.parallel_tool_calls == Some(false) { 1 } else { MAX_CALLS }
     }
 
-    /// What finds calls in an answer.
-    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>) -> Option<Finder> {
-        self.has_tools().then(|| Finder {
-            calls: Calls::new(tool_format(loaded), self.read_tools.clone()),
-            most: self.most_calls(),
-            is_forced: self.is_forced(),
-        })
+    /// What finds calls in an answer to a prompt.
+    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> Option<Finder> {
+        if !self.has_tools() {
+            return None;
+        }
+        let calls = Calls::new(tool_format(loaded), self.read_tools.clone());
+        // An answer that is forced begins with a call, whatever the prompt ends with.
+        let calls = if self.is_forced() { calls } else { calls.after(&end_of(loaded, prompt)) };
+        Some(Finder { calls, most: self.most_calls(), is_forced: self.is_forced() })
     }
 
     /// What the answer may be, unless it may be any text. Takes a while.
@@ -122,6 +126,12 @@ impl Shape {
             }
         }
     }
+}
+
+/// The text of the last tokens of a prompt.
+fn end_of<B: Backend>(loaded: &Loaded<B>, prompt: &[u32]) -> String {
+    let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();
+    loaded.tokenizer.decode(last, false).unwrap_or_default()
 }
 
 /// How the model writes calls; as most do, where its template does not show it.
@@ -164,4 +174,44 @@ pub(crate) struct Called {
     pub(crate) name: String,
     /// A JSON object as text.
     pub(crate) arguments: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use boostr::backend::{self, Cpu};
+    use boostr::chat::tools::Piece;
+    use boostr::engine::{Engine, EngineConfig};
+    use boostr::load::{LanguageModel, OpenOptions};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_begins_in_a_thought_is_known_by_the_end_of_its_prompt() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
+        let (path, options) = (Path::new(path), OpenOptions::default());
+        let lm = Arc::new(LanguageModel::<Cpu>::open(path, &options, backend::cpu()).unwrap());
+        let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+        let engine = Engine::start(lm.clone(), config).unwrap();
+        let loaded = Loaded::new(lm, engine.clone(), None).unwrap();
+        let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
+        let is_found = |choice: &str, prompt: &str| {
+            let tools = json!([{"type": "function", "function": {"name": "now"}}]);
+            let fields = json!({"tools": tools, "tool_choice": choice});
+            let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
+            let prompt = loaded.lm.encode(prompt).unwrap();
+            let mut calls = shape.finder(&loaded, &prompt).unwrap().calls;
+            matches!(calls.push(call)[..], [Piece::Call(_)])
+        };
+        assert!(is_found("auto", "What time is it?\n"));
+        assert!(is_found("auto", "What is <think>? Once more: what time is it in Paris today?\n"));
+        assert!(is_found("auto", "What time is it?\n<think>\nHm.\n</think>\n\n"));
+        assert!(!is_found("auto", "What time is it?\n<think>\n"));
+        // A call that is forced comes at once.
+        assert!(is_found("required", "What time is it?\n<think>\n"));
+        engine.stop();
+    }
 }

@@ -129,6 +129,10 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
         SessionError::Missing { .. } => of(StatusCode::NOT_FOUND, "session_not_found"),
         SessionError::Exists { .. } => of(StatusCode::CONFLICT, "session_exists"),
         SessionError::Busy { .. } => of(StatusCode::CONFLICT, "session_busy"),
+        SessionError::Full { .. } => {
+            let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error.to_string());
+            error.with_code("too_many_sessions")
+        }
         SessionError::Turn { .. } => of(StatusCode::NOT_FOUND, "turn_not_found"),
         SessionError::Message { .. } => of(StatusCode::BAD_REQUEST, "message"),
         SessionError::Other(boostr::Error::Format { reason, .. }) if param == "messages" => {

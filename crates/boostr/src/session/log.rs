@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 4 | length of the JSON, little-endian |
 //! | 4 | CRC-32 of these four bytes and the JSON, little-endian |
-//! | length | the record as a JSON object |
+//! | length | the record as a JSON object; that which is written last says in `stand` how the session stands |
 //!
 //! A record is written by one call and forced to disk before it counts. What a killed process leaves of one is at the end
 //! of the file, and is cut off by the next that opens it to write; a record that is broken with whole ones after it
@@ -14,6 +14,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
+use super::summary::Stand;
 use super::tree::Record;
 use crate::checkpoint::crc32;
 use crate::error::{Error, Result};
@@ -23,6 +26,24 @@ const MAX_LOG: u64 = 1 << 30;
 
 /// Bytes before the JSON of a record.
 const HEAD: usize = 8;
+
+/// Bytes at the end of a log among which its last record is looked for first.
+const TAIL: u64 = 4 << 10;
+
+/// What is written of a record. Readers of records pass over the stand.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: &'a Record,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stand: Option<&'a Stand>,
+}
+
+/// What a list reads of one.
+#[derive(Deserialize)]
+struct LastLine {
+    stand: Option<Stand>,
+}
 
 /// A log that is open to be written.
 #[derive(Debug)]
@@ -34,11 +55,13 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// A new log of one record, on disk.
-    pub(super) fn create(path: &Path, records: &[Record]) -> Result<()> {
+    /// A new log of some records, on disk; after them the session stands as `stand` says.
+    pub(super) fn create(path: &Path, records: &[Record], stand: &Stand) -> Result<()> {
         let mut bytes = Vec::new();
-        for record in records {
-            bytes.extend(encode(path, record)?);
+        let mut records = records.iter().peekable();
+        while let Some(record) = records.next() {
+            let stand = records.peek().is_none().then_some(stand);
+            bytes.extend(encode(path, &Line { record, stand })?);
         }
         let write = || {
             let mut file = File::create_new(path)?;
@@ -63,9 +86,10 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), file, len }, records))
     }
 
-    /// Adds a record. When this returns it is on disk; when it fails the log is as it was.
-    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
-        let bytes = encode(&self.path, record)?;
+    /// Adds a record, and how the session stands after it. When this returns it is on disk; when it fails the log is
+    /// as it was.
+    pub(super) fn append(&mut self, record: &Record, stand: &Stand) -> Result<()> {
+        let bytes = encode(&self.path, &Line { record, stand: Some(stand) })?;
         let len = self.len.saturating_add(bytes.len() as u64);
         if len > MAX_LOG {
             let reason = format!("a session of more than {MAX_LOG} bytes");
@@ -86,13 +110,55 @@ impl Log {
     }
 }
 
+/// How the session stands by the last record of its log, of which little more than that is read. `None` where the log is torn
+/// there, or that record does not say.
+pub(super) fn stand(path: &Path) -> Result<Option<Stand>> {
+    let read = || -> io::Result<Option<Stand>> {
+        let (mut file, len) = open(path)?;
+        let mut size = TAIL.min(len);
+        loop {
+            file.seek(SeekFrom::Start(len.saturating_sub(size)))?;
+            let mut bytes = Vec::new();
+            (&mut file).take(size).read_to_end(&mut bytes)?;
+            if let Some(json) = last(&bytes) {
+                let line = serde_json::from_slice::<LastLine>(json);
+                return Ok(line.ok().and_then(|line| line.stand));
+            }
+            if size == len.min(MAX_LOG) {
+                return Ok(None);
+            }
+            size = size.saturating_mul(4).min(len).min(MAX_LOG);
+        }
+    };
+    read().map_err(|error| Error::io(path, error))
+}
+
+/// The JSON of the record that ends where `bytes` do, if it is whole and all of it is there. Inside of JSON there is no
+/// record: the length before it would have to be spelled in printable characters.
+fn last(bytes: &[u8]) -> Option<&[u8]> {
+    let ends = |at: usize| {
+        let len = bytes.get(at..)?.first_chunk::<4>()?;
+        let end = at.checked_add(HEAD)?.checked_add(u32::from_le_bytes(*len) as usize)?;
+        (end == bytes.len()).then(|| payload(bytes, at))?
+    };
+    (0..bytes.len()).rev().find_map(ends)
+}
+
+/// A log that is open to be read, and its length.
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let file = File::open(path)?;
+    let about = file.metadata()?;
+    if about.is_file() {
+        Ok((file, about.len()))
+    } else {
+        Err(io::Error::other("not a regular file"))
+    }
+}
+
 /// The whole records of a log, and the bytes that they take.
 pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
     let read = || -> io::Result<Vec<u8>> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
+        let (file, _) = open(path)?;
         let mut bytes = Vec::new();
         file.take(MAX_LOG.saturating_add(1)).read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -127,8 +193,8 @@ fn payload(bytes: &[u8], at: usize) -> Option<&[u8]> {
     is_whole.then_some(json)
 }
 
-fn encode(path: &Path, record: &Record) -> Result<Vec<u8>> {
-    let json = serde_json::to_vec(record).map_err(|error| Error::io(path, error.into()))?;
+fn encode(path: &Path, line: &Line<'_>) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec(line).map_err(|error| Error::io(path, error.into()))?;
     let len = u32::try_from(json.len())
         .map_err(|_| Error::format(path, "a record of more than 4 GiB"))?
         .to_le_bytes();

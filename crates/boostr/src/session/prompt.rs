@@ -8,11 +8,10 @@ use serde_json::Value;
 use super::tree::{Tree, Turn, TurnId};
 use super::{Result, SessionError, states};
 use crate::backend::Backend;
-use crate::chat::{ChatTemplate, Options, Rendered};
+use crate::chat::{ChatTemplate, Options};
 use crate::error::Error;
 use crate::load::LanguageModel;
 use crate::models::State;
-use crate::tokenizer::Tokenizer;
 
 /// Who may say something. A template may make control tokens of a role, so there are no others.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -104,40 +103,28 @@ pub(super) fn make<B: Backend>(
     for (index, message) in new.iter().enumerate() {
         check(message, index)?;
     }
-    let tokenizer = speaker.lm.tokenizer()?;
     let begun = UNIX_EPOCH.checked_add(Duration::from_secs(tree.created));
-    let options =
-        Options { add_generation_prompt: true, now: options.now.or(begun), ..options.clone() };
+    let options = Options { now: options.now.or(begun), ..options.clone() };
     let mut messages = tree.messages(tree.head);
-    let old = messages.len();
     messages.extend_from_slice(new);
-    let rendered = speaker.template.rendered(tokenizer, &messages, &options)?;
+    let conversation = speaker.lm.conversation(speaker.template, &messages, &options)?;
 
-    let (base, start) = known(tree, rendered.text(), &fingerprint(speaker));
+    let (base, start) = known(tree, conversation.text(), &fingerprint(speaker));
     let mut ids = tree.ids(base);
     let base_len = ids.len();
-    ids.extend(encode(speaker, tokenizer, &rendered, start, usize::MAX)?);
+    ids.extend(conversation.encode_from(start)?);
     let most = ids.len().saturating_sub(1);
     let state = states::longest(tree, folder, recent, speaker.lm, &ids, most);
     let reused = state.as_ref().map_or(0, State::position);
 
     let mut marks: Vec<usize> = tree.chain(base).iter().map(|turn| turn.position).collect();
-    for count in old.max(1)..messages.len() {
-        let part = messages.get(..count).unwrap_or_default();
-        let options = Options { add_generation_prompt: false, ..options.clone() };
-        // Templates that refuse a conversation that ends here have no such place.
-        let Ok(part) = speaker.template.rendered(tokenizer, part, &options) else { continue };
-        let end = part.text().len();
-        if end > start && rendered.text().starts_with(part.text()) {
-            let part = encode(speaker, tokenizer, &rendered, start, end)?;
-            if ids.get(base_len..).is_some_and(|new| new.starts_with(&part)) {
-                marks.push(base_len.saturating_add(part.len()));
-            }
-        }
-    }
+    let ends = ids.get(base_len..).unwrap_or_default();
+    // The first of these is where the old ones end.
+    let ends = conversation.marks(start, ends, new.len().saturating_add(1))?;
+    marks.extend(ends.into_iter().map(|end| base_len.saturating_add(end)));
     marks.retain(|&mark| mark > reused && mark < ids.len());
     marks.dedup();
-    let text = rendered.text().get(start..).unwrap_or_default().to_owned();
+    let text = conversation.text().get(start..).unwrap_or_default().to_owned();
     let (messages, parent) = (new.to_vec(), tree.head);
     Ok(Prompt { ids, marks, state, reused, messages, parent, base, base_len, text })
 }
@@ -185,20 +172,4 @@ fn after_answer<'a>(text: &'a str, answer: &str) -> Option<&'a str> {
     [answer, answer.trim_start(), answer.trim_end(), answer.trim()]
         .into_iter()
         .find_map(|answer| text.strip_prefix(answer))
-}
-
-/// The ids of a part of a text, with what the tokenizer puts before all of it where no template does.
-fn encode<B: Backend>(
-    speaker: &Speaker<'_, B>,
-    tokenizer: &Tokenizer,
-    rendered: &Rendered,
-    start: usize,
-    end: usize,
-) -> Result<Vec<u32>, Error> {
-    if !speaker.template.is_plain() {
-        return rendered.encode(tokenizer, start, end);
-    }
-    let text = rendered.text();
-    let part = text.get(start..end.min(text.len())).unwrap_or_default();
-    if start == 0 { speaker.lm.encode(part) } else { tokenizer.encode(part, false) }
 }

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::states;
-use super::tree::{Origin, Tree, Turn, TurnId};
+use super::tree::{Origin, Record, Tree, Turn, TurnId};
 
 /// Most characters of a title.
 const MAX_TITLE: usize = 80;
@@ -38,20 +38,68 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(name: &str, tree: &Tree, folder: &Path) -> Self {
-        let path: Vec<&Turn> = tree.path(tree.head).collect();
-        let messages = path.iter().rev().flat_map(|turn| &turn.messages);
-        let mut said = messages.filter(|message| message["role"] == "user").map(text);
+    pub(super) fn new(name: &str, stand: Stand, folder: &Path) -> Self {
+        let state = fs::metadata(states::path(folder, stand.head));
         Self {
             id: name.to_owned(),
+            created: stand.created,
+            updated: stand.updated,
+            model: stand.model,
+            title: stand.title,
+            turns: stand.turns,
+            head: stand.head,
+            position: stand.position,
+            state_bytes: state.map_or(0, |file| file.len()),
+            parent: stand.parent,
+        }
+    }
+}
+
+/// How a session stands after a record. The last record of a log says it, so that a list reads no more of any.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stand {
+    created: u64,
+    updated: u64,
+    model: String,
+    title: String,
+    turns: usize,
+    head: TurnId,
+    position: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    parent: Option<Origin>,
+}
+
+impl Stand {
+    pub(super) fn of(tree: &Tree) -> Self {
+        Self::at(tree, tree.head, None, tree.updated)
+    }
+
+    /// The same once `record` is taken in.
+    pub(super) fn after(tree: &Tree, record: &Record) -> Self {
+        let (head, turn, time) = match record {
+            Record::Session { created, .. } | Record::System { created, .. } => {
+                (tree.head, None, *created)
+            }
+            Record::Head { created, turn } => (*turn, None, *created),
+            Record::Turn(turn) => (turn.parent, Some(turn), turn.created),
+        };
+        Self::at(tree, head, turn, tree.updated.max(time))
+    }
+
+    /// At a turn of the tree, or at one that comes after it.
+    fn at(tree: &Tree, turn: TurnId, next: Option<&Turn>, updated: u64) -> Self {
+        let path: Vec<&Turn> = next.into_iter().chain(tree.path(turn)).collect();
+        let messages = path.iter().rev().flat_map(|turn| &turn.messages);
+        let mut said = messages.filter(|message| message["role"] == "user").map(text);
+        let head = path.first();
+        Self {
             created: tree.created,
-            updated: tree.updated,
-            model: path.first().map(|turn| turn.model.clone()).unwrap_or_default(),
+            updated,
+            model: head.map(|turn| turn.model.clone()).unwrap_or_default(),
             title: said.find(|text| !text.is_empty()).unwrap_or_default(),
             turns: path.len(),
-            head: tree.head,
-            position: tree.position(tree.head),
-            state_bytes: fs::metadata(states::path(folder, tree.head)).map_or(0, |file| file.len()),
+            head: head.map_or(0, |turn| turn.id),
+            position: head.map_or(0, |turn| turn.position),
             parent: tree.parent.clone(),
         }
     }

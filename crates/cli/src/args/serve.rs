@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::ModelArgs;
+use super::{DraftArgs, ModelArgs};
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -83,6 +83,8 @@ pub struct ServeArgs {
     /// Lines for people, or JSON
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub model: ModelArgs,
 }

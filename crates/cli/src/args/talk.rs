@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{ChatArgs, ModelArgs, SamplingArgs, parse_max_tokens};
+use super::{ChatArgs, DraftArgs, ModelArgs, SamplingArgs, parse_max_tokens};
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +38,8 @@ pub struct TalkArgs {
     /// End an answer before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]

@@ -194,3 +194,29 @@ fn what_cannot_be_served_is_said() {
     let run = boostr(&["serve", "--port", &port]).fails(1);
     assert!(run.stderr.contains("in use"), "{}", run.stderr);
 }
+
+#[test]
+fn guesses_change_no_answer_and_are_counted() {
+    let answer = |server: &Running| {
+        let body = r#"{"prompt": "one two one two one two one two one", "max_tokens": 60, "temperature": 0}"#;
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        let mut answer = String::new();
+        server
+            .connect(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
+            .read_to_string(&mut answer)
+            .unwrap();
+        let json = answer.split_once("\r\n\r\n").unwrap().1;
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        json["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let counted = |server: &Running| {
+        let metrics = server.get("/metrics", "");
+        let line = metrics.lines().find_map(|it| it.strip_prefix("boostr_drafted_tokens_total "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let (plain, drafting) = (Running::start(&[]), Running::start(&["--draft", "lookup"]));
+    assert_eq!(answer(&plain), answer(&drafting));
+    assert!(counted(&plain) == 0 && counted(&drafting) > 0);
+    let other = boostr(&["serve", "--port", "0", "--draft", &tiny()]).fails(2);
+    assert!(other.stderr.contains("cannot guess for each other"), "{}", other.stderr);
+}

@@ -68,6 +68,32 @@ fn a_conversation_goes_on_in_the_next_process_and_reads_only_what_is_new() {
 }
 
 #[test]
+fn guesses_change_no_answer_and_the_conversation_goes_on_without_them() {
+    let model = model("talk-draft");
+    let lines = "one two one two one two one\nAnd one two one two?\n";
+    let sessions = model.join("sessions");
+    let say = |name: &str, more: &[&str], lines: &str| {
+        let (model, sessions) = (model.to_str().unwrap(), sessions.to_str().unwrap());
+        let line = ["chat", model, "--sessions", sessions, "--temp", "0", "-n", "40", "-v"];
+        boostr_with_stdin(&[&line, &["--session", name][..], more].concat(), lines).ok()
+    };
+    let plain = say("plain", &[], lines);
+    assert!(!plain.stderr.contains("guesses right"), "{}", plain.stderr);
+    let own = model.to_str().unwrap();
+    for draft in ["lookup", own] {
+        let name = if draft == own { "model" } else { draft };
+        let drafted = say(name, &["--draft", draft], lines);
+        assert_eq!(drafted.stdout, plain.stdout, "{draft}");
+        assert!(drafted.stderr.contains("guesses right"), "{draft}: {}", drafted.stderr);
+    }
+    // What a state of guesses has not seen yet is read in the next turn.
+    let on = say("plain", &[], "Bye\n").stdout;
+    assert_eq!(say("lookup", &[], "Bye\n").stdout, on);
+    let ended = talk(&model, &sessions, &["--draft", &demo()], "Hello\n").fails(2);
+    assert!(ended.stderr.contains("cannot guess for each other"), "{}", ended.stderr);
+}
+
+#[test]
 fn a_conversation_without_a_name_is_kept_until_the_next_or_gets_one() {
     let model = model("talk-unnamed");
     let sessions = model.join("sessions");

@@ -95,21 +95,21 @@ struct Asked<B: Backend> {
 impl<B: Backend> Asked<B> {
     fn new(loaded: &Loaded<B>, chat: &ChatFields, most: usize) -> Result<Self> {
         let template = chat.template_options();
-        let (constraint, finder) = (chat.shape.constraint(loaded)?, chat.shape.finder(loaded));
-        let asked = match &chat.session {
+        let (ids, marks, state, turn) = match &chat.session {
             Some(name) => {
                 let mut turn = Turn::begin(loaded, name, &chat.messages, &template)?;
                 let (ids, marks, state) = turn.prompt();
-                Self { ids, marks, state, constraint, finder, turn: Some(turn) }
+                prompt::check_length(&ids, most, "messages")?;
+                (ids, marks, state, Some(turn))
             }
             None => {
-                let ids = prompt::encode(loaded, &chat.messages, &template)?;
-                let (marks, state) = (Vec::new(), None);
-                Self { ids, marks, state, constraint, finder, turn: None }
+                let (ids, marks) = prompt::encode(loaded, &chat.messages, &template, most)?;
+                (ids, marks, None, None)
             }
         };
-        prompt::check_length(&asked.ids, most, "messages")?;
-        Ok(asked)
+        let (constraint, finder) =
+            (chat.shape.constraint(loaded)?, chat.shape.finder(loaded, &ids));
+        Ok(Self { ids, marks, state, constraint, finder, turn })
     }
 }
 

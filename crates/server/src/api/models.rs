@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use boostr::backend::Backend;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::Id;
 use crate::app::App;
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, ErrorDetail, Result};
 use crate::options::unknown_model;
 
 /// The models of a server: one.
@@ -64,7 +64,15 @@ struct Defaults {
 pub(crate) struct Health {
     /// `ok`, `loading` or `draining`
     status: &'static str,
+    /// For how long the server has been loading its model
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<u64>,
+    /// Where requests are not answered, why: what they are told too
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorDetail>,
 }
+
+const OK: Health = Health { status: "ok", seconds: None, error: None };
 
 fn card<B: Backend>(app: &App<B>) -> Result<ModelCard> {
     let created = app.ready()?.created;
@@ -112,17 +120,16 @@ pub(crate) async fn props<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<
 }
 
 pub(crate) async fn health<B: Backend>(State(app): State<Arc<App<B>>>) -> Response {
-    let status = match (app.is_draining(), app.loaded()) {
-        (true, _) => "draining",
-        (false, None) => "loading",
-        (false, Some(_)) => return Json(Health { status: "ok" }).into_response(),
-    };
-    (StatusCode::SERVICE_UNAVAILABLE, Json(Health { status })).into_response()
+    let Err(error) = app.ready() else { return Json(OK).into_response() };
+    let loading = (!app.is_draining()).then(|| app.begun.elapsed().as_secs());
+    let status = if loading.is_some() { "loading" } else { "draining" };
+    let health = Health { status, seconds: loading, error: Some(error.detail()) };
+    error.with_body(&health)
 }
 
 /// Whether the process is up, whatever it is doing.
 pub(crate) async fn live() -> Json<Health> {
-    Json(Health { status: "ok" })
+    Json(OK)
 }
 
 pub(crate) async fn metrics<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Response> {

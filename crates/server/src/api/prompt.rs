@@ -7,20 +7,22 @@ use serde_json::Value;
 use crate::app::Loaded;
 use crate::error::{ApiError, Result};
 
-/// The ids of a conversation.
+/// The ids of a conversation, and after how many of them messages end: where a later one may part from it.
 pub(crate) fn encode<B: Backend>(
     loaded: &Loaded<B>,
     messages: &[Value],
     options: &Options,
-) -> Result<Vec<u32>> {
-    let ids = if loaded.template.is_plain() {
-        loaded.lm.encode(&render(loaded, messages, options)?)
-    } else {
-        loaded.template.encode(&loaded.tokenizer, messages, options)
-    };
-    ids.map_err(|error| refused(&error))
+    most: usize,
+) -> Result<(Vec<u32>, Vec<usize>)> {
+    let of = |error| refused(&error);
+    let conversation = loaded.lm.conversation(&loaded.template, messages, options).map_err(of)?;
+    let ids = conversation.encode_from(0).map_err(of)?;
+    check_length(&ids, most, "messages")?;
+    let marks = conversation.marks(0, &ids, messages.len()).map_err(of)?;
+    Ok((ids, marks))
 }
 
+/// Their text.
 /// The same as text.
 pub(crate) fn render<B: Backend>(
     loaded: &Loaded<B>,

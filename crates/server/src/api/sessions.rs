@@ -146,17 +146,6 @@ fn open<B: Backend>(loaded: &Loaded<B>, id: &str) -> Result<Session<B>> {
     kept(loaded)?.sessions.get(id).map_err(|error| refused(&error, "id"))
 }
 
-/// Checks that there is room for one more.
-fn check_room<B: Backend>(loaded: &Loaded<B>, most: usize) -> Result<()> {
-    let folder = std::fs::read_dir(kept(loaded)?.sessions.folder());
-    let count = folder.map_err(|error| ApiError::internal(&error))?.count();
-    if count < most {
-        return Ok(());
-    }
-    let message = format!("there are {count} sessions of at most {most}: delete some");
-    Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("too_many_sessions"))
-}
-
 pub(crate) async fn list<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Json<SessionList>> {
     let loaded = app.ready()?;
     blocking(&app, move || {
@@ -175,9 +164,7 @@ pub(crate) async fn create<B: Backend>(
     let id = fields.text("id")?.unwrap_or_else(|| app.ids.name("s-"));
     let system = fields.text("system")?;
     fields.finish();
-    let most = app.config.max_sessions;
     blocking(&app, move || {
-        check_room(&loaded, most)?;
         let session = kept(&loaded)?.sessions.create(&id, system.as_deref());
         let session = session.map_err(|error| refused(&error, "id"))?;
         Ok((StatusCode::CREATED, Json(card(&session))))
@@ -225,9 +212,7 @@ pub(crate) async fn branch<B: Backend>(
     let name = fields.text("id")?.unwrap_or_else(|| app.ids.name("s-"));
     let turn = fields.count("turn", 0..=u32::MAX as usize)?;
     fields.finish();
-    let most = app.config.max_sessions;
     blocking(&app, move || {
-        check_room(&loaded, most)?;
         let from = open(&loaded, &id)?;
         let turn = turn.map_or_else(|| from.head(), |turn| turn as u32);
         let session = kept(&loaded)?.sessions.branch(&from, &name, turn);

@@ -173,6 +173,56 @@ fn a_prompt_that_was_seen_is_not_computed_again() {
     assert!(server.get("/metrics").body.contains(&format!("boostr_tokens_skipped_total {cached}")));
 }
 
+/// A chat without a session: the messages are those of the user and the assistant in turns.
+fn chat(texts: &[&str]) -> Value {
+    let roles = ["user", "assistant"].into_iter().cycle();
+    let messages = texts.iter().zip(roles);
+    let messages: Vec<Value> =
+        messages.map(|(text, role)| json!({"role": role, "content": text})).collect();
+    with(endless(24), json!({"messages": messages}))
+}
+
+fn cached(reply: &Value) -> usize {
+    reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() as usize
+}
+
+#[test]
+fn a_conversation_that_is_edited_goes_on_from_the_last_message_that_stayed() {
+    let long =
+        |what: &str| format!("The {what} was seen from the old house by the sea. ").repeat(4);
+    let (ship, storm, light, boat) = (long("ship"), long("storm"), long("light"), long("boat"));
+    let before = ["Tell me.", &ship, &storm, &light, "And then?"];
+    let edited = ["Tell me.", &ship, &boat];
+
+    let server = TestServer::start();
+    let path = "/v1/chat/completions";
+    let first = server.post(path, &chat(&before)).json();
+    assert_eq!(cached(&first), 0, "{first}");
+    let reply = server.post(path, &chat(&edited)).json();
+    let stayed = MODEL.encode(&format!("Tell me.\n{ship}\n")).unwrap().len();
+    // No other snapshot could be there: those of the grid begin at 512.
+    assert!(stayed > 32 && first["usage"]["prompt_tokens"].as_u64().unwrap() < 512, "{first}");
+    assert_eq!(cached(&reply), stayed, "{reply}");
+    let cold = TestServer::start().post(path, &chat(&edited)).json();
+    assert_eq!((cached(&cold), text(&cold, 0)), (0, text(&reply, 0)));
+    assert_eq!(cold["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens"]);
+}
+
+#[test]
+fn of_a_long_conversation_the_last_messages_alone_are_kept() {
+    let server = TestServer::start();
+    let text = "The ship was seen from the old house by the sea, and the light too. ".repeat(2);
+    let texts: Vec<String> = (0..9).map(|i| format!("{i}. {text}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let reply = server.post("/v1/chat/completions", &chat(&texts)).json();
+    let tokens = reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!((9 * 33..512).contains(&tokens), "{tokens}");
+    // The prompt, the answer, and at most three ends of messages, as the last one ends with the prompt; an end that is
+    // less than 32 tokens after another cut is none.
+    let snapshots = server.stats().snapshots;
+    assert!((3..=5).contains(&snapshots), "{snapshots}");
+}
+
 #[test]
 fn text_and_tokens_go_both_ways() {
     let server = TestServer::start();

@@ -168,6 +168,10 @@ fn d11_a_server_without_its_model_says_so() {
     let server = TestServer::with(Setup { without_model: true, ..Setup::default() });
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
+    // As llama.cpp has it, and as every error is.
+    assert_eq!(health.header("retry-after"), Some("1"), "{health:?}");
+    assert!(health.error().contains("being loaded") && health.json()["seconds"].is_u64());
+    assert_eq!(health.json()["error"]["type"], "unavailable_error");
     let reply = server.post("/v1/completions", &endless(1));
     assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{reply:?}");
     assert_eq!(reply.json()["error"]["code"], "loading");

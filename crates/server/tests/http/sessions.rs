@@ -154,3 +154,22 @@ fn what_cannot_be_is_refused() {
     let none = TestServer::start();
     assert_eq!(none.get("/v1/sessions").status, 404);
 }
+
+#[test]
+fn no_more_sessions_are_begun_than_there_may_be() {
+    let config = boostr_server::Config { max_sessions: 2, ..Default::default() };
+    let folder = fresh_folder();
+    let setup = Setup { config, sessions: Some(folder.clone()), ..Setup::default() };
+    let server = TestServer::with(setup);
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "a"})).status, 201);
+    let branch = |id: &str| server.post("/v1/sessions/a/branch", &json!({"id": id}));
+    assert_eq!(branch("b").status, 201);
+    for reply in [server.post("/v1/sessions", &json!({"id": "c"})), branch("c")] {
+        let code = &reply.json()["error"]["code"];
+        assert_eq!((reply.status, code), (507, &json!("too_many_sessions")), "{reply:?}");
+    }
+    assert_eq!(server.delete("/v1/sessions/b").status, 200);
+    assert_eq!(branch("c").status, 201);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -35,6 +35,7 @@ fn f11_what_is_running_may_end_and_nothing_new_begins() {
     thread::sleep(Duration::from_millis(50));
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("draining")), "{health:?}");
+    assert_eq!(health.json()["error"]["code"], "draining");
     let refused = server.post("/v1/completions", &endless(1));
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("draining")));
     for stream in &mut streams {

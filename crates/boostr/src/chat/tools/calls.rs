@@ -16,6 +16,8 @@ const MISTRAL: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 const PYTHON_TAG: &str = "<|python_tag|>";
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
 
 /// Longest text between `[TOOL_CALLS]` and `[ARGS]`, in bytes.
 const MAX_HEAD: usize = 200;
@@ -44,7 +46,8 @@ pub enum Piece {
 ///
 /// Text that may be a part of a call is held back, so nothing of a call is ever given as text. What turns out to be none,
 /// because it is malformed or names a tool that is not on offer, comes as the text that it is. White space next to a
-/// call is dropped. How the answer is cut into pieces makes no difference, and time is linear in it.
+/// call is dropped. What stands between `<think>` and `</think>` is text, whatever it looks like; so is all that follows a
+/// `<think>` without an end. How the answer is cut into pieces makes no difference, and time is linear in it.
 #[derive(Clone, Debug)]
 pub struct Calls {
     format: ToolFormat,
@@ -53,6 +56,8 @@ pub struct Calls {
     held: String,
     /// The call that `held` may be.
     open: Option<Open>,
+    /// `held` begins within a thought.
+    in_thought: bool,
     /// Nothing but white space has come since the last call.
     after_call: bool,
     /// Nothing but calls and white space has come at all.
@@ -91,7 +96,35 @@ impl Calls {
     /// Looks for calls of these tools.
     #[must_use]
     pub fn new(format: ToolFormat, tools: Vec<Tool>) -> Self {
-        Self { format, tools, held: String::new(), open: None, after_call: false, no_text: true }
+        Self {
+            format,
+            tools,
+            held: String::new(),
+            open: None,
+            in_thought: false,
+            after_call: false,
+            no_text: true,
+        }
+    }
+
+    /// The same for an answer that follows `prompt`, or the end of one: templates of models that think may end it with
+    /// the start of a thought.
+    ///
+    /// ```
+    /// use boostr::chat::tools::{Calls, Piece, Tool, ToolFormat};
+    /// use serde_json::json;
+    ///
+    /// let tools = Tool::read_all(&[json!({"type": "function", "function": {"name": "now"}})])?;
+    /// let mut calls = Calls::new(ToolFormat::Hermes, tools).after("<|assistant|>\n<think>\n");
+    /// let call = r#"<tool_call>{"name": "now"}</tool_call>"#;
+    /// let mut pieces = calls.push(&format!("Perhaps {call}?</think>{call}"));
+    /// assert!(matches!(pieces.pop(), Some(Piece::Call(_))));
+    /// assert_eq!(pieces, [Piece::Text(format!("Perhaps {call}?</think>"))]);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    #[must_use]
+    pub fn after(self, prompt: &str) -> Self {
+        Self { in_thought: prompt.trim_end().ends_with(THINK), ..self }
     }
 
     /// Takes the next piece of the answer and gives what is now known.
@@ -116,6 +149,15 @@ impl Calls {
                         self.release(start, &mut pieces);
                         self.open = Some(Open { body: body - start, scan: Scan::default() });
                         continue;
+                    }
+                    Opening::Thought { len } => {
+                        self.think(len, &mut pieces);
+                        self.in_thought = !self.in_thought;
+                        continue;
+                    }
+                    Opening::None { decided } if self.in_thought => {
+                        self.think(if last { self.held.len() } else { decided }, &mut pieces);
+                        return pieces;
                     }
                     Opening::None { decided } => {
                         self.release(if last { self.held.len() } else { decided }, &mut pieces);
@@ -159,22 +201,42 @@ impl Calls {
         }
     }
 
-    /// Where a call may begin in what is held.
+    /// The same for a part of a thought, or of what is up to one: an answer that is thought before is still all of it.
+    fn think(&mut self, len: usize, pieces: &mut Vec<Piece>) {
+        let no_text = self.no_text;
+        self.release(len, pieces);
+        self.no_text = no_text;
+    }
+
+    /// Where a call, or a thought, may begin in what is held; in a thought, where that ends.
     fn opening(&self) -> Opening {
         let held = self.held.as_str();
+        if self.in_thought {
+            return match held.find(THINK_END) {
+                Some(at) => Opening::Thought { len: at + THINK_END.len() },
+                None => Opening::None { decided: held.len() - begun(held, THINK_END) },
+            };
+        }
         let marker = match self.format {
             ToolFormat::Hermes | ToolFormat::Functions => TOOL_CALL,
             ToolFormat::Nemotron => NEMOTRON,
             ToolFormat::Mistral | ToolFormat::MistralArgs { .. } => MISTRAL,
             ToolFormat::Llama => return self.opening_of_llama(),
         };
-        if let Some(at) = held.find(marker) {
-            let start = held.get(..at).unwrap_or_default().trim_end().len();
-            return Opening::At { start, body: at + marker.len() };
+        match (held.find(marker), held.find(THINK)) {
+            (at, Some(thought)) if at.is_none_or(|at| thought < at) => {
+                Opening::Thought { len: thought + THINK.len() }
+            }
+            (Some(at), _) => {
+                let start = held.get(..at).unwrap_or_default().trim_end().len();
+                Opening::At { start, body: at + marker.len() }
+            }
+            (None, _) => {
+                let possible = begun(held, marker).max(begun(held, THINK));
+                let before = held.get(..held.len() - possible).unwrap_or_default();
+                Opening::None { decided: before.trim_end().len() }
+            }
         }
-        let possible = (1..marker.len()).rev().find(|&len| held.ends_with(&marker[..len]));
-        let before = held.get(..held.len() - possible.unwrap_or(0)).unwrap_or_default();
-        Opening::None { decided: before.trim_end().len() }
     }
 
     /// A call is all of the answer, or comes behind another one.
@@ -190,7 +252,9 @@ impl Calls {
             Opening::At { start: 0, body: at }
         } else if rest.starts_with(PYTHON_TAG) {
             Opening::At { start: 0, body: at + PYTHON_TAG.len() }
-        } else if PYTHON_TAG.starts_with(rest) {
+        } else if rest.starts_with(THINK) {
+            Opening::Thought { len: at + THINK.len() }
+        } else if PYTHON_TAG.starts_with(rest) || THINK.starts_with(rest) {
             Opening::None { decided: 0 }
         } else {
             all
@@ -316,8 +380,15 @@ enum Broken {
 enum Opening {
     /// White space and a marker from `start` to `body`.
     At { start: usize, body: usize },
+    /// None before a thought begins, or ends, in the first `len` bytes.
+    Thought { len: usize },
     /// Not in the first `decided` bytes.
     None { decided: usize },
+}
+
+/// How many bytes at the end of `text` may be the start of `marker`.
+fn begun(text: &str, marker: &str) -> usize {
+    (1..marker.len()).rev().find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
 }
 
 /// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
