@@ -20,8 +20,9 @@ use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
 use crate::job::{self, Job, Piece};
-use crate::options::{GenerationOptions, MAX_TOP, texts, token_ids};
+use crate::options::{GenerationOptions, MAX_N, MAX_TOP, texts, token_ids};
 use crate::sse::{self, Events, Script};
+use crate::voice::Spoken;
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 16;
@@ -36,9 +37,9 @@ pub(crate) struct CompletionFields {
     logprobs: Option<usize>,
     /// Begin the answer with the prompt
     echo: Option<bool>,
-    /// 1: the only continuation is the best
-    #[schema(minimum = 1, maximum = 1)]
-    #[expect(dead_code, reason = "describes a field that is taken")]
+    /// So many continuations are made, and of those the `n` with the highest mean logarithm of a token's probability
+    /// are given, best first; not with `stream`
+    #[schema(minimum = 1, maximum = 8)]
     best_of: Option<usize>,
 }
 
@@ -113,7 +114,7 @@ impl Prompt {
 }
 
 impl CompletionFields {
-    fn read(fields: &mut Fields) -> Result<Self> {
+    fn read(fields: &mut Fields, options: &GenerationOptions) -> Result<Self> {
         if fields.take("suffix").is_some_and(|suffix| suffix != "") {
             return Err(ApiError::field("suffix", "this model only goes on, it does not fill in"));
         }
@@ -121,8 +122,14 @@ impl CompletionFields {
             prompt: prompts(fields, "prompt", MAX_PROMPTS)?,
             logprobs: fields.count("logprobs", 0..=MAX_TOP)?,
             echo: fields.boolean("echo")?,
-            best_of: fields.count("best_of", 1..=1)?,
+            best_of: fields.count("best_of", options.count()..=MAX_N)?,
         };
+        if options.is_stream() && read.best_of.is_some_and(|best_of| best_of > options.count()) {
+            return Err(ApiError::field(
+                "best_of",
+                "which are best is known at the end: not together with `stream`",
+            ));
+        }
         if read.echo == Some(true) && read.logprobs.is_some() {
             return Err(ApiError::field("echo", "not together with `logprobs`"));
         }
@@ -137,7 +144,7 @@ pub(crate) async fn complete<B: Backend>(
 ) -> Result<Response> {
     let loaded = app.ready()?;
     let options = GenerationOptions::read(&mut fields)?;
-    let completion = CompletionFields::read(&mut fields)?;
+    let completion = CompletionFields::read(&mut fields, &options)?;
     fields.finish();
     options.check_model(&app.config.model_name)?;
     let sampler =
@@ -152,19 +159,22 @@ pub(crate) async fn complete<B: Backend>(
         blocking(&app, encode).await?
     };
     let (n, top) = (options.count(), completion.logprobs);
-    let count = n * prompts.len();
+    let tries = completion.best_of.unwrap_or(n);
+    let is_choosing = tries > n;
+    let count = tries * prompts.len();
     let (sender, mut pieces) = job::channel();
     let mut echoes = Vec::with_capacity(count);
     for (i, (ids, text)) in prompts.into_iter().enumerate() {
         let limits = &app.config.limits;
         let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
-        let request = Request { logprobs: top, ..request };
+        let logprobs = top.or(is_choosing.then_some(0));
+        let request = Request { count: tries, logprobs, ..request };
         let stops = options.stop.clone().unwrap_or_default();
-        let job = Job { request, stops, first_index: i * n, finder: None, turn: None };
+        let job = Job { request, stops, first_index: i * tries, finder: None, turn: None };
         // Those that were started before one is refused end when `pieces` is dropped.
         job::start(&app, &loaded, job, sender.clone())?;
         let echo = if completion.echo == Some(true) { text } else { String::new() };
-        echoes.extend(std::iter::repeat_n(echo, n));
+        echoes.extend(std::iter::repeat_n(echo, tries));
     }
     drop(sender);
 
@@ -183,7 +193,9 @@ pub(crate) async fn complete<B: Backend>(
         with_tokens: top.is_some(),
         with_usage: options.includes_usage(),
         n,
+        tries,
         offsets: vec![0; count],
+        scores: vec![Score::default(); count],
         ended: vec![false; count],
         echoes,
         usage: Usage::default(),
@@ -195,16 +207,49 @@ pub(crate) async fn complete<B: Backend>(
     sse::stream(pieces, count, answer).await
 }
 
+/// How likely the tokens of a continuation were.
+#[derive(Debug, Clone, Copy, Default)]
+struct Score {
+    logprobs: f64,
+    tokens: usize,
+}
+
+impl Score {
+    fn add(&mut self, tokens: &[Spoken]) {
+        self.logprobs += tokens.iter().map(|token| f64::from(token.logprob)).sum::<f64>();
+        self.tokens += tokens.len();
+    }
+
+    /// The mean over tokens; of none, that of an impossible one.
+    fn mean(self) -> f64 {
+        if self.tokens == 0 { f64::NEG_INFINITY } else { self.logprobs / self.tokens as f64 }
+    }
+}
+
+/// The `n` best of each `tries` choices, best first; of equals, the first.
+fn best(choices: Vec<TextChoice>, scores: &[Score], n: usize, tries: usize) -> Vec<TextChoice> {
+    let mut scored: Vec<(TextChoice, f64)> =
+        choices.into_iter().zip(scores.iter().map(|score| score.mean())).collect();
+    for of_prompt in scored.chunks_mut(tries) {
+        of_prompt.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    }
+    let kept = scored.into_iter().enumerate().filter(|(i, _)| i % tries < n);
+    let kept = kept.enumerate().map(|(index, (_, (choice, _)))| TextChoice { index, ..choice });
+    kept.collect()
+}
+
 /// An answer in the making.
 struct Answer<B: Backend> {
     head: TextCompletion,
     loaded: Arc<Loaded<B>>,
     with_tokens: bool,
     with_usage: bool,
-    /// Continuations of each prompt.
+    /// Continuations that are given of each prompt, and those that are made.
     n: usize,
+    tries: usize,
     /// Characters of the continuations so far.
     offsets: Vec<usize>,
+    scores: Vec<Score>,
     ended: Vec<bool>,
     echoes: Vec<String>,
     usage: Usage,
@@ -216,6 +261,7 @@ impl<B: Backend> Answer<B> {
     fn choice(&mut self, piece: Piece) -> Option<TextChoice> {
         match piece {
             Piece::Text { index, text, tokens } => {
+                self.scores.get_mut(index)?.add(&tokens);
                 let mut logprobs = None;
                 if self.with_tokens {
                     let offset = self.offsets.get_mut(index)?;
@@ -226,8 +272,8 @@ impl<B: Backend> Answer<B> {
                 Some(TextChoice { index, text, logprobs, finish_reason: None })
             }
             Piece::End { index, end } => {
-                let of_prompt = index / self.n * self.n;
-                let is_first = !self.ended.get(of_prompt..of_prompt + self.n)?.contains(&true);
+                let of_prompt = index / self.tries * self.tries;
+                let is_first = !self.ended.get(of_prompt..of_prompt + self.tries)?.contains(&true);
                 self.usage.add(&end, is_first);
                 self.timings = Timings::from(&end);
                 *self.ended.get_mut(index)? = true;
@@ -264,6 +310,9 @@ impl<B: Backend> Answer<B> {
             if let (Some(all), Some(new)) = (&mut choice.logprobs, new.logprobs) {
                 all.append(new);
             }
+        }
+        if self.tries > self.n {
+            choices = best(choices, &self.scores, self.n, self.tries);
         }
         let (usage, timings) = (Some(self.usage), Some(self.timings));
         Ok(Json(TextCompletion { choices, usage, timings, ..self.head }).into_response())

@@ -22,8 +22,7 @@ pub(crate) fn encode<B: Backend>(
     Ok((ids, marks))
 }
 
-/// Their text.
-/// The same as text.
+/// The text of a conversation.
 pub(crate) fn render<B: Backend>(
     loaded: &Loaded<B>,
     messages: &[Value],

@@ -160,6 +160,33 @@ fn probabilities_are_reported() {
 }
 
 #[test]
+fn the_best_of_several_are_those_whose_tokens_are_the_likeliest() {
+    let server = TestServer::start();
+    let prompts = json!({"prompt": ["The sea", "It is"], "temperature": 1.0, "seed": 5});
+    let body = with(endless(6), prompts);
+    let all = with(body.clone(), json!({"n": 5, "logprobs": 0}));
+    let all = server.post("/v1/completions", &all).json();
+    let mean = |index: usize| {
+        let tokens = all["choices"][index]["logprobs"]["token_logprobs"].as_array().unwrap();
+        tokens.iter().map(|logprob| logprob.as_f64().unwrap()).sum::<f64>() / tokens.len() as f64
+    };
+    let best = with(body, json!({"n": 2, "best_of": 5, "echo": true}));
+    let best = server.post("/v1/completions", &best).json();
+    assert_eq!(best["choices"].as_array().unwrap().len(), 4);
+    assert_eq!(best["usage"]["completion_tokens"], 60);
+    for (prompt, words) in ["The sea", "It is"].into_iter().enumerate() {
+        let mut order: Vec<usize> = (prompt * 5..prompt * 5 + 5).collect();
+        order.sort_by(|&a, &b| mean(b).total_cmp(&mean(a)));
+        for place in 0..2 {
+            let want = format!("{words}{}", text(&all, order[place]));
+            assert_eq!(text(&best, prompt * 2 + place), want, "{order:?}");
+        }
+        assert_ne!(text(&all, order[0]), text(&all, order[1]));
+    }
+    assert!(best["choices"][0]["logprobs"].is_null());
+}
+
+#[test]
 fn a_prompt_that_was_seen_is_not_computed_again() {
     let server = TestServer::start();
     let body = with(endless(4), json!({"prompt": "word ".repeat(300)}));
