@@ -200,13 +200,18 @@ class Load:
         await asyncio.gather(*(self.client(share) for _ in range(clients)))
 
 
-async def quiet(server, before: int | None = None):
-    """Waits until the server has put away what was dropped; at most 5 s. Resident bytes and descriptors."""
-    for _ in range(10):
+async def quiet(server, before: int):
+    """Waits until the server has put away what was dropped and no longer gives memory back; at most 30 s.
+    Resident bytes and descriptors."""
+    least, since = server.rss(), time.monotonic()
+    for _ in range(60):
         await asyncio.sleep(0.5)
-        if before is not None and server.descriptors() <= before:
+        rss, now = server.rss(), time.monotonic()
+        if rss < least * 0.999:
+            least, since = rss, now
+        elif now - since > 12 and server.descriptors() <= before:
             break
-    return server.rss(), server.descriptors()
+    return rss, server.descriptors()
 
 
 async def main():
