@@ -12,6 +12,12 @@
 
 #![deny(unsafe_code)]
 
+// A server holds states for long between buffers that live for a step: the C library's heap grows by
+// what is left between them (docs/performance.md, "Memory of a server").
+#[cfg(unix)]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 mod args;
 mod batch;
 mod bench;
