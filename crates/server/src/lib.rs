@@ -13,6 +13,7 @@ mod app;
 mod auth;
 mod body;
 mod config;
+mod deadline;
 mod error;
 mod fields;
 mod guard;
