@@ -1,4 +1,4 @@
-//! What the fuzz targets share: using all that a file gave, and files made of well-formed fields.
+//! GGUF files: using all that a file gave, and files made of well-formed fields.
 
 use std::fs;
 use std::path::PathBuf;
