@@ -1,6 +1,6 @@
 //! Grammars of strangers: made into a constraint, and followed for a few tokens.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use boostr::grammar::{Grammar, Vocabulary};
@@ -10,11 +10,16 @@ use boostr::tokenizer::Tokenizer;
 const STEPS: usize = 12;
 
 static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| {
-    let path = "../fixtures/models/mamba2-tiny/tokenizer.json";
-    let tokenizer = Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    let tokenizer = Tokenizer::from_file(fixtures().join("models/mamba2-tiny/tokenizer.json"));
     let tokenizer = tokenizer.expect("a tokenizer");
     Vocabulary::new(&tokenizer, &[2], tokenizer.vocab_size()).expect("a vocabulary")
 });
+
+/// The fixtures of the repository, for whichever crate this file is compiled into.
+fn fixtures() -> PathBuf {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.map(|folder| folder.join("fixtures")).find(|path| path.is_dir()).expect("fixtures")
+}
 
 /// Takes `text` for a grammar, of the kind that its first byte says.
 pub fn check(text: &str) {

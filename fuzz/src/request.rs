@@ -1,6 +1,6 @@
 //! Bodies of requests to the server, answered by a model that is small.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use boostr::backend::{Cpu, cpu};
@@ -27,18 +27,23 @@ const TEMPLATE: &str = "{% for t in tools or [] %}<tools>{{ t | tojson }}</tools
     {% if add_generation_prompt %}<s>assistant: {% endif %}";
 
 static SERVER: LazyLock<(Runtime, Server<Cpu>)> = LazyLock::new(|| {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models/mamba2-tiny");
+    let path = fixtures().join("models/mamba2-tiny");
     let mut lm = LanguageModel::<Cpu>::open(&path, &Default::default(), cpu()).expect("a model");
     lm.chat_template = Some(Source::new("fuzz", TEMPLATE, SpecialTokens::default()));
     let lm = Arc::new(lm);
-    let limits =
-        Limits { max_prompt: 300, default_tokens: 1, max_tokens: 2, ..Limits::default() };
+    let limits = Limits { max_prompt: 300, default_tokens: 1, max_tokens: 2, ..Limits::default() };
     let server = Server::new(Config { limits, ..Config::default() }).expect("a server");
     let engine = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::start(lm.clone(), engine).expect("an engine");
     server.load(lm, engine, None).expect("a model with a tokenizer");
     (Builder::new_current_thread().enable_all().build().expect("a runtime"), server)
 });
+
+/// The fixtures of the repository, for whichever crate this file is compiled into.
+fn fixtures() -> PathBuf {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.map(|folder| folder.join("fixtures")).find(|path| path.is_dir()).expect("fixtures")
+}
 
 /// Asks the server, at the path that the first byte says.
 pub fn check(text: &str) {

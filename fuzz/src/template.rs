@@ -1,6 +1,6 @@
 //! Chat templates of strangers: compiled, and run on a conversation with all that one can have.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use boostr::chat::{ChatTemplate, Options};
@@ -9,8 +9,8 @@ use boostr::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
-    let path = "../fixtures/models/mamba2-tiny/tokenizer.json";
-    Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a tokenizer")
+    let path = fixtures().join("models/mamba2-tiny/tokenizer.json");
+    Tokenizer::from_file(path).expect("a tokenizer")
 });
 
 static MESSAGES: LazyLock<Vec<Value>> = LazyLock::new(|| {
@@ -25,6 +25,12 @@ static MESSAGES: LazyLock<Vec<Value>> = LazyLock::new(|| {
         json!({"role": "user", "content": ""}),
     ]
 });
+
+/// The fixtures of the repository, for whichever crate this file is compiled into.
+fn fixtures() -> PathBuf {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.map(|folder| folder.join("fixtures")).find(|path| path.is_dir()).expect("fixtures")
+}
 
 /// Takes `source` for a template.
 pub fn check(source: &str) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// What is as good as never: thirty years.
-const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+const FAR: Duration = Duration::from_hours(30 * 365 * 24);
 
 /// The moment after so much time from now, by the clock that is never set; after no more than thirty years, for the clock
 /// cannot tell all that a [`Duration`] can.

@@ -56,22 +56,22 @@ pub(crate) fn bytes_of(path: &Path, access: Access) -> Result<Bytes> {
         return Err(Error::format(path, "file is empty (0 bytes)"));
     }
     if access == Access::Read || metadata.len() <= SMALL {
-        return read(path, file, &metadata);
+        return read(path, &file, &metadata);
     }
     Ok(Bytes::mapped(Map::new(path, file, metadata)?))
 }
 
-fn read(path: &Path, file: File, metadata: &Metadata) -> Result<Bytes> {
+fn read(path: &Path, file: &File, metadata: &Metadata) -> Result<Bytes> {
     let io_error = |e| Error::io(path, e);
     let mut bytes = Vec::new();
     let len =
         usize::try_from(metadata.len()).map_err(|_| io_error(io::ErrorKind::OutOfMemory.into()))?;
     bytes.try_reserve_exact(len).map_err(|e| io_error(e.into()))?;
-    (&file).take(metadata.len()).read_to_end(&mut bytes).map_err(io_error)?;
+    file.take(metadata.len()).read_to_end(&mut bytes).map_err(io_error)?;
     if bytes.len() < len {
         return Err(changed(path, metadata.len(), bytes.len() as u64));
     }
-    check_unchanged(path, &file, metadata)?;
+    check_unchanged(path, file, metadata)?;
     Ok(Bytes::new(bytes))
 }
 
@@ -99,7 +99,7 @@ fn changed(path: &Path, before: u64, now: u64) -> Error {
 
 /// The bytes of a file, and the file, to see whether it changes.
 pub(super) struct Map {
-    map: Mmap,
+    bytes: Mmap,
     file: File,
     path: PathBuf,
     /// When it was mapped.
@@ -115,8 +115,8 @@ impl Map {
         // every length or offset derived from them is checked against the map, never against the file
         // again.
         let map = unsafe { Mmap::map(&file) };
-        let map = map.map_err(|e| Error::io(path, e))?;
-        Ok(Self { map, file, path: path.to_path_buf(), metadata })
+        let bytes = map.map_err(|e| Error::io(path, e))?;
+        Ok(Self { bytes, file, path: path.to_path_buf(), metadata })
     }
 
     /// Checks that the file has the length, and the time of modification, that it had when it was mapped.
@@ -127,14 +127,14 @@ impl Map {
 
 impl AsRef<[u8]> for Map {
     fn as_ref(&self) -> &[u8] {
-        &self.map
+        &self.bytes
     }
 }
 
 impl Map {
     /// Gives back the memory of the pages that `range` touches; touching them reads the file again.
     pub(super) fn release(&self, range: Range<usize>) {
-        let range = range.start..range.end.min(self.map.len());
+        let range = range.start..range.end.min(self.bytes.len());
         #[cfg(unix)]
         if !range.is_empty() {
             #[expect(unsafe_code, reason = "pages must be given back while slices of them live")]
@@ -143,7 +143,7 @@ impl Map {
             // contract of `map`. It is advice: a system that refuses it keeps the pages.
             let _ = unsafe {
                 let advice = UncheckedAdvice::DontNeed;
-                self.map.unchecked_advise_range(advice, range.start, range.len())
+                self.bytes.unchecked_advise_range(advice, range.start, range.len())
             };
         }
         #[cfg(not(unix))]
@@ -205,7 +205,7 @@ mod tests {
         for (len, words) in [(5999, "has 5999"), (0, "has 0")] {
             let (file, metadata) = open(&path);
             cut(&path, len);
-            let error = read(&path, file, &metadata).unwrap_err().to_string();
+            let error = read(&path, &file, &metadata).unwrap_err().to_string();
             assert!(
                 error.contains("changed while it was read") && error.contains(words),
                 "{error}"
@@ -216,7 +216,7 @@ mod tests {
         // One that grows, or is written into, is another by the time of its modification.
         let (file, metadata) = open(&path);
         cut(&path, 6001);
-        assert!(read(&path, file, &metadata).unwrap_err().to_string().contains("has 6001"));
+        assert!(read(&path, &file, &metadata).unwrap_err().to_string().contains("has 6001"));
         cut(&path, 6000);
         let (file, metadata) = open(&path);
         File::options()
@@ -225,7 +225,7 @@ mod tests {
             .unwrap()
             .set_modified(std::time::UNIX_EPOCH)
             .unwrap();
-        assert!(read(&path, file, &metadata).unwrap_err().to_string().contains("content"));
+        assert!(read(&path, &file, &metadata).unwrap_err().to_string().contains("content"));
         fs::remove_file(path).unwrap();
     }
 
