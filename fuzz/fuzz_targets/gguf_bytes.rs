@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|file: &[u8]| boostr_fuzz::check(file.to_vec()));
+fuzz_target!(|file: &[u8]| boostr_fuzz::gguf::check(file.to_vec()));

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use boostr_fuzz::File;
+use boostr_fuzz::gguf::File;
 use libfuzzer_sys::fuzz_target;
 
 /// Where to put the files that the inputs stand for: `GGUF_DUMP=FOLDER ... -runs=0 CORPUS`.
@@ -18,5 +18,5 @@ fuzz_target!(|file: File| {
             bytes.iter().fold(0_u64, |sum, &b| sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
         std::fs::write(folder.join(format!("{sum:016x}.gguf")), &bytes).expect("a folder");
     }
-    boostr_fuzz::check(bytes);
+    boostr_fuzz::gguf::check(bytes);
 });

@@ -116,8 +116,13 @@ pub fn convert(
         if let Some(last) = last.replace(index) {
             plan[last].parts.iter().for_each(|part| part.data.release());
         }
-        let (bytes, what) = plan[index].bytes()?;
+        let (mut bytes, what) = plan[index].bytes()?;
         written.push(what);
+        if written.len() == total {
+            // The last is taken out of its file before the look at all of them.
+            bytes = Bytes::new(bytes.to_vec());
+            model.checkpoint.check_unchanged()?;
+        }
         match progress(written.len(), total) {
             ControlFlow::Continue(()) => Ok(bytes),
             ControlFlow::Break(()) => Err(Error::io(out, io::ErrorKind::Interrupted.into())),
@@ -281,7 +286,7 @@ impl ModelFiles {
             let reason = "expected a model alone: merge them into it first";
             return Err(Error::Argument { name: "adapter", reason: reason.into() });
         }
-        let mut checkpoint = Checkpoint::open(source, options.allow_pickle)?;
+        let mut checkpoint = Checkpoint::open_by(source, options.allow_pickle, options.access())?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {
                 let reason =

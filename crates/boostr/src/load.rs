@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::backend::Backend;
 use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
-use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::checkpoint::{Access, Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
 use crate::models::{Config, Model};
@@ -36,6 +36,9 @@ pub struct OpenOptions {
     /// Decode quantized weights to f32 first, and so round no activations: exact for the weights as they
     /// are, in four to eight times the memory.
     pub exact: bool,
+    /// Read all files into memory, however large, so that nothing that becomes of them matters once the model is open.
+    /// While quantized weights are loaded they are then in memory twice.
+    pub no_mmap: bool,
     /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
     pub adapter: Option<PathBuf>,
 }
@@ -55,6 +58,12 @@ pub struct Embedded {
     pub tokenizer_config: &'static str,
     /// `generation_config.json`
     pub generation_config: &'static str,
+}
+
+impl OpenOptions {
+    pub(crate) fn access(&self) -> Access {
+        if self.no_mmap { Access::Read } else { Access::Map }
+    }
 }
 
 /// A model, its tokenizer, and how its author meant it to be used.
@@ -119,13 +128,16 @@ impl<B: Backend> LanguageModel<B> {
             // Before the weights: a folder without it is no model.
             let config = config_file(&folder)?;
             let files = TextFiles::read(&folder, options)?;
-            let checkpoint = Checkpoint::open(path, options.allow_pickle)?;
-            let adapter = options.adapter.as_deref();
-            let mut lm = Self::assemble(path, &config, checkpoint, files, adapter, client)?;
+            let checkpoint = Checkpoint::open_by(path, options.allow_pickle, options.access())?;
+            let adapter = adapters_of(options)?;
+            let mut lm =
+                Self::assemble(path, &config, checkpoint.clone(), files, adapter.as_ref(), client)?;
+            checkpoint.check_unchanged()?;
             lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
             return Ok(lm);
         }
-        let mut checkpoint = Checkpoint::open(path, options.allow_pickle)?;
+        let file = Checkpoint::open_by(path, options.allow_pickle, options.access())?;
+        let mut checkpoint = file.clone();
         if options.exact {
             checkpoint.decode()?;
         }
@@ -133,14 +145,16 @@ impl<B: Backend> LanguageModel<B> {
             return Err(Error::format(path, "expected a GGUF file"));
         };
         let config = Config::read_gguf(&checkpoint, metadata)?;
+        let adapter = adapters_of(options)?;
         // A large vocabulary takes as long as the weights.
         let (text, model) = rayon::join(
             || Tokenizer::from_gguf(metadata),
-            || model(config, checkpoint.clone(), options.adapter.as_deref(), client),
+            || model(config, checkpoint.clone(), adapter.as_ref(), client),
         );
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
         let model = model?.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
+        file.check_unchanged()?;
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let (mut tokenizer, mut chat_template) = (None, None);
@@ -198,7 +212,7 @@ impl<B: Backend> LanguageModel<B> {
         file: &ConfigFile,
         checkpoint: Checkpoint,
         files: TextFiles,
-        adapter: Option<&Path>,
+        adapter: Option<&Adapters>,
         client: B::Client,
     ) -> Result<Self> {
         let Special { defaults, eos, bos } = files.special(file)?;
@@ -242,16 +256,22 @@ impl<B: Backend> LanguageModel<B> {
     }
 }
 
-/// A model of these weights, with the adapters of a folder if there is one.
+/// The adapters that are to be put beside the model.
+fn adapters_of(options: &OpenOptions) -> Result<Option<Adapters>> {
+    let read = |folder| Adapters::read_by(folder, options.access());
+    options.adapter.as_deref().map(read).transpose()
+}
+
+/// A model of these weights, with the adapters if there are some.
 fn model<B: Backend>(
     config: Config,
     mut weights: Checkpoint,
-    adapter: Option<&Path>,
+    adapter: Option<&Adapters>,
     client: B::Client,
 ) -> Result<Model<B>> {
     let tied = config.adopt(&mut weights)?;
-    if let Some(folder) = adapter {
-        Adapters::read(folder)?.put_beside(&config, &mut weights)?;
+    if let Some(adapters) = adapter {
+        adapters.put_beside(&config, &mut weights)?;
     }
     Model::from_parameters(config, &weights, tied, client)
 }

@@ -81,6 +81,16 @@ const KERNEL_DEPENDENCIES: [&str; 2] = ["half", "rayon"];
 /// Functions that read or write the environment.
 const ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
 
+/// Files that ask the clock on the wall, for a moment to show or to keep. It can be set, forwards and back, so no duration and no
+/// deadline is of it.
+const WALL_CLOCK: [&str; 5] = [
+    "boostr/src/chat.rs",
+    "boostr/src/chat/answers.rs",
+    "boostr/src/session.rs",
+    "cli/src/sampling.rs",
+    "server/src/app.rs",
+];
+
 // Reading source text
 
 /// A word, `::`, a string (as `"`), or one other character, and the line it is on.
@@ -330,6 +340,10 @@ fn reads_the_environment(names: &[String]) -> bool {
     names.windows(2).any(|w| w[0] == "env" && (ENVIRONMENT.contains(&&*w[1]) || w[1] == "*"))
 }
 
+fn asks_the_wall_clock(names: &[String]) -> bool {
+    names.ends_with(&["SystemTime".to_owned(), "now".to_owned()])
+}
+
 /// Macros that a finished file does not have.
 fn unfinished(file: &str, source: &str) -> Vec<String> {
     let tokens = tokens(source);
@@ -509,6 +523,17 @@ fn the_environment_is_read_by_the_command_line_alone() {
         .into_iter()
         .flat_map(|folder| forbidden_below(folder, reads_the_environment));
     none(reads, "environment variables read below the command line");
+}
+
+#[test]
+fn f12_durations_are_of_the_clock_that_is_never_set() {
+    let asks = forbidden_below("crates", asks_the_wall_clock);
+    let of_sources: Vec<&String> = asks.iter().filter(|place| place.contains("/src/")).collect();
+    assert!(of_sources.len() >= WALL_CLOCK.len(), "{of_sources:?}");
+    let is_listed =
+        |place: &str| WALL_CLOCK.iter().any(|file| place.starts_with(&format!("crates/{file}:")));
+    let others = of_sources.into_iter().filter(|place| !is_listed(place)).cloned();
+    none(others, "the clock on the wall asked where none of its moments is shown or kept");
 }
 
 #[test]

@@ -6,13 +6,14 @@ mod tiny;
 
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
 use boostr::load::LanguageModel;
-use boostr::models::{Logits, Run};
+use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops::{Format, to_vec};
 use common::Folder;
 use tiny::{fixture, message};
@@ -612,4 +613,29 @@ fn a_matrix_of_a_type_that_is_only_decoded_is_what_it_decodes_to() {
     let wide = replaced(&folders[1], Dtype::F32, wide);
     let ids = golden("mamba2-tiny").ids;
     assert_eq!(logits(&open(&narrow), &ids, 2), logits(&open(&wide), &ids, 2));
+}
+
+#[test]
+fn a_file_in_memory_goes_once_its_blocks_are_packed() {
+    struct Owner(Vec<u8>, #[expect(dead_code, reason = "it is counted")] Arc<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let folder = Folder::new();
+    let types = Types::named("q8_0").unwrap().with("token_embd", Dtype::F16).unwrap();
+    for (types, is_kept) in [(types, false), (Types::named("f16").unwrap(), true)] {
+        let options = Options { types, overwrite: true, ..Options::default() };
+        let path = folder.path().join("m.gguf");
+        convert(&fixture("mamba2-tiny"), &path, &options, &mut |_, _| Continue(())).unwrap();
+        let counted = Arc::new(());
+        let file = Owner(std::fs::read(&path).unwrap(), counted.clone());
+        let checkpoint = Checkpoint::from_gguf("m", file).unwrap();
+        let config = Config::read_gguf(&checkpoint, checkpoint.gguf().unwrap()).unwrap();
+        let model: Model<Cpu> = Model::load(config, checkpoint, cpu()).unwrap();
+        // Floats alone stay where they are.
+        assert_eq!(Arc::strong_count(&counted) > 1, is_kept);
+        assert_eq!(model.vocab_rows(), 512);
+    }
 }

@@ -5,6 +5,7 @@ mod tiny;
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
@@ -456,4 +457,62 @@ fn the_head_makes_logits_of_the_hidden_states() {
     let mut state = model.new_state().unwrap();
     let alone = model.hidden(&mut [Run { tokens: &ids[..3], state: &mut state }]).unwrap();
     assert_eq!(hidden[600 * model.width()..], ops::to_vec(&alone).unwrap());
+}
+
+fn cut(path: &Path, len: u64) {
+    fs::File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn f7_a_model_may_be_cut_short_before_while_or_after_it_is_loaded() {
+    for (name, no_mmap) in [("mamba2-tiny", false), ("mamba2-tiny-g2", true)] {
+        let folder = folder(&config_of(name), &weights(name));
+        let options = OpenOptions { no_mmap, ..OpenOptions::default() };
+        let open = || LanguageModel::<Cpu>::open(folder.path(), &options, cpu());
+        let path = folder.path().join("model.safetensors");
+        let whole = fs::read(&path).unwrap();
+        let lm = open().unwrap();
+        // After: all of it was read.
+        for len in [whole.len() as u64 - 1, 5000, 0] {
+            cut(&path, len);
+            assert_eq!(logits(&lm.model), original(name));
+            // Before: an error that names the file, wherever it ends.
+            let error = message(&open().err().unwrap());
+            assert!(error.contains("model.safetensors"), "{error}");
+        }
+        // Between the opening and the making of the model.
+        fs::write(&path, &whole).unwrap();
+        let checkpoint = Checkpoint::open(folder.path(), false).unwrap();
+        cut(&path, 5000);
+        let file = ConfigFile::parse("config.json", &config_of(name)).unwrap();
+        let config = boostr::models::Config::read(&file).unwrap();
+        let model = Model::<Cpu>::load(config, checkpoint, cpu()).unwrap();
+        assert_eq!(logits(&model), original(name));
+    }
+}
+
+#[test]
+fn f7_a_large_file_is_mapped_unless_it_is_to_be_read() {
+    let folder = Folder::new();
+    let path = folder.path().join("large.safetensors");
+    let bytes = 65_u64 << 20;
+    let header =
+        format!(r#"{{"x":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let len = 8 + header.len() as u64 + bytes;
+    // A hole.
+    cut(&path, len);
+    let mapped = Checkpoint::open(&path, false).unwrap();
+    let read = Checkpoint::read(&path, false).unwrap();
+    mapped.check_unchanged().unwrap();
+    // Within its last page, so that no byte of it is out of reach.
+    cut(&path, len - 1);
+    let error = message(&mapped.check_unchanged().unwrap_err());
+    for part in ["large.safetensors", "changed while it was read", &len.to_string()] {
+        assert!(error.contains(part), "`{part}` is not in: {error}");
+    }
+    cut(&path, 0);
+    read.check_unchanged().unwrap();
+    let x = &read.get("x").unwrap().data;
+    assert!(x.len() as u64 == bytes && x.iter().step_by(511).all(|&byte| byte == 0));
 }

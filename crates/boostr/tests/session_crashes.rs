@@ -247,14 +247,12 @@ fn records_that_contradict_each_other_are_errors() {
     let (log, ends) = talked(&folder);
     let path = folder.path().join("a/log");
     let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
-    // Whole records with other values in them; the checksum is made again.
+    // Whole records with other values in them.
     let with = |record: usize, from: &str, to: &str| {
-        let json = String::from_utf8(log[ends[record] + 8..ends[record + 1]].to_vec()).unwrap();
+        let json = json_of(&log, &ends, record);
         assert!(json.contains(from), "{json}");
-        let json = json.replacen(from, to, 1);
-        let len = (json.len() as u32).to_le_bytes();
-        let sum = crc32(&[&len[..], json.as_bytes()].concat()).to_le_bytes();
-        [&log[..ends[record]], &len, &sum, json.as_bytes(), &log[ends[record + 1]..]].concat()
+        let record_of = encoded(&json.replacen(from, to, 1));
+        [&log[..ends[record]], &record_of, &log[ends[record + 1]..]].concat()
     };
     for (bytes, words) in [
         (with(0, r#""version":1"#, r#""version":2"#), "version: expected 1, found 2"),
@@ -274,6 +272,65 @@ fn records_that_contradict_each_other_are_errors() {
         let error = sessions.get("a").unwrap_err().to_string();
         assert!(error.contains(words), "`{words}` is not in: {error}");
         assert!(error.contains("log"), "{error}");
+    }
+}
+
+/// The JSON of a record.
+fn json_of(log: &[u8], ends: &[usize], record: usize) -> String {
+    String::from_utf8(log[ends[record] + 8..ends[record + 1]].to_vec()).unwrap()
+}
+
+/// A record with its length and its checksum.
+fn encoded(json: &str) -> Vec<u8> {
+    let len = (json.len() as u32).to_le_bytes();
+    let sum = crc32(&[&len[..], json.as_bytes()].concat()).to_le_bytes();
+    [&len[..], &sum, json.as_bytes()].concat()
+}
+
+#[test]
+fn f12_times_that_run_backwards_or_are_no_times_change_nothing_but_what_is_shown() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let path = folder.path().join("a/log");
+    let talk = Talk::new("mamba2-tiny", &format!("{{{{ strftime_now('%Y') }}}}{TEMPLATE}"));
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    drop(sessions.create("b", None).unwrap());
+    let plain = sessions.get("a").unwrap();
+    let (turns, ids) = (plain.turns(), plain.ids());
+    drop(plain);
+    let at_1970 = [0; 6];
+    let backwards = [5_000_000_000, 4_000_000_000, 3_000_000_000, 2, 1, 0];
+    // The last second that the system can tell, and some that it cannot.
+    let beyond = [i64::MAX as u64, u64::MAX, 0, i64::MAX as u64 + 1, 7, u64::MAX];
+    for times in [at_1970, backwards, beyond] {
+        let mut other = Vec::new();
+        for (record, time) in times.iter().enumerate() {
+            let mut json: serde_json::Value =
+                serde_json::from_str(&json_of(&log, &ends, record)).unwrap();
+            assert!(json["created"].is_u64(), "{json}");
+            json["created"] = (*time).into();
+            other.extend(encoded(&json.to_string()));
+        }
+        fs::write(&path, other).unwrap();
+        let session = sessions.get("a").unwrap();
+        assert_eq!(session.ids(), ids);
+        for (turn, before) in session.turns().iter().zip(&turns) {
+            assert_eq!((turn.id, &turn.messages), (before.id, &before.messages));
+        }
+        let summary = session.summary();
+        let latest = *times.iter().max().unwrap();
+        assert_eq!((summary.created, summary.updated), (times[0], latest));
+        // The one that was used last first, as far as its times tell.
+        let names: Vec<String> = sessions.list().unwrap().into_iter().map(|s| s.id).collect();
+        assert_eq!(names, if latest == 0 { ["b", "a"] } else { ["a", "b"] });
+        // The clock that the template is told is that of the session's beginning.
+        let said = talk.say(&session, "Now", 1);
+        assert_eq!(session.head(), said.turn);
+        let branch = sessions.branch(&session, "c", said.turn).unwrap();
+        assert_eq!(branch.turns().len(), 3);
+        drop((session, branch));
+        assert_eq!(sessions.get("a").unwrap().head(), said.turn);
+        sessions.delete("c").unwrap();
     }
 }
 

@@ -690,6 +690,13 @@ fn a_file_of_tokens_is_made_once_and_again_when_something_changed() {
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     assert!(prepare(&files, &encoder).unwrap());
     assert!(!prepare(&files, &encoder).unwrap());
+    // Long ago and far ahead, as after a clock that was set.
+    let years = std::time::Duration::from_hours(100 * 365 * 24);
+    for time in [std::time::UNIX_EPOCH - years / 2, std::time::SystemTime::now() + years] {
+        file.set_modified(time).unwrap();
+        assert!(prepare(&files, &encoder).unwrap());
+        assert!(!prepare(&files, &encoder).unwrap());
+    }
 
     // A damaged one is made again; what is none is left alone, and so is a good one when the data are bad.
     let good = fs::read(&path).unwrap();

@@ -238,6 +238,10 @@ pub struct ModelArgs {
     /// Read pytorch_model.bin, with a closed list of types and without running it
     #[arg(long)]
     pub allow_pickle: bool,
+    /// Read all of the model into memory, so that nothing that becomes of its files matters; by default files of more
+    /// than 64 MiB are mapped
+    #[arg(long)]
+    pub no_mmap: bool,
     /// What attention keeps keys and values as
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_type: KvKind,

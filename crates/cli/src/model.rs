@@ -218,6 +218,7 @@ impl ModelArgs {
             tokenizer: self.tokenizer.clone(),
             kv_type: Some(self.kv_type.into()),
             exact: self.exact,
+            no_mmap: self.no_mmap,
             adapter,
         };
         Ok((source, options))

@@ -264,7 +264,7 @@ impl Report<'_> {
     fn say(&self, term: &Term) {
         let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
         let Summary { parameters, bytes, ref dtype, .. } = self.summary;
-        let place = if *self.source == Source::Embedded { "embedded" } else { "mmap" };
+        let place = if *self.source == Source::Embedded { "embedded" } else { "from disk" };
         let mut lines = vec![
             format!(
                 "load time:           {:8.0} ms  ({}, {} params, {dtype}, {}, {place})",

@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::Limits;
+use crate::deadline::after;
 
 const HEAD: u8 = 0;
 const BUSY: u8 = 1;
@@ -107,7 +108,7 @@ impl<S> Watched<S> {
         };
         if self.timed != Some(phase) {
             self.timed = Some(phase);
-            self.read_timer.as_mut().reset(Instant::now() + time);
+            self.read_timer.as_mut().reset(after(time));
         }
         self.read_timer.as_mut().poll(cx).is_ready()
     }
@@ -124,7 +125,7 @@ impl<S> Watched<S> {
         }
         if !self.stalled {
             self.stalled = true;
-            self.write_timer.as_mut().reset(Instant::now() + self.write_time);
+            self.write_timer.as_mut().reset(after(self.write_time));
         }
         match self.write_timer.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),

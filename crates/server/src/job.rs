@@ -16,9 +16,10 @@ use boostr::chat::tools::{Piece as Part, ToolFormat};
 use boostr::engine::{Finish, Outcome, Rejected, Request, Ticket};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use crate::app::{App, Loaded, WorkGuard};
+use crate::deadline::after;
 use crate::error::{ApiError, Result};
 use crate::shape::{Called, Finder};
 use crate::turn::{SessionTurn, Turn};
@@ -194,10 +195,10 @@ struct Driver<B: Backend> {
 impl<B: Backend> Driver<B> {
     async fn run(mut self) {
         let limits = self.app.config.limits.clone();
-        let mut deadline = Instant::now() + limits.queue_time;
+        let mut deadline = after(limits.queue_time);
         let (mut has_begun, mut is_late, mut is_gone) = (false, false, false);
         while self.running > 0 {
-            let ping = Instant::now() + limits.ping_time;
+            let ping = after(limits.ping_time);
             let update = tokio::select! {
                 update = self.updates.next() => update,
                 () = self.pieces.closed(), if !is_gone => {
@@ -226,7 +227,7 @@ impl<B: Backend> Driver<B> {
                 Some(Update::Prompt { done, total }) => {
                     if !has_begun {
                         has_begun = true;
-                        deadline = Instant::now() + limits.request_time;
+                        deadline = after(limits.request_time);
                     }
                     self.send(Piece::Progress { done, total }).await;
                 }

@@ -14,6 +14,7 @@ mod auth;
 mod bare;
 mod body;
 mod config;
+mod deadline;
 mod error;
 mod fields;
 mod guard;

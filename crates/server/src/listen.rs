@@ -22,6 +22,7 @@ use tower::ServiceExt;
 use crate::app::App;
 use crate::bare;
 use crate::body::Noticed;
+use crate::deadline::after;
 use crate::io::{Phase, Watched};
 
 /// Longest head that hyper keeps before it gives up, to which [`bare`] gives words; [`guard`](crate::guard) allows less.
@@ -81,7 +82,7 @@ pub(crate) async fn serve<B: Backend>(
         app.drain();
         // Also makes connections that are idle end.
         let _ = closing.send(true);
-        let deadline = Instant::now() + limits.drain_time;
+        let deadline = after(limits.drain_time);
         while !app.is_idle() && Instant::now() < deadline {
             sleep(DRAIN_TICK).await;
         }
@@ -105,7 +106,7 @@ pub(crate) async fn serve<B: Backend>(
         }
         let _ = free.acquire_many(all).await;
     };
-    let end = deadline.max(Instant::now() + LAST_WORDS);
+    let end = deadline.max(after(LAST_WORDS));
     if timeout_at(end, rest).await.is_err() {
         tracing::warn!("some connections were cut");
     }

@@ -204,6 +204,16 @@ impl Bytes {
         }
     }
 
+    /// Checks that the file in whose map these bytes lie is as long, and was last written, as when it was mapped.
+    /// Others cannot change.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] with the file and both lengths; [`Error::Io`] when the system refuses.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.map.as_deref().map_or(Ok(()), Map::check_unchanged)
+    }
+
     /// Whether they lie in the map of a file.
     pub(crate) fn is_mapped(&self) -> bool {
         self.map.is_some()

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::entry::{cut, quoted};
 use super::json::UniqueMap;
-use super::map::{map, missing};
+use super::map::{Access, bytes_of, missing};
 use super::{Contents, gguf, safetensors, torch};
 use crate::error::{Error, Result};
 
@@ -28,25 +28,25 @@ const MAX_MESSAGE: usize = 400;
 const MAX_INDEX: usize = 100_000_000;
 
 /// Reads the checkpoint at `path`, by the rules of [`Checkpoint::open`](super::Checkpoint::open).
-pub(super) fn read(path: &Path, allow_pickle: bool) -> Result<Contents> {
+pub(super) fn read(path: &Path, allow_pickle: bool, access: Access) -> Result<Contents> {
     if !fs::metadata(path).map_err(|e| missing(path, e))?.is_dir() {
-        return read_file(path, allow_pickle);
+        return read_file(path, allow_pickle, access);
     }
     let [index, single, pickle] = [INDEX, SINGLE, PICKLE].map(|name| path.join(name));
     if present(&index)? {
-        return read_shards(path, &index);
+        return read_shards(path, &index, access);
     }
     if present(&single)? {
-        return safetensors::read(&single, &map(&single)?);
+        return safetensors::read(&single, &bytes_of(&single, access)?);
     }
     if let Some(only) = only_safetensors(path)? {
-        return safetensors::read(&only, &map(&only)?);
+        return safetensors::read(&only, &bytes_of(&only, access)?);
     }
     if let Some(only) = gguf::only_model(path)? {
-        return gguf::open(&only, &map(&only)?);
+        return gguf::open(&only, &bytes_of(&only, access)?, access);
     }
     if present(&pickle)? {
-        return read_file(&pickle, allow_pickle);
+        return read_file(&pickle, allow_pickle, access);
     }
     let reason = format!(
         "no checkpoint in this folder: looked for {INDEX}, {SINGLE}, *.safetensors, *.gguf, \
@@ -87,10 +87,10 @@ fn only_safetensors(folder: &Path) -> Result<Option<PathBuf>> {
 }
 
 /// Reads one file for what its first bytes say it is.
-fn read_file(path: &Path, allow_pickle: bool) -> Result<Contents> {
-    let bytes = map(path)?;
+fn read_file(path: &Path, allow_pickle: bool, access: Access) -> Result<Contents> {
+    let bytes = bytes_of(path, access)?;
     match *bytes {
-        [b'G', b'G', b'U', b'F', ..] => gguf::open(path, &bytes),
+        [b'G', b'G', b'U', b'F', ..] => gguf::open(path, &bytes, access),
         // The header of a safetensors file starts at byte 8; its length may look like anything.
         [_, _, _, _, _, _, _, _, b'{', ..] => safetensors::read(path, &bytes),
         [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] if !allow_pickle => {
@@ -104,7 +104,7 @@ fn read_file(path: &Path, allow_pickle: bool) -> Result<Contents> {
                 convert_command(path)
             ),
         )),
-        _ if gguf::is_name(path) => gguf::open(path, &bytes),
+        _ if gguf::is_name(path) => gguf::open(path, &bytes, access),
         _ => safetensors::read(path, &bytes),
     }
 }
@@ -133,7 +133,7 @@ fn convert_command(path: &Path) -> String {
 }
 
 /// Reads all shards of an index; every tensor it lists must be where it says.
-fn read_shards(folder: &Path, index: &Path) -> Result<Contents> {
+fn read_shards(folder: &Path, index: &Path, access: Access) -> Result<Contents> {
     let refuse = |reason: String| Err(Error::format(index, reason));
     let mut expected: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let weight_map = read_index(index)?;
@@ -159,7 +159,7 @@ fn read_shards(folder: &Path, index: &Path) -> Result<Contents> {
     let mut all = Contents::default();
     for (shard, tensors) in expected {
         let path = folder.join(shard);
-        let contents = safetensors::read(&path, &map(&path)?)?;
+        let contents = safetensors::read(&path, &bytes_of(&path, access)?)?;
         let absent: Vec<_> =
             tensors.into_iter().filter(|&name| !contents.tensors.contains_key(name)).collect();
         if !absent.is_empty() {
@@ -193,7 +193,7 @@ fn read_index(index: &Path) -> Result<BTreeMap<String, String>> {
         weight_map: UniqueMap<String>,
     }
 
-    let bytes = map(index)?;
+    let bytes = bytes_of(index, Access::Map)?;
     if bytes.len() > MAX_INDEX {
         let reason = format!("index has {} bytes, at most {MAX_INDEX} are read", bytes.len());
         return Err(Error::format(index, reason));

@@ -1,8 +1,8 @@
 //! Checkpoints: bytes in, named tensors and metadata out.
 //!
 //! A [`Checkpoint`] is a sorted table of names, each with a type, a shape and a view into bytes
-//! that stay where they are: a memory-mapped file, or an array compiled into the program. Nothing
-//! is converted or copied on opening (the one exception: a transposed tensor of a torch file).
+//! that stay where they are: a memory-mapped file, what was read of a small one, or an array compiled into the
+//! program. Nothing is converted or copied on opening (the one exception: a transposed tensor of a torch file).
 //!
 //! Every file is taken as hostile. Whatever its bytes, opening returns a checkpoint or an error
 //! that names the file, the tensor, what was expected and what was found; it does not panic, does
@@ -13,7 +13,7 @@
 //! | `entry` | [`Dtype`], [`Bytes`], [`TensorEntry`] |
 //! | `folder` | which files of a folder make the checkpoint |
 //! | [`ConfigFile`] | the fields of `config.json` |
-//! | `map` | the memory map, the only unsafe code here |
+//! | `map` | files read or mapped, the only unsafe code here |
 //! | [`safetensors`], [`gguf`] | those formats, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
 //! | `finite` | [`not_finite`]: NaN and infinities, which only reading all data finds |
@@ -65,7 +65,7 @@ pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
 pub(crate) use lock::try_lock;
-pub(crate) use map::map;
+pub(crate) use map::{Access, bytes_of};
 
 use crate::error::{Error, Result};
 
@@ -90,6 +90,9 @@ struct Contents {
 impl Checkpoint {
     /// Opens a model folder, or one file whatever its name.
     ///
+    /// Files of up to 64 MiB are read, larger ones are mapped: while they are, nobody may write to them or cut them
+    /// short (to replace them by rename is safe).
+    ///
     /// In a folder the first of these is used: `model.safetensors.index.json` with its shards,
     /// `model.safetensors`, the only `*.safetensors` there is, the only `*.gguf` or set of parts of
     /// one, `pytorch_model.bin`. A file is told by its first bytes: GGUF, safetensors, or the zip
@@ -112,7 +115,38 @@ impl Checkpoint {
     /// # Ok::<(), boostr::error::Error>(())
     /// ```
     pub fn open(path: &Path, allow_pickle: bool) -> Result<Self> {
-        Ok(Self::new(path, folder::read(path, allow_pickle)?))
+        Self::open_by(path, allow_pickle, Access::Map)
+    }
+
+    /// Opens as [`open`](Self::open) does, and reads all files into memory, so that nothing that becomes of them
+    /// matters any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn read(path: &Path, allow_pickle: bool) -> Result<Self> {
+        Self::open_by(path, allow_pickle, Access::Read)
+    }
+
+    pub(crate) fn open_by(path: &Path, allow_pickle: bool, access: Access) -> Result<Self> {
+        Ok(Self::new(path, folder::read(path, allow_pickle, access)?))
+    }
+
+    /// Checks that no mapped file of it was written to since it was opened, see [`Bytes::check_unchanged`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] with the first file that was.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let mut seen: Option<&Path> = None;
+        for entry in self.tensors.values() {
+            // Tensors of one file mostly come together.
+            if seen != Some(&*entry.file) {
+                entry.data.check_unchanged()?;
+                seen = Some(&*entry.file);
+            }
+        }
+        Ok(())
     }
 
     /// Reads a safetensors file that is already in memory; `name` stands for its path in errors.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{is_gguf, read_text};
-use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
+use crate::checkpoint::{Access, Bytes, Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
 use crate::models::Config;
 
@@ -134,9 +134,13 @@ impl Adapters {
     /// [`Error::Io`] when a file is missing, [`Error::Format`] for another kind of adapter,
     /// [`Error::Tensors`] for matrices that are none of LoRA's, or do not fit each other.
     pub fn read(folder: &Path) -> Result<Self> {
+        Self::read_by(folder, Access::Map)
+    }
+
+    pub(super) fn read_by(folder: &Path, access: Access) -> Result<Self> {
         let about = About::read(&folder.join(CONFIG))?;
         let path = folder.join(WEIGHTS);
-        let file = Checkpoint::open(&path, false)?;
+        let file = Checkpoint::open_by(&path, false, access)?;
         let bad = |reason: String| Error::Tensors { path: path.clone(), reason };
         let mut matrices = [BTreeMap::new(), BTreeMap::new()];
         for (name, entry) in file.iter() {

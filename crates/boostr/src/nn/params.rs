@@ -82,19 +82,22 @@ pub struct Params<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     client: &'a B::Client,
     prefix: String,
+    /// Whether some of all tensors are quantized.
+    has_blocks: bool,
 }
 
 impl<'a, B: Backend> Params<'a, B> {
     /// All tensors of `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
-        Self { checkpoint, client, prefix: String::new() }
+        let has_blocks = checkpoint.iter().any(|(_, entry)| matches!(entry.dtype, Dtype::Block(_)));
+        Self { checkpoint, client, prefix: String::new(), has_blocks }
     }
 
     /// Those whose names begin with `name` and a dot.
     #[must_use]
     pub fn under(&self, name: &str) -> Self {
         let prefix = format!("{}{name}.", self.prefix);
-        Self { checkpoint: self.checkpoint, client: self.client, prefix }
+        Self { prefix, ..*self }
     }
 
     /// The client that parameters are made for.
@@ -154,6 +157,12 @@ impl<'a, B: Backend> Params<'a, B> {
                 return self.client.weight(bytes, DType::F32, &entry.shape);
             }
         };
+        // Blocks are taken from a file's memory, which is not to be kept for the few floats beside them.
+        if self.has_blocks && !entry.data.is_mapped() {
+            let bytes = entry.data.to_vec();
+            let all = 0..bytes.len();
+            return self.client.weight(HostBytes::new(Arc::new(bytes), all)?, dtype, &entry.shape);
+        }
         self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
     }
 

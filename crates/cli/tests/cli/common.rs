@@ -38,7 +38,12 @@ impl Ended {
 
 /// The program with arguments, without the variables that it reads, and with nothing on stdin.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_boostr"));
+    command_under(env!("CARGO_BIN_EXE_boostr"), args)
+}
+
+/// The same of another program, which is to start it.
+pub fn command_under(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("BOOSTR_") {
             command.env_remove(name);

@@ -16,4 +16,6 @@ mod run;
 mod serve;
 mod state;
 mod talk;
+#[cfg(target_os = "linux")]
+mod traced;
 mod training;

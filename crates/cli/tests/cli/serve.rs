@@ -91,6 +91,13 @@ fn it_serves_the_built_in_model_and_stops_when_told() {
 }
 
 #[test]
+fn f12_no_time_is_too_long_to_be_waited_for() {
+    let mut server = Running::start(&["--drain", &u64::MAX.to_string()]);
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(5)), 0);
+}
+
+#[test]
 fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
     let mut server = Running::start(&["--drain", "300ms"]);
     let mut stream = server.stream();

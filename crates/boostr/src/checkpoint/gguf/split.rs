@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::{Metadata, is_name, read};
 use crate::checkpoint::entry::quoted;
 use crate::checkpoint::folder::{listed, present};
-use crate::checkpoint::map::map;
+use crate::checkpoint::map::{Access, bytes_of};
 use crate::checkpoint::{Bytes, Contents, TensorEntry};
 use crate::error::{Error, Result};
 
@@ -24,7 +24,7 @@ const TENSORS: &str = "split.tensors.count";
 const MAX_PARTS: usize = 1000;
 
 /// Reads the file at `path`, whose bytes are there, with the other parts of its model.
-pub(in crate::checkpoint) fn open(path: &Path, bytes: &Bytes) -> Result<Contents> {
+pub(in crate::checkpoint) fn open(path: &Path, bytes: &Bytes, access: Access) -> Result<Contents> {
     let (metadata, tensors) = read(path, bytes)?;
     let count = metadata.usize(COUNT, 0..=MAX_PARTS)?.unwrap_or(1);
     if count <= 1 {
@@ -58,7 +58,7 @@ pub(in crate::checkpoint) fn open(path: &Path, bytes: &Bytes) -> Result<Contents
         let reason = format!("{missing} of {count} parts are missing: {}", listed(absent));
         return Err(Error::format(path, reason));
     }
-    let parts = paths.iter().map(|path| read(path, &map(path)?));
+    let parts = paths.iter().map(|path| read(path, &bytes_of(path, access)?));
     merge(&paths, parts.collect::<Result<_>>()?)
 }
 

@@ -29,7 +29,7 @@ use rayon::prelude::*;
 
 use super::documents::{DataFile, Document, Documents, at};
 use super::encode::{Encoded, Encoder};
-use crate::checkpoint::{Bytes, Fnv, atomic_write, map};
+use crate::checkpoint::{Access, Bytes, Fnv, atomic_write, bytes_of};
 use crate::error::{Error, Result};
 use crate::tokenizer::MAX_TOKEN_ID;
 
@@ -148,7 +148,7 @@ impl TokenFile {
     ///
     /// [`Error::Io`], and [`Error::Format`] when it breaks the format.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::read(path, &map(path)?)
+        Self::read(path, &bytes_of(path, Access::Map)?)
     }
 
     /// Reads the bytes of such a file; `name` stands for its path in errors.

@@ -1,0 +1,6 @@
+//! Chat templates.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| boostr_fuzz::template::check(text));
