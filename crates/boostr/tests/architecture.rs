@@ -83,9 +83,10 @@ const ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "
 
 /// Files that ask the clock on the wall, for a moment to show or to keep. It can be set, forwards and back, so no duration and no
 /// deadline is of it.
-const WALL_CLOCK: [&str; 5] = [
+const WALL_CLOCK: [&str; 6] = [
     "boostr/src/chat.rs",
     "boostr/src/chat/answers.rs",
+    "boostr/src/load/conversation.rs",
     "boostr/src/session.rs",
     "cli/src/sampling.rs",
     "server/src/app.rs",
