@@ -303,12 +303,16 @@ fn f12_times_that_run_backwards_or_are_no_times_change_nothing_but_what_is_shown
     // The last second that the system can tell, and some that it cannot.
     let beyond = [i64::MAX as u64, u64::MAX, 0, i64::MAX as u64 + 1, 7, u64::MAX];
     for times in [at_1970, backwards, beyond] {
+        let latest = *times.iter().max().unwrap();
         let mut other = Vec::new();
         for (record, time) in times.iter().enumerate() {
             let mut json: serde_json::Value =
                 serde_json::from_str(&json_of(&log, &ends, record)).unwrap();
             assert!(json["created"].is_u64(), "{json}");
             json["created"] = (*time).into();
+            if let Some(stand) = json.get_mut("stand") {
+                (stand["created"], stand["updated"]) = (times[0].into(), latest.into());
+            }
             other.extend(encoded(&json.to_string()));
         }
         fs::write(&path, other).unwrap();
@@ -318,7 +322,6 @@ fn f12_times_that_run_backwards_or_are_no_times_change_nothing_but_what_is_shown
             assert_eq!((turn.id, &turn.messages), (before.id, &before.messages));
         }
         let summary = session.summary();
-        let latest = *times.iter().max().unwrap();
         assert_eq!((summary.created, summary.updated), (times[0], latest));
         // The one that was used last first, as far as its times tell.
         let names: Vec<String> = sessions.list().unwrap().into_iter().map(|s| s.id).collect();
