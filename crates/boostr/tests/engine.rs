@@ -516,10 +516,29 @@ fn scopes_do_not_see_each_others_snapshots() {
     let tiny = Tiny::m("");
     let ids = tokens(5, 50, 80);
     let mut scheduler = Scheduler::new(&tiny.model, EngineConfig::default());
-    let of = |scope| Request { scope, ..request(&ids, 2, &tiny.model) };
+    let of = |scope| Request { scope: Some(scope), ..request(&ids, 2, &tiny.model) };
     assert_eq!(ask(&mut scheduler, of(1)).cached(), 0);
     assert_eq!(ask(&mut scheduler, of(2)).cached(), 0);
     assert_eq!(ask(&mut scheduler, of(1)).cached(), 50);
+}
+
+#[test]
+fn a_request_without_a_scope_is_a_clean_run_to_the_bit_whatever_was_asked_before() {
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(5, 150, model.vocab_limit());
+        let asked = |len: usize, scope| Request { scope, ..request(&ids[..len], 6, &model) };
+        let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+        // Snapshots where a clean run of the longer prompt is not cut, and of all of it.
+        for len in [37, 90, 150] {
+            ask(&mut scheduler, asked(len, Some(0)));
+        }
+        let before = scheduler.stats().snapshots;
+        let ear = ask(&mut scheduler, asked(150, None));
+        assert_eq!(ear.cached(), 0, "{name}");
+        assert_eq!(ear.answer(), clean(&model, &ids, 6).0, "{name}");
+        assert_eq!(scheduler.stats().snapshots, before, "{name}");
+    }
 }
 
 #[test]

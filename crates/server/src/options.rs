@@ -66,6 +66,9 @@ pub(crate) struct GenerationOptions {
     /// The answer ends before any of these
     #[schema(value_type = Option<StringOrList>)]
     pub(crate) stop: Option<Vec<String>>,
+    /// Go on from snapshots of earlier requests, by default. Where these ended at other places than this one is cut at, the
+    /// answer agrees with that of a request without them within rounding; `false` gives it to the bit
+    cache_prompt: Option<bool>,
     /// The same seed gives the same answer
     seed: Option<i64>,
     /// Number of answers; the i-th has the seed plus i
@@ -117,6 +120,7 @@ impl GenerationOptions {
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
             logit_bias: logit_bias(fields)?,
             stop: stops(fields)?,
+            cache_prompt: fields.boolean("cache_prompt")?,
             seed: fields.integer("seed", i64::MIN..=i64::MAX)?,
             n: fields.count("n", 1..=MAX_N)?,
             user: fields.text("user")?,
@@ -162,7 +166,7 @@ impl GenerationOptions {
         ids: Vec<u32>,
     ) -> Request<B> {
         Request {
-            scope: scope.0,
+            scope: (self.cache_prompt != Some(false)).then_some(scope.0),
             count: self.count(),
             max_tokens: self.tokens(&loaded.lm.defaults, limits),
             eos: loaded.lm.eos.clone(),

@@ -18,7 +18,8 @@
 //! What a request is given does not depend on the others. A row of a forward has the same bits in any company
 //! and on any number of threads; a prompt is cut where its own positions say ([`PIECE`], the marks of the request,
 //! the grid of snapshots) and never by how much room a step has. From a snapshot it goes on as a run that was cut
-//! there: to the bit as the clean run when that is cut there too, else within rounding.
+//! there: to the bit as the clean run when that is cut there too, else within rounding. A request without a
+//! [`scope`](Request::scope) goes on from none.
 //!
 //! # Snapshots
 //!

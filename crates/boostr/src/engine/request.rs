@@ -20,8 +20,9 @@ pub struct Request<B: Backend> {
     /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. Those less than
     /// 32 tokens after the last cut are passed over.
     pub marks: Vec<usize>,
-    /// Only requests of the same scope see each other's snapshots.
-    pub scope: u64,
+    /// Only requests of the same scope see each other's snapshots. `None` sees none and leaves none: what it is given is to
+    /// the bit that of a clean run, whatever was asked before.
+    pub scope: Option<u64>,
     /// Continuations. The prompt is computed once; the i-th has the seed of the sampler plus i. 1 to 64.
     pub count: usize,
     /// Most tokens of each continuation; with 0 only the prompt is computed.
@@ -49,7 +50,7 @@ impl<B: Backend> Request<B> {
             prompt,
             state: None,
             marks: Vec::new(),
-            scope: 0,
+            scope: Some(0),
             count: 1,
             max_tokens: 512,
             eos: Vec::new(),

@@ -51,10 +51,11 @@ impl<B: Backend> Store<B> {
     /// The state of the longest prefix of `ids`; of all of it only `to_the_end`, with the logits of what comes next.
     pub(super) fn longest(
         &mut self,
-        scope: u64,
+        scope: Option<u64>,
         ids: &[u32],
         to_the_end: bool,
     ) -> Option<Known<B>> {
+        let scope = scope?;
         let fits = |entry: &&mut Entry<B>| {
             let len = entry.ids.len();
             let goes_on = len < ids.len() || to_the_end && entry.logits.is_some();
@@ -71,12 +72,13 @@ impl<B: Backend> Store<B> {
     /// Keeps the state of `ids`; one that is kept already is used once more.
     pub(super) fn keep(
         &mut self,
-        scope: u64,
+        scope: Option<u64>,
         ids: &[u32],
         state: &State<B>,
         logits: Option<&[f32]>,
     ) {
         debug_assert_eq!(ids.len(), state.position());
+        let Some(scope) = scope else { return };
         if self.limit == 0 || ids.is_empty() {
             return;
         }

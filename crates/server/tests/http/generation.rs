@@ -200,6 +200,23 @@ fn a_prompt_that_was_seen_is_not_computed_again() {
     assert!(server.get("/metrics").body.contains(&format!("boostr_tokens_skipped_total {cached}")));
 }
 
+#[test]
+fn a_request_may_ask_for_all_to_be_computed() {
+    let server = TestServer::start();
+    for words in [20, 45] {
+        server.post("/v1/completions", &with(endless(4), json!({"prompt": "word ".repeat(words)})));
+    }
+    let kept = server.stats().snapshots;
+    let all = json!({"prompt": "word ".repeat(90), "cache_prompt": false, "logprobs": 0});
+    let all = server.post("/v1/completions", &with(endless(6), all)).json();
+    assert_eq!((&all["timings"]["cache_n"], server.stats().snapshots), (&json!(0), kept));
+    let fresh = json!({"prompt": "word ".repeat(90), "logprobs": 0});
+    let fresh = TestServer::start().post("/v1/completions", &with(endless(6), fresh)).json();
+    assert_eq!(all["choices"], fresh["choices"]);
+    let body = with(endless(1), json!({"cache_prompt": "no"}));
+    assert_eq!(server.post("/v1/completions", &body).json()["error"]["param"], "cache_prompt");
+}
+
 /// A chat without a session: the messages are those of the user and the assistant in turns.
 fn chat(texts: &[&str]) -> Value {
     let roles = ["user", "assistant"].into_iter().cycle();
