@@ -29,8 +29,7 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        command, first, second = sys.argv[1:]
-        {"pack": pack, "unpack": unpack}[command](Path(first), Path(second))
-    except (ValueError, KeyError):
+    commands = {"pack": pack, "unpack": unpack}
+    if len(sys.argv) != 4 or sys.argv[1] not in commands:
         sys.exit(__doc__)
+    commands[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

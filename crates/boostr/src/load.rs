@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::backend::Backend;
 use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
-use crate::checkpoint::{Access, Checkpoint, ConfigFile};
+use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
 use crate::models::{Config, Model};
@@ -70,6 +70,8 @@ impl OpenOptions {
 pub struct LanguageModel<B: Backend> {
     /// Where it came from.
     pub path: PathBuf,
+    /// What its files hold of weights.
+    pub files: Summary,
     /// The weights.
     pub model: Model<B>,
     /// Text to ids and back; some releases come without.
@@ -132,7 +134,7 @@ impl<B: Backend> LanguageModel<B> {
             let adapter = adapters_of(options)?;
             let mut lm =
                 Self::assemble(path, &config, checkpoint.clone(), files, adapter.as_ref(), client)?;
-            checkpoint.check_unchanged()?;
+            check_unchanged(&checkpoint, adapter.as_ref())?;
             lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
             return Ok(lm);
         }
@@ -154,7 +156,7 @@ impl<B: Backend> LanguageModel<B> {
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
         let model = model?.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-        file.check_unchanged()?;
+        check_unchanged(&file, adapter.as_ref())?;
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let (mut tokenizer, mut chat_template) = (None, None);
@@ -180,7 +182,8 @@ impl<B: Backend> LanguageModel<B> {
             tokenizer = Some(Tokenizer::from_file(path)?);
         }
         let path = path.to_path_buf();
-        Ok(Self { path, model, tokenizer, defaults, eos, chat_template, bos: None })
+        let files = file.summary();
+        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos: None })
     }
 
     /// Loads a model that is part of the program.
@@ -215,12 +218,13 @@ impl<B: Backend> LanguageModel<B> {
         adapter: Option<&Adapters>,
         client: B::Client,
     ) -> Result<Self> {
+        let summary = checkpoint.summary();
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
         let model = model(Config::read(file)?, checkpoint, adapter, client)?;
         let tokenizer = files.tokenizer;
         let path = path.to_path_buf();
-        Ok(Self { path, model, tokenizer, defaults, eos, chat_template, bos })
+        Ok(Self { path, files: summary, model, tokenizer, defaults, eos, chat_template, bos })
     }
 
     /// The tokenizer.
@@ -260,6 +264,12 @@ impl<B: Backend> LanguageModel<B> {
 fn adapters_of(options: &OpenOptions) -> Result<Option<Adapters>> {
     let read = |folder| Adapters::read_by(folder, options.access());
     options.adapter.as_deref().map(read).transpose()
+}
+
+/// Checks that no file was written to while it was loaded.
+fn check_unchanged(checkpoint: &Checkpoint, adapters: Option<&Adapters>) -> Result<()> {
+    checkpoint.check_unchanged()?;
+    adapters.map_or(Ok(()), Adapters::check_unchanged)
 }
 
 /// A model of these weights, with the adapters if there are some.

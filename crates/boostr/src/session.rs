@@ -257,13 +257,13 @@ impl<B: Backend> Sessions<B> {
         Ok(self.names()?.len())
     }
 
-    /// The names of folders in which there may be a session.
+    /// The names of folders with a log.
     fn names(&self) -> Result<Vec<String>, Error> {
         let read = || -> io::Result<Vec<String>> {
             let mut names = Vec::new();
             for entry in fs::read_dir(&self.folder)? {
                 let entry = entry?;
-                if entry.file_type()?.is_dir() {
+                if entry.path().join(LOG).is_file() {
                     names.extend(entry.file_name().into_string().ok());
                 }
             }

@@ -502,6 +502,28 @@ fn no_more_sessions_are_made_than_there_may_be() {
     sessions.create("c", None).unwrap();
 }
 
+#[cfg(unix)]
+#[test]
+fn a_list_has_what_a_link_leads_to_and_nothing_without_a_log() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    drop(open(&elsewhere).create("b", None).unwrap());
+    let sessions = open(&folder).at_most(3);
+    drop(sessions.create("a", None).unwrap());
+    std::os::unix::fs::symlink(elsewhere.path().join("b"), folder.path().join("b")).unwrap();
+    std::fs::create_dir_all(folder.path().join("empty")).unwrap();
+    std::fs::create_dir_all(folder.path().join("folder/log")).unwrap();
+    std::fs::create_dir_all(folder.path().join("pipe")).unwrap();
+    let pipe = folder.path().join("pipe/log");
+    assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    let mut names: Vec<String> = sessions.list().unwrap().into_iter().map(|s| s.id).collect();
+    names.sort();
+    assert_eq!((names.join(" "), sessions.count().unwrap()), ("a b".to_owned(), 2));
+    let error = sessions.get("pipe").unwrap_err().to_string();
+    assert!(error.contains("pipe/log"), "{error}");
+    sessions.create("c", None).unwrap();
+    assert!(matches!(sessions.create("d", None), Err(SessionError::Full { count: 3, most: 3 })));
+}
+
 #[test]
 fn messages_are_marked_where_they_end_and_nowhere_else() {
     let messages: Vec<serde_json::Value> =

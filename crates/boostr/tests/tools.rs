@@ -430,6 +430,17 @@ fn what_is_thought_is_no_call_in_any_format() {
 }
 
 #[test]
+fn many_thoughts_or_calls_at_once_take_time_that_is_linear() {
+    let start = std::time::Instant::now();
+    let thoughts = "<think></think>".repeat(100_000);
+    assert_eq!(pieces(ToolFormat::Hermes, [thoughts.as_str()]), [text(&thoughts)]);
+    let calls = "<tool_call>{\"name\": \"now\"}</tool_call>".repeat(50_000);
+    assert_eq!(pieces(ToolFormat::Hermes, [calls.as_str()]).len(), 50_000);
+    // Quadratic time took 50 seconds.
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+}
+
+#[test]
 fn nothing_of_a_call_is_given_before_it_is_whole() {
     for (format, before, marked) in [
         (

@@ -1,6 +1,5 @@
 //! Which model a command line means, and opening it.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::ErrorKind;
@@ -230,34 +229,6 @@ impl FileArgs {
     pub fn options(&self) -> OpenOptions {
         let (allow_pickle, tokenizer) = (self.allow_pickle, self.tokenizer.clone());
         OpenOptions { allow_pickle, tokenizer, ..OpenOptions::default() }
-    }
-}
-
-/// What a checkpoint holds, in numbers.
-#[derive(Debug)]
-pub struct Summary {
-    pub parameters: usize,
-    pub bytes: usize,
-    /// The type that most bytes have, in lower case.
-    pub dtype: String,
-    /// Bytes of each type, in lower case, most first.
-    pub by_dtype: Vec<(String, usize)>,
-}
-
-impl Summary {
-    pub fn of(checkpoint: &Checkpoint) -> Self {
-        let mut sums: BTreeMap<&str, usize> = BTreeMap::new();
-        let (mut parameters, mut bytes) = (0, 0);
-        for (_, entry) in checkpoint.iter() {
-            parameters += entry.shape.iter().product::<usize>();
-            bytes += entry.data.len();
-            *sums.entry(entry.dtype.name()).or_default() += entry.data.len();
-        }
-        let mut by_dtype: Vec<(String, usize)> =
-            sums.into_iter().map(|(name, sum)| (name.to_lowercase(), sum)).collect();
-        by_dtype.sort_by_key(|&(_, sum)| std::cmp::Reverse(sum));
-        let dtype = by_dtype.first().map_or_else(|| "empty".to_owned(), |(name, _)| name.clone());
-        Self { parameters, bytes, dtype, by_dtype }
     }
 }
 

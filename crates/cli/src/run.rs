@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use boostr::backend::Cpu;
+use boostr::checkpoint::Summary;
 use boostr::engine::{Finish, Generated, Generation, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
@@ -18,7 +19,7 @@ use crate::args::RunArgs;
 use crate::chat_prompt;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::grammar;
-use crate::model::{Source, Summary};
+use crate::model::Source;
 use crate::places::StateWord;
 use crate::prompt::{self, Prompt};
 use crate::sampling;
@@ -78,8 +79,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     if !args.stop.is_empty() {
         lm.tokenizer().map_err(BadModel::from)?;
     }
-    // Opened twice: the model keeps its weights, not their table. It is a map and a header.
-    let summary = Summary::of(&source.checkpoint(args.model.allow_pickle)?);
+    let summary = lm.files.clone();
     if source == Source::Embedded && term.chatty() && !args.json {
         banner(&source, &summary, is_own_prompt, term);
     }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use boostr::checkpoint::{Checkpoint, TensorEntry};
+use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
 use boostr::models::{Config, Family, Ffn, LayerSpec};
@@ -15,7 +15,7 @@ use boostr::ops::KvType;
 use serde_json::{Value, json};
 
 use crate::args::ShowArgs;
-use crate::model::{Source, Summary, bad};
+use crate::model::{Source, bad};
 use crate::system;
 use crate::term::{Style, Term};
 
@@ -139,7 +139,7 @@ impl<'a> Facts<'a> {
             config,
             adapter,
             context,
-            summary: Summary::of(&once),
+            summary: once.summary(),
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
             embedding_parameters: elements(embedding) + elements(head),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use boostr::backend::{self, Cpu};
-use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, gguf, not_finite};
+use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, Summary, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::adapters::Adapters;
 use boostr::load::{OpenOptions, is_gguf, read_text};
@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::args::VerifyArgs;
 use crate::checks::{Checks, chain};
 use crate::exit::BadModel;
-use crate::model::{Source, Summary};
+use crate::model::Source;
 use crate::system;
 use crate::term::Term;
 
@@ -106,7 +106,7 @@ fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut C
 
 fn check_weights(source: &Source, allow_pickle: bool, checks: &mut Checks) -> Option<Checkpoint> {
     checks.record("weights", source.checkpoint(allow_pickle), |checkpoint| {
-        let Summary { parameters, bytes, dtype, .. } = Summary::of(checkpoint);
+        let Summary { parameters, bytes, dtype, .. } = checkpoint.summary();
         let [count, bytes] = [system::count(parameters as u64), system::bytes(bytes as u64)];
         format!("{} tensors, {count} parameters, {dtype}, {bytes}", checkpoint.len())
     })

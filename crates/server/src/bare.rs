@@ -17,7 +17,10 @@ pub(crate) fn instead_of<B: Backend>(app: &App<B>, head: &[u8]) -> Option<Vec<u8
     let message = match status {
         StatusCode::URI_TOO_LONG => "the path is too long",
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => guard::TOO_LARGE,
-        _ => "this is no request that can be read: expected HTTP/1.1 or HTTP/1.0",
+        _ => {
+            "the head of the request cannot be read: expected a request line of HTTP/1.1 or HTTP/1.0, headers, and \
+             at most one length, which is a number"
+        }
     };
     app.metrics.answered("other", status.as_u16());
     Some(answer(&ApiError::new(status, message), &app.ids.name("req-")))
@@ -27,7 +30,9 @@ pub(crate) fn instead_of<B: Backend>(app: &App<B>, head: &[u8]) -> Option<Vec<u8
 fn status_of(head: &[u8]) -> Option<StatusCode> {
     let head = std::str::from_utf8(head).ok()?;
     let is_alone = head.find("\r\n\r\n")?.checked_add(4)? == head.len();
-    let (first, headers) = head.strip_prefix("HTTP/1.1 ")?.split_once("\r\n")?;
+    let versions = ["HTTP/1.1 ", "HTTP/1.0 "];
+    let status = versions.iter().find_map(|version| head.strip_prefix(version))?;
+    let (first, headers) = status.split_once("\r\n")?;
     let is_ours = headers.to_ascii_lowercase().contains(guard::REQUEST_ID.as_str());
     let status = StatusCode::from_bytes(first.as_bytes().get(..3)?).ok()?;
     (is_alone && !is_ours && status.is_client_error()).then_some(status)
@@ -61,7 +66,9 @@ mod tests {
     #[test]
     fn only_refusals_that_are_not_ours_are_replaced() {
         let bare = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-        assert_eq!(status_of(bare.as_bytes()), Some(StatusCode::BAD_REQUEST));
+        for bare in [bare, &bare.replace("1.1", "1.0")] {
+            assert_eq!(status_of(bare.as_bytes()), Some(StatusCode::BAD_REQUEST));
+        }
         for other in [
             "",
             "HTTP/1.1 400 Bad Request\r\n",

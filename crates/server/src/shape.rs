@@ -91,8 +91,10 @@ impl Shape {
             return None;
         }
         let calls = Calls::new(tool_format(loaded), self.read_tools.clone());
-        // An answer that is forced begins with a call, whatever the prompt ends with.
-        let calls = if self.is_forced() { calls } else { calls.after(&end_of(loaded, prompt)) };
+        // An answer that is forced begins with a call, whatever the prompt ends with; without a template it ends with
+        // what a user says.
+        let is_begun = !self.is_forced() && !loaded.template.is_plain();
+        let calls = if is_begun { calls.after(&end_of(loaded, prompt)) } else { calls };
         Some(Finder { calls, most: self.most_calls(), is_forced: self.is_forced() })
     }
 

@@ -138,6 +138,12 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
         SessionError::Other(boostr::Error::Format { reason, .. }) if param == "messages" => {
             ApiError::field(param, reason)
         }
+        // Its log: the session can be deleted, and no more.
+        SessionError::Other(boostr::Error::Format { reason, .. }) => {
+            let error =
+                ApiError::new(StatusCode::CONFLICT, format!("the session is damaged: {reason}"));
+            ApiError { param: Some(param.into()), ..error.with_code("session_damaged") }
+        }
         SessionError::Other(error) => ApiError::of_input(param, error),
         other => ApiError::internal(other),
     }

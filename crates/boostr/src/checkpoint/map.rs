@@ -140,7 +140,7 @@ impl Map {
             #[expect(unsafe_code, reason = "pages must be given back while slices of them live")]
             // SAFETY: the advice loses what was written to a page; this map is read-only and of a
             // file, so the pages come back from it as they were, those of neighbours too, under the
-            // contract of `map`. It is advice: a system that refuses it keeps the pages.
+            // contract of `bytes_of`. It is advice: a system that refuses it keeps the pages.
             let _ = unsafe {
                 let advice = UncheckedAdvice::DontNeed;
                 self.bytes.unchecked_advise_range(advice, range.start, range.len())

@@ -47,6 +47,7 @@ mod lock;
 mod map;
 mod pickle;
 pub mod safetensors;
+mod summary;
 mod torch;
 mod values;
 mod zip;
@@ -66,6 +67,7 @@ pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
 pub(crate) use lock::try_lock;
 pub(crate) use map::{Access, bytes_of};
+pub use summary::Summary;
 
 use crate::error::{Error, Result};
 

@@ -137,6 +137,11 @@ impl Adapters {
         Self::read_by(folder, Access::Map)
     }
 
+    /// Checks that their file was not written to since it was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        self.matrices.iter().try_for_each(Checkpoint::check_unchanged)
+    }
+
     pub(super) fn read_by(folder: &Path, access: Access) -> Result<Self> {
         let about = About::read(&folder.join(CONFIG))?;
         let path = folder.join(WEIGHTS);

@@ -10,7 +10,7 @@
 //! of the file, and is cut off by the next that opens it to write; a record that is broken with whole ones after it
 //! was not torn but damaged, and is an error.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -146,10 +146,11 @@ fn last(bytes: &[u8]) -> Option<&[u8]> {
 
 /// A log that is open to be read, and its length.
 fn open(path: &Path) -> io::Result<(File, u64)> {
-    let file = File::open(path)?;
-    let about = file.metadata()?;
-    if about.is_file() {
-        Ok((file, about.len()))
+    // Before opening: to open a pipe waits for a writer.
+    if fs::metadata(path)?.is_file() {
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
+        Ok((file, len))
     } else {
         Err(io::Error::other("not a regular file"))
     }

@@ -119,7 +119,7 @@ pub(super) fn make<B: Backend>(
 
     let mut marks: Vec<usize> = tree.chain(base).iter().map(|turn| turn.position).collect();
     let ends = ids.get(base_len..).unwrap_or_default();
-    // The first of these is where the old ones end.
+    // With few new messages, the first of these is where the old ones end.
     let ends = conversation.marks(start, ends, new.len().saturating_add(1))?;
     marks.extend(ends.into_iter().map(|end| base_len.saturating_add(end)));
     marks.retain(|&mark| mark > reused && mark < ids.len());

@@ -327,6 +327,7 @@ impl TrainableModel {
             let matrices = [(a.shape.clone(), a.to_f32()?), (b.shape.clone(), b.to_f32()?)];
             self.add_adapter(layer, matrices, *scale)?;
         }
+        adapters.check_unchanged()?;
         Ok(LoraConfig { r, alpha, targets })
     }
 

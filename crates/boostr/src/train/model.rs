@@ -116,6 +116,7 @@ impl TrainableModel {
             let parameter = Parameter { shape: entry.shape.clone(), values: entry.to_f32()? };
             self.parameters.insert(name.to_owned(), parameter);
         }
+        self.files.checkpoint.check_unchanged()?;
         let parameters = &self.parameters;
         self.files.checkpoint.retain(|name| !parameters.contains_key(name));
         Ok(())

@@ -257,7 +257,7 @@ fn scenarios(test: &str) -> [Scenario; 5] {
         ["chat", &talking, "--sessions", &sessions, "--session", "a", "--temp", "0", "-n", "3"];
     boostr_with_stdin(&args, "Hi\n").ok();
     let args = words(&args);
-    let talk = Scenario { args, stdin: "And?\n", folder, name: "a", done: "", look: turns };
+    let talk = Scenario { args, stdin: "And?\n", folder, name: "talk/a", done: "", look: turns };
 
     [run, copy, quantized, converted, talk]
 }

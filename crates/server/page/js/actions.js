@@ -52,6 +52,7 @@ export async function open() {
     if (turn !== opening) return;
     take(null);
     render();
+    if (error.code === 'session_damaged') return void removeNamed(id, 'Delete the damaged session?', error.message);
     if (error.status === 404) error.message = `there is no session “${id}”`;
     report(error, error.passes ? open : null);
   }
@@ -116,13 +117,11 @@ export async function askAnew(turn) {
 
 export async function remove() {
   const { id, turns } = chat.info;
-  const sure = await ask({
-    title: 'Delete this session?',
-    text: `“${id}” with its ${plural(turns, 'turn')} and its state. Branches from it stay. This cannot be undone.`,
-    ok: 'Delete',
-    danger: true,
-  });
-  if (!sure) return;
+  await removeNamed(id, 'Delete this session?', `“${id}” with its ${plural(turns, 'turn')} and its state. Branches from it stay. This cannot be undone.`);
+}
+
+async function removeNamed(id, title, text) {
+  if (!await ask({ title, text, ok: 'Delete', danger: true })) return;
   await stop();
   await attempt(async () => {
     await call('DELETE', sessionPath(id));

@@ -3,9 +3,10 @@
 import { choices } from './memory.js';
 
 export class Failure extends Error {
-  constructor(status, message, wait) {
+  constructor(status, message, wait, code) {
     super(message);
     this.status = status; // 0: no answer at all
+    this.code = code;
     this.wait = wait; // seconds, from Retry-After
   }
   /** Whether another try may succeed. */
@@ -26,7 +27,7 @@ export async function request(method, path, body, signal) {
   if (response.ok) return response;
   const failure = await response.json().catch(() => null);
   const message = failure?.error?.message || response.statusText || `status ${response.status}`;
-  throw new Failure(response.status, message, Number(response.headers.get('Retry-After')) || undefined);
+  throw new Failure(response.status, message, Number(response.headers.get('Retry-After')) || undefined, failure?.error?.code);
 }
 
 export async function call(method, path, body) {

@@ -315,7 +315,12 @@ fn d18_old_and_odd_http_is_answered_or_refused() {
         let reply = raw(server.address, request);
         assert_eq!((reply.status, reply.error().is_empty()), (400, false), "{request}: {reply:?}");
     }
-    // What comes behind a good request on the same connection too.
+    // What comes behind a good request on the same connection too, of the old version as well.
+    let mut old = connect(server.address);
+    let good = "GET /livez HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n";
+    old.write_all(format!("{good}nonsense\r\n\r\n").as_bytes()).unwrap();
+    let both = read_until(&mut old, "\"code\":null}}");
+    assert!(both.find("\"status\"") < both.find("invalid_request_error"), "{both}");
     let mut piped = connect(server.address);
     let good = request("GET", "/livez", "", "");
     piped.write_all(format!("{good}nonsense\r\n\r\n").as_bytes()).unwrap();

@@ -156,6 +156,32 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
+fn a_damaged_session_is_listed_says_so_and_can_be_deleted() {
+    let folder = fresh_folder();
+    let server = TestServer::with(Setup { sessions: Some(folder.clone()), ..Setup::default() });
+    let made = server.post("/v1/sessions", &json!({"id": "a", "system": "Be kind."}));
+    assert_eq!(made.status, 201);
+    let log = folder.join("a/log");
+    let mut bytes = std::fs::read(&log).unwrap();
+    bytes[20] ^= 1;
+    std::fs::write(log, bytes).unwrap();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for reply in [
+        server.get("/v1/sessions/a"),
+        server.post("/v1/chat/completions", &json!({"session": "a", "messages": messages})),
+    ] {
+        let error = &reply.json()["error"];
+        assert_eq!((reply.status, &error["code"]), (409, &json!("session_damaged")), "{reply:?}");
+        assert!(reply.error().contains("record at byte 0 is damaged"), "{reply:?}");
+    }
+    assert_eq!(server.get("/v1/sessions").json()["data"][0]["id"], "a");
+    assert_eq!(server.delete("/v1/sessions/a").status, 200);
+    assert_eq!(server.get("/v1/sessions/a").status, 404);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn no_more_sessions_are_begun_than_there_may_be() {
     let config = boostr_server::Config { max_sessions: 2, ..Default::default() };
     let folder = fresh_folder();

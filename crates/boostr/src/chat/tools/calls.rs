@@ -54,6 +54,8 @@ pub struct Calls {
     tools: Vec<Tool>,
     /// What is not decided yet.
     held: String,
+    /// Bytes of it that were given in this step.
+    given: usize,
     /// The call that `held` may be.
     open: Option<Open>,
     /// `held` begins within a thought.
@@ -100,6 +102,7 @@ impl Calls {
             format,
             tools,
             held: String::new(),
+            given: 0,
             open: None,
             in_thought: false,
             after_call: false,
@@ -142,44 +145,55 @@ impl Calls {
 
     fn advance(&mut self, last: bool) -> Vec<Piece> {
         let mut pieces = Vec::new();
+        self.find_all(last, &mut pieces);
+        self.held.drain(..std::mem::take(&mut self.given));
+        pieces
+    }
+
+    /// What is held and was not given.
+    fn rest(&self) -> &str {
+        self.held.get(self.given..).unwrap_or_default()
+    }
+
+    fn find_all(&mut self, last: bool, pieces: &mut Vec<Piece>) {
         loop {
             let Some(mut open) = self.open else {
                 match self.opening() {
                     Opening::At { start, body } => {
-                        self.release(start, &mut pieces);
+                        self.release(start, pieces);
                         self.open = Some(Open { body: body - start, scan: Scan::default() });
                         continue;
                     }
                     Opening::Thought { len } => {
-                        self.think(len, &mut pieces);
+                        self.think(len, pieces);
                         self.in_thought = !self.in_thought;
                         continue;
                     }
                     Opening::None { decided } if self.in_thought => {
-                        self.think(if last { self.held.len() } else { decided }, &mut pieces);
-                        return pieces;
+                        self.think(if last { self.rest().len() } else { decided }, pieces);
+                        return;
                     }
                     Opening::None { decided } => {
-                        self.release(if last { self.held.len() } else { decided }, &mut pieces);
-                        return pieces;
+                        self.release(if last { self.rest().len() } else { decided }, pieces);
+                        return;
                     }
                 }
             };
-            let body = self.held.get(open.body..).unwrap_or_default();
+            let body = self.rest().get(open.body..).unwrap_or_default();
             match self.body(body, &mut open.scan, last) {
                 Body::Unfinished if !last => {
                     self.open = Some(open);
-                    return pieces;
+                    return;
                 }
                 Body::Unfinished | Body::Text => {
                     self.open = None;
                     self.no_text = false;
-                    self.release(open.body, &mut pieces);
+                    self.release(open.body, pieces);
                 }
                 Body::Calls(calls, len) => {
                     self.open = None;
                     self.after_call = true;
-                    self.held.drain(..open.body + len);
+                    self.given += open.body + len;
                     pieces.extend(calls.into_iter().map(Piece::Call));
                 }
             }
@@ -188,7 +202,8 @@ impl Calls {
 
     /// Gives the first `len` bytes of what is held as text.
     fn release(&mut self, len: usize, pieces: &mut Vec<Piece>) {
-        let text: String = self.held.drain(..len).collect();
+        let text = self.rest().get(..len).unwrap_or_default().to_owned();
+        self.given += text.len();
         let text = if self.after_call { text.trim_start() } else { &text };
         if text.is_empty() {
             return;
@@ -210,7 +225,7 @@ impl Calls {
 
     /// Where a call, or a thought, may begin in what is held; in a thought, where that ends.
     fn opening(&self) -> Opening {
-        let held = self.held.as_str();
+        let held = self.rest();
         if self.in_thought {
             return match held.find(THINK_END) {
                 Some(at) => Opening::Thought { len: at + THINK_END.len() },
@@ -223,15 +238,22 @@ impl Calls {
             ToolFormat::Mistral | ToolFormat::MistralArgs { .. } => MISTRAL,
             ToolFormat::Llama => return self.opening_of_llama(),
         };
-        match (held.find(marker), held.find(THINK)) {
-            (at, Some(thought)) if at.is_none_or(|at| thought < at) => {
-                Opening::Thought { len: thought + THINK.len() }
+        // The first of both in one pass: time is linear however many there are of one and none of the other.
+        let starts = [THINK, marker].map(|marker| marker.chars().next().unwrap_or('<'));
+        let mut places = held.match_indices(starts).map(|(at, _)| at);
+        let is_one = |at: &usize| {
+            let rest = held.get(*at..).unwrap_or_default();
+            rest.starts_with(THINK) || rest.starts_with(marker)
+        };
+        match places.find(is_one) {
+            Some(at) if held.get(at..).is_some_and(|rest| rest.starts_with(THINK)) => {
+                Opening::Thought { len: at + THINK.len() }
             }
-            (Some(at), _) => {
+            Some(at) => {
                 let start = held.get(..at).unwrap_or_default().trim_end().len();
                 Opening::At { start, body: at + marker.len() }
             }
-            (None, _) => {
+            None => {
                 let possible = begun(held, marker).max(begun(held, THINK));
                 let before = held.get(..held.len() - possible).unwrap_or_default();
                 Opening::None { decided: before.trim_end().len() }
@@ -241,13 +263,14 @@ impl Calls {
 
     /// A call is all of the answer, or comes behind another one.
     fn opening_of_llama(&self) -> Opening {
-        let all = Opening::None { decided: self.held.len() };
+        let held = self.rest();
+        let all = Opening::None { decided: held.len() };
         if !self.no_text {
             return all;
         }
         let space = |c: char| c.is_whitespace() || (self.after_call && c == ';');
-        let rest = self.held.trim_start_matches(space);
-        let at = self.held.len() - rest.len();
+        let rest = held.trim_start_matches(space);
+        let at = held.len() - rest.len();
         if rest.starts_with('{') {
             Opening::At { start: 0, body: at }
         } else if rest.starts_with(PYTHON_TAG) {
