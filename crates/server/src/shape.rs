@@ -184,8 +184,10 @@ mod tests {
     use std::sync::Arc;
 
     use boostr::backend::{self, Cpu};
+    use boostr::chat::ChatTemplate;
     use boostr::chat::tools::Piece;
     use boostr::engine::{Engine, EngineConfig};
+    use boostr::generation_config::SpecialTokens;
     use boostr::load::{LanguageModel, OpenOptions};
     use serde_json::json;
 
@@ -198,22 +200,30 @@ mod tests {
         let lm = Arc::new(LanguageModel::<Cpu>::open(path, &options, backend::cpu()).unwrap());
         let config = EngineConfig { threads: 1, ..EngineConfig::default() };
         let engine = Engine::start(lm.clone(), config).unwrap();
-        let loaded = Loaded::new(lm, engine.clone(), None).unwrap();
+        let mut loaded = Loaded::new(lm, engine.clone(), None).unwrap();
+        let plain = std::mem::replace(
+            &mut loaded.template,
+            ChatTemplate::new("template", "{{ messages }}", &SpecialTokens::default()).unwrap(),
+        );
         let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
-        let is_found = |choice: &str, prompt: &str| {
+        let is_found_by = |loaded: &Loaded<Cpu>, choice: &str, prompt: &str| {
             let tools = json!([{"type": "function", "function": {"name": "now"}}]);
             let fields = json!({"tools": tools, "tool_choice": choice});
             let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
             let prompt = loaded.lm.encode(prompt).unwrap();
-            let mut calls = shape.finder(&loaded, &prompt).unwrap().calls;
+            let mut calls = shape.finder(loaded, &prompt).unwrap().calls;
             matches!(calls.push(call)[..], [Piece::Call(_)])
         };
+        let is_found = |choice: &str, prompt: &str| is_found_by(&loaded, choice, prompt);
         assert!(is_found("auto", "What time is it?\n"));
         assert!(is_found("auto", "What is <think>? Once more: what time is it in Paris today?\n"));
         assert!(is_found("auto", "What time is it?\n<think>\nHm.\n</think>\n\n"));
         assert!(!is_found("auto", "What time is it?\n<think>\n"));
         // A call that is forced comes at once.
         assert!(is_found("required", "What time is it?\n<think>\n"));
+        // Without a template it is the user who says so.
+        loaded.template = plain;
+        assert!(is_found_by(&loaded, "auto", "What time is it?\n<think>\n"));
         engine.stop();
     }
 }
