@@ -17,6 +17,7 @@
 //! | [`safetensors`], [`gguf`] | those formats, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
 //! | `finite` | [`not_finite`]: NaN and infinities, which only reading all data finds |
+//! | `summary` | [`Summary`]: how many parameters and bytes, of which types |
 //! | `atomic` | [`atomic_write`] |
 //! | `json` | maps in which a repeated key is an error |
 //! | `crc32`, `fnv` | a checksum, and a hash |
