@@ -136,7 +136,7 @@ fn convert_command(path: &Path) -> String {
 fn read_shards(folder: &Path, index: &Path, access: Access) -> Result<Contents> {
     let refuse = |reason: String| Err(Error::format(index, reason));
     let mut expected: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let weight_map = read_index(index)?;
+    let weight_map = read_index(index, access)?;
     for (tensor, shard) in &weight_map {
         if !is_plain_name(shard) {
             let (tensor, shard) = (quoted(tensor), quoted(shard));
@@ -187,13 +187,13 @@ fn read_shards(folder: &Path, index: &Path, access: Access) -> Result<Contents> 
 }
 
 /// The index: which shard each tensor is in.
-fn read_index(index: &Path) -> Result<BTreeMap<String, String>> {
+fn read_index(index: &Path, access: Access) -> Result<BTreeMap<String, String>> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: UniqueMap<String>,
     }
 
-    let bytes = bytes_of(index, Access::Map)?;
+    let bytes = bytes_of(index, access)?;
     if bytes.len() > MAX_INDEX {
         let reason = format!("index has {} bytes, at most {MAX_INDEX} are read", bytes.len());
         return Err(Error::format(index, reason));

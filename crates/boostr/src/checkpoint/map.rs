@@ -16,10 +16,9 @@ use super::Bytes;
 use crate::error::{Error, Result};
 
 /// What becomes of a file that is opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Up to [`SMALL`] bytes are read, more are mapped.
-    #[default]
     Map,
     /// It is read into memory, whatever its size.
     Read,

@@ -169,12 +169,13 @@ impl Calls {
                         self.in_thought = !self.in_thought;
                         continue;
                     }
-                    Opening::None { decided } if self.in_thought => {
-                        self.think(if last { self.rest().len() } else { decided }, pieces);
-                        return;
-                    }
                     Opening::None { decided } => {
-                        self.release(if last { self.rest().len() } else { decided }, pieces);
+                        let len = if last { self.rest().len() } else { decided };
+                        if self.in_thought {
+                            self.think(len, pieces);
+                        } else {
+                            self.release(len, pieces);
+                        }
                         return;
                     }
                 }
