@@ -352,7 +352,8 @@ impl<B: Backend> Sessions<B> {
         Ok(session)
     }
 
-    /// Removes a session and all that is of it. Those who have it open find it gone.
+    /// Removes a session and all that is of it. Those who have it open find it gone. Of one that is a link to a folder
+    /// elsewhere, the link.
     ///
     /// # Errors
     ///
@@ -369,6 +370,10 @@ impl<B: Backend> Sessions<B> {
         let live = session.as_ref().ok().map(Session::live).transpose()?;
         // In one step out of sight, and then piece by piece.
         let remove = || {
+            if fs::symlink_metadata(&folder)?.is_symlink() {
+                fs::remove_file(&folder)?;
+                return sync_folder(&self.folder);
+            }
             let (gone, ()) = create_beside(&folder, |path| fs::create_dir(path))?;
             fs::rename(&folder, &gone)?;
             sync_folder(&self.folder)?;

@@ -522,6 +522,10 @@ fn a_list_has_what_a_link_leads_to_and_nothing_without_a_log() {
     assert!(error.contains("pipe/log"), "{error}");
     sessions.create("c", None).unwrap();
     assert!(matches!(sessions.create("d", None), Err(SessionError::Full { count: 3, most: 3 })));
+
+    sessions.delete("b").unwrap();
+    assert!(sessions.get("b").is_err());
+    assert!(open(&elsewhere).get("b").is_ok(), "a link is deleted, not what it leads to");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
-use boostr::engine::{Engine, EngineConfig};
+use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
 use boostr_server::{Config, Keys, Limits, Server};
@@ -84,9 +84,9 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             let lm = Arc::new(source.open(&options)?);
             let engine =
                 EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
-            let plan = Plan::new(&lm, engine, state_cache)?;
-            let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
             let draft = draft.open(&model, &lm)?;
+            let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
+            let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
             let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
             Ok(Ready { lm, engine, sessions, plan })
         }
@@ -172,7 +172,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
 /// How much memory is for what.
 struct Plan {
     engine: EngineConfig,
-    /// Bytes of a sequence that has seen nothing, and whether it grows.
+    /// Bytes of a sequence that has seen nothing, with that of its draft, and whether it grows.
     state_bytes: u64,
     grows: bool,
 }
@@ -181,10 +181,21 @@ impl Plan {
     /// # Errors
     ///
     /// When there is not so much memory.
-    fn new(lm: &LanguageModel<Cpu>, engine: EngineConfig, cache: Option<usize>) -> Result<Self> {
-        let state = lm.model.new_state()?;
-        let state_bytes = state.size_in_bytes() as u64;
-        let grows = lm.model.family().layers().iter().any(|layer| layer.attention.is_some());
+    fn new(
+        lm: &LanguageModel<Cpu>,
+        draft: Option<&Draft<Cpu>>,
+        engine: EngineConfig,
+        cache: Option<usize>,
+    ) -> Result<Self> {
+        let (mut state_bytes, mut grows) = (0, false);
+        let draft = draft.and_then(|draft| match draft {
+            Draft::Model(model) => Some(&**model),
+            _ => None,
+        });
+        for model in [&lm.model].into_iter().chain(draft) {
+            state_bytes += model.new_state()?.size_in_bytes() as u64;
+            grows |= model.family().layers().iter().any(|layer| layer.attention.is_some());
+        }
         let running = state_bytes.saturating_mul(engine.max_running as u64);
         let free = free_memory();
         let most = STATE_CACHE.min(free.map_or(STATE_CACHE, |free| free / 4));

@@ -120,10 +120,11 @@ fn speaker<'a, B: Backend>(loaded: &'a Loaded<B>, name: &'a str) -> Speaker<'a, 
 
 /// What a session refuses, to a client whose field `param` is about it.
 pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
-    let of = |status, code| {
-        let error = ApiError::new(status, error.to_string()).with_code(code);
+    let with = |status, code, message: String| {
+        let error = ApiError::new(status, message).with_code(code);
         ApiError { param: Some(param.into()), ..error }
     };
+    let of = |status, code| with(status, code, error.to_string());
     match error {
         SessionError::Name { .. } => of(StatusCode::BAD_REQUEST, "session_name"),
         SessionError::Missing { .. } => of(StatusCode::NOT_FOUND, "session_not_found"),
@@ -140,9 +141,8 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
         }
         // Its log: the session can be deleted, and no more.
         SessionError::Other(boostr::Error::Format { reason, .. }) => {
-            let error =
-                ApiError::new(StatusCode::CONFLICT, format!("the session is damaged: {reason}"));
-            ApiError { param: Some(param.into()), ..error.with_code("session_damaged") }
+            let message = format!("the session is damaged: {reason}");
+            with(StatusCode::CONFLICT, "session_damaged", message)
         }
         SessionError::Other(error) => ApiError::of_input(param, error),
         other => ApiError::internal(other),

@@ -125,6 +125,9 @@ fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
     for part in ["16 running sequences of 694 kB", "are free", "lower --max-running"] {
         assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
     }
+    let args = ["serve", "--port", "0", "--state-cache", "100000GiB", "--draft", &demo()];
+    let run = boostr(&args).fails(1);
+    assert!(run.stderr.contains("16 running sequences of 1.4 MB"), "{}", run.stderr);
 }
 
 #[test]

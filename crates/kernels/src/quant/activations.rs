@@ -11,7 +11,7 @@
 use rayon::prelude::*;
 
 use crate::rows::Rows;
-use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
+use crate::simd::int8::{Apart, Int8, Int8Level, dispatch_int8};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -38,29 +38,45 @@ impl Block {
 /// Quantized rows, stored as `[width / 32, rows]` blocks: the order in which a product reads them.
 pub(super) struct Activations {
     blocks: Vec<Block>,
+    /// Their codes taken apart, where these are multiplied with signed ones.
+    apart: Vec<Apart>,
     rows: usize,
 }
 
 impl Activations {
-    /// Quantizes rows of whole blocks.
-    pub(super) fn new(level: Int8Level, x: Rows<'_>) -> Self {
+    /// Quantizes rows of whole blocks, for products with codes that are signed or not.
+    pub(super) fn new(level: Int8Level, x: Rows<'_>, signed: bool) -> Self {
         let rows = x.len();
         let mut blocks = vec![Block::ZERO; x.width() / BLOCK * rows];
+        let mut apart = vec![Apart::ZERO; if signed { blocks.len() } else { 0 }];
         if blocks.len() * BLOCK < FEW {
             for (k, blocks) in blocks.chunks_exact_mut(rows).enumerate() {
                 quantize(level, x, k, blocks);
             }
+            take_apart(level, &blocks, &mut apart);
         } else {
             let columns = blocks.par_chunks_exact_mut(rows).enumerate();
             columns.for_each(|(k, blocks)| quantize(level, x, k, blocks));
+            let columns = blocks.par_chunks_exact(rows).zip(apart.par_chunks_exact_mut(rows));
+            columns.for_each(|(blocks, apart)| take_apart(level, blocks, apart));
         }
-        Self { blocks, rows }
+        Self { blocks, apart, rows }
     }
 
     /// Values `32 k..32 k + 32` of every row.
     #[inline(always)]
     pub(super) fn column(&self, k: usize) -> &[Block] {
         &self.blocks[k * self.rows..][..self.rows]
+    }
+
+    /// The codes of these taken apart.
+    ///
+    /// # Panics
+    ///
+    /// If they are for products with codes without a sign.
+    #[inline(always)]
+    pub(super) fn apart(&self, k: usize) -> &[Apart] {
+        &self.apart[k * self.rows..][..self.rows]
     }
 }
 
@@ -70,6 +86,15 @@ dispatch_int8! { fn quantize = quantize_body(x: Rows<'_>, k: usize, blocks: &mut
 fn quantize_body<S: Int8>(_simd: S, x: Rows<'_>, k: usize, blocks: &mut [Block]) {
     for m in 0..blocks.len() {
         blocks[m] = quantize_block(&x.row(m).as_chunks().0[k]);
+    }
+}
+
+dispatch_int8! { fn take_apart = take_apart_body(blocks: &[Block], apart: &mut [Apart]) }
+
+#[inline(always)]
+fn take_apart_body<S: Int8>(_simd: S, blocks: &[Block], apart: &mut [Apart]) {
+    for (apart, block) in apart.iter_mut().zip(blocks) {
+        *apart = Apart::of(&block.codes);
     }
 }
 
@@ -131,7 +156,7 @@ mod tests {
         for level in Int8Level::available() {
             for size in [1e-36, 1e-30, 1.0, 3e38] {
                 let x: Vec<f32> = rng.floats(3 * 64).iter().map(|x| x * size).collect();
-                let quantized = Activations::new(level, Rows::dense(&x, 64));
+                let quantized = Activations::new(level, Rows::dense(&x, 64), true);
                 for (m, row) in x.chunks_exact(64).enumerate() {
                     for (k, x) in row.chunks_exact(BLOCK).enumerate() {
                         let block = quantized.column(k)[m];
@@ -146,6 +171,14 @@ mod tests {
                         assert_eq!(block.sums, [sum(&block.codes[..16]), sum(&block.codes[16..])]);
                         let sum = f32::from(block.sums[0] + block.sums[1]);
                         assert_eq!(block.scaled_sum, block.scale * sum);
+                        let apart = &quantized.apart(k)[m];
+                        let mut negative = 0;
+                        for (i, code) in block.codes.into_iter().enumerate() {
+                            assert_eq!(apart.sizes[i], code.unsigned_abs());
+                            assert_eq!(apart.signs[i], if code < 0 { -1 } else { 0 });
+                            negative += i32::from(code.min(0)).abs();
+                        }
+                        assert_eq!(apart.negative, negative);
                     }
                 }
             }
@@ -158,7 +191,7 @@ mod tests {
             let mut x = [0.0; 96];
             x[40] = f32::NAN;
             x[95] = f32::NEG_INFINITY;
-            let quantized = Activations::new(level, Rows::dense(&x, 96));
+            let quantized = Activations::new(level, Rows::dense(&x, 96), false);
             assert_eq!(quantized.column(0)[0].scale, 0.0);
             assert!(quantized.column(1)[0].scale.is_nan());
             assert!(quantized.column(2)[0].scale.is_nan());

@@ -10,7 +10,8 @@
 //! What differs from the plain loop, and why:
 //!
 //! 1. Weights are read as [`Packed`] lays them out, eight outputs to a vector. A cell of 8 outputs and
-//!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations.
+//!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations; one of
+//!    8 bits, which fills all registers, stays in memory, and four such share what they read of two rows.
 //! 2. Sums over 32 k are exact in integers: where codes have an offset, or are moved to be unsigned, the
 //!    sums of the activations make up for it, in integers too.
 //! 3. Four cells a quarter of the task apart take turns, so that memory sees four long streams; with one
@@ -37,7 +38,7 @@ use super::activations::{Activations, Block, remainder};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
 use super::{Format, Values};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
+use crate::simd::int8::{Apart, Int8, Int8Level, Integers, dispatch_int8};
 
 /// Rows that a cell is multiplied with while it is in registers.
 const ROWS: usize = 128;
@@ -114,7 +115,8 @@ fn linear_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
-    let x = Activations::new(level, x);
+    let signed = is_signed(Layout::of(w.format()));
+    let x = Activations::new(level, x, signed);
     let groups = features.div_ceil(LANES);
     let tasks = groups * (w.width() / CELL) * rows / TASK;
     let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
@@ -217,38 +219,96 @@ fn turns<S: Int8, P: Packing, const M: usize>(
             records[i] = &groups[i][block * record..][..record];
         }
         for c in 0..cells {
-            let x = &x.column(block * cells + c)[first..][..rows];
-            if M == 1 {
-                let four = [
-                    unpack::<S, P>(simd, records[0], c),
-                    unpack::<S, P>(simd, records[1], c),
-                    unpack::<S, P>(simd, records[2], c),
-                    unpack::<S, P>(simd, records[3], c),
-                ];
+            let k = block * cells + c;
+            let blocks = &x.column(k)[first..][..rows];
+            if is_signed(P::LAYOUT) {
+                let apart = &x.apart(k)[first..][..rows];
+                signed_cells::<S, P, M>(simd, records, c, (blocks, apart), acc);
+            } else if M == 1 {
+                let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
+                let mut codes = [unpack::<S, P>(simd, records[0], c); STREAMS];
+                for i in 1..STREAMS {
+                    cells[i] = Cell::of::<P>(simd, records[i], c);
+                    codes[i] = unpack::<S, P>(simd, records[i], c);
+                }
+                let codes = [&codes[0], &codes[1], &codes[2], &codes[3]];
                 let [a, b, c, d] = &mut *acc;
                 let acc = [&mut a[..1], &mut b[..1], &mut c[..1], &mut d[..1]];
-                accumulate::<S, P, STREAMS, 1>(simd, &four, &x[..1], acc);
-                continue;
-            }
-            for i in 0..STREAMS {
-                let cell = [unpack::<S, P>(simd, records[i], c)];
-                let acc = &mut acc[i][..rows];
-                // Two rows hide each other's latency, but wide codes leave no registers for it.
-                let pairs = if bits(P::LAYOUT) <= 5 { rows / 2 } else { 0 };
-                for m in (0..2 * pairs).step_by(2) {
-                    accumulate::<S, P, 1, 2>(simd, &cell, &x[m..m + 2], [&mut acc[m..m + 2]]);
-                }
-                for m in 2 * pairs..rows {
-                    accumulate::<S, P, 1, 1>(simd, &cell, &x[m..=m], [&mut acc[m..=m]]);
+                accumulate::<S, P, STREAMS, 1>(simd, &cells, codes, &blocks[..1], acc);
+            } else {
+                for i in 0..STREAMS {
+                    let cell = [Cell::of::<P>(simd, records[i], c)];
+                    let codes = unpack::<S, P>(simd, records[i], c);
+                    let acc = &mut acc[i][..rows];
+                    // Two rows hide each other's latency, but 6 bits leave no registers for it.
+                    let pairs = if P::LAYOUT.grid.bits <= 5 { rows / 2 } else { 0 };
+                    for m in (0..2 * pairs).step_by(2) {
+                        let acc = [&mut acc[m..m + 2]];
+                        accumulate::<S, P, 1, 2>(simd, &cell, [&codes], &blocks[m..m + 2], acc);
+                    }
+                    for m in 2 * pairs..rows {
+                        let acc = [&mut acc[m..=m]];
+                        accumulate::<S, P, 1, 1>(simd, &cell, [&codes], &blocks[m..=m], acc);
+                    }
                 }
             }
         }
     }
 }
 
-/// 32 `k` of eight outputs.
+/// Adds the products of four cells of signed codes: two rows at a time, which share what they read.
+#[inline(always)]
+fn signed_cells<S: Int8, P: Packing, const M: usize>(
+    simd: S,
+    records: [&[u8]; STREAMS],
+    c: usize,
+    (x, apart): (&[Block], &[Apart]),
+    acc: &mut [[Sums; M]; STREAMS],
+) {
+    let mut looked_up = [[[0; 32]; 8]; STREAMS];
+    if let Values::Table(_) = P::LAYOUT.grid.values {
+        for i in 0..STREAMS {
+            let cell = cell_bytes(P::LAYOUT, records[i], c);
+            for step in 0..8 {
+                simd.store(unpack_step::<S, P>(simd, cell, step), &mut looked_up[i][step]);
+            }
+        }
+    }
+    let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
+    let mut codes = [&looked_up[0]; STREAMS];
+    for i in 0..STREAMS {
+        cells[i] = Cell::of::<P>(simd, records[i], c);
+        codes[i] = match P::LAYOUT.grid.values {
+            Values::Table(_) => &looked_up[i],
+            _ => {
+                let steps = cell_bytes(P::LAYOUT, records[i], c).as_chunks().0;
+                steps.first_chunk().expect("eight steps of 32 bytes")
+            }
+        };
+    }
+    let [a, b, c, d] = &mut *acc;
+    for (pair, (x, apart)) in x.chunks(2).zip(apart.chunks(2)).enumerate() {
+        let m = 2 * pair..2 * pair + x.len();
+        let acc = [&mut a[m.clone()], &mut b[m.clone()], &mut c[m.clone()], &mut d[m.clone()]];
+        if x.len() == 2 {
+            let both = [integers(x, apart, 0), integers(x, apart, 1)];
+            let sums = simd.dot_signed(codes, both);
+            add_scaled::<S, P, STREAMS, 2>(simd, &cells, sums, x, acc);
+        } else {
+            let sums = simd.dot_signed(codes, [integers(x, apart, 0)]);
+            add_scaled::<S, P, STREAMS, 1>(simd, &cells, sums, x, acc);
+        }
+    }
+}
+
+#[inline(always)]
+fn integers<'a>(x: &'a [Block], apart: &'a [Apart], r: usize) -> Integers<'a> {
+    Integers { all: &x[r].codes, apart: &apart[r] }
+}
+
+/// What 32 `k` of eight outputs have but for their codes.
+#[derive(Clone, Copy)]
 struct Cell<S: Int8> {
-    codes: [S::Codes; 8],
     /// `d`, times the scale of the group where one group is the cell.
     scale: S::F,
     /// Scales of both groups, where there are two.
@@ -261,6 +321,12 @@ struct Cell<S: Int8> {
     mins: S::Pairs,
 }
 
+/// Whether codes are signed when they are multiplied; else they are unsigned, of at most six bits.
+#[inline(always)]
+const fn is_signed(layout: Layout) -> bool {
+    !matches!(layout.grid.values, Values::Offset(_))
+}
+
 /// The offset of codes as they are multiplied.
 #[inline(always)]
 fn offset<S: Int8>(layout: Layout) -> i32 {
@@ -270,62 +336,67 @@ fn offset<S: Int8>(layout: Layout) -> i32 {
     }
 }
 
-/// Width of codes as they are multiplied: 8 are signed.
-#[inline(always)]
-fn bits(layout: Layout) -> u32 {
-    match layout.grid.values {
-        Values::Offset(_) => layout.grid.bits,
-        Values::Signed | Values::Table(_) => 8,
-    }
-}
-
 #[inline(always)]
 fn bytes<const N: usize>(from: &[u8], at: usize) -> &[u8; N] {
     from[at..][..N].try_into().expect("a slice of its length")
 }
 
+/// The codes of cell `c`, as they are packed.
 #[inline(always)]
-fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> Cell<S> {
-    let layout = P::LAYOUT;
-    let one_group = layout.grid.group == CELL;
-    // Of the cell's one or two groups:
-    let of_group = |at: usize, g: usize| {
-        let g = c * (CELL / layout.grid.group) + g * usize::from(!one_group);
-        *bytes::<LANES>(record, at + g * LANES)
-    };
-    let ones = simd.factors([1; LANES]);
-    let mut factors = [ones; 2];
-    let mut scale = simd.load_f16(bytes(record, 0));
-    let mut min = simd.splat(0.0);
-    if layout.grid.has_min {
-        min = simd.mul(simd.load_f16(bytes(record, 16)), simd.splat(-1.0));
-    }
-    let mut mins = simd.pairs(0, factors);
-    if let Some(scales) = layout.scales {
-        if one_group {
-            scale = simd.mul(scale, simd.load_i8(of_group(scales, 0)));
-            if let Some(mins) = layout.mins {
-                min = simd.mul(min, simd.load_i8(of_group(mins, 0)));
-            }
-        } else {
-            let mut both = [of_group(scales, 0), of_group(scales, 1)];
-            if layout.mins.is_some() {
-                let [a, b] = [u64::from_le_bytes(both[0]), u64::from_le_bytes(both[1])];
-                let low = 0x0f0f_0f0f_0f0f_0f0f;
-                let high = [(a >> 4 & low).to_le_bytes(), (b >> 4 & low).to_le_bytes()];
-                mins = simd.pairs(1, [simd.factors(high[0]), simd.factors(high[1])]);
-                both = [(a & low).to_le_bytes(), (b & low).to_le_bytes()];
-            }
-            factors = [simd.factors(both[0]), simd.factors(both[1])];
+fn cell_bytes(layout: Layout, record: &[u8], c: usize) -> &[u8] {
+    &record[layout.cells + c * layout.cell..][..layout.cell]
+}
+
+impl<S: Int8> Cell<S> {
+    #[inline(always)]
+    fn of<P: Packing>(simd: S, record: &[u8], c: usize) -> Self {
+        let layout = P::LAYOUT;
+        let one_group = layout.grid.group == CELL;
+        // Of the cell's one or two groups:
+        let of_group = |at: usize, g: usize| {
+            let g = c * (CELL / layout.grid.group) + g * usize::from(!one_group);
+            *bytes::<LANES>(record, at + g * LANES)
+        };
+        let ones = simd.factors([1; LANES]);
+        let mut factors = [ones; 2];
+        let mut scale = simd.load_f16(bytes(record, 0));
+        let mut min = simd.splat(0.0);
+        if layout.grid.has_min {
+            min = simd.mul(simd.load_f16(bytes(record, 16)), simd.splat(-1.0));
         }
+        let mut mins = simd.pairs(0, factors);
+        if let Some(scales) = layout.scales {
+            if one_group {
+                scale = simd.mul(scale, simd.load_i8(of_group(scales, 0)));
+                if let Some(mins) = layout.mins {
+                    min = simd.mul(min, simd.load_i8(of_group(mins, 0)));
+                }
+            } else {
+                let mut both = [of_group(scales, 0), of_group(scales, 1)];
+                if layout.mins.is_some() {
+                    let [a, b] = [u64::from_le_bytes(both[0]), u64::from_le_bytes(both[1])];
+                    let low = 0x0f0f_0f0f_0f0f_0f0f;
+                    let high = [(a >> 4 & low).to_le_bytes(), (b >> 4 & low).to_le_bytes()];
+                    mins = simd.pairs(1, [simd.factors(high[0]), simd.factors(high[1])]);
+                    both = [(a & low).to_le_bytes(), (b & low).to_le_bytes()];
+                }
+                factors = [simd.factors(both[0]), simd.factors(both[1])];
+            }
+        }
+        let offsets = simd.pairs(-offset::<S>(layout) as i16, factors);
+        Self { scale, factors, offsets, min, mins }
     }
-    let offsets = simd.pairs(-offset::<S>(layout) as i16, factors);
-    let cell = &record[layout.cells + c * layout.cell..][..layout.cell];
+}
+
+/// Unsigned codes of a cell.
+#[inline(always)]
+fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> [S::Codes; 8] {
+    let cell = cell_bytes(P::LAYOUT, record, c);
     let mut codes = [simd.load(&[0; 32]); 8];
     for step in 0..8 {
         codes[step] = unpack_step::<S, P>(simd, cell, step);
     }
-    Cell { codes, scale, factors, offsets, min, mins }
+    codes
 }
 
 #[inline(always)]
@@ -347,9 +418,8 @@ fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Cod
         codes = simd.or(codes, bits);
     }
     match grid.values {
-        Values::Offset(_) => codes,
-        Values::Signed => simd.signed(codes),
-        Values::Table(table) => simd.signed(simd.lookup(table, codes)),
+        Values::Offset(_) | Values::Signed => codes,
+        Values::Table(table) => simd.lookup(table, codes),
     }
 }
 
@@ -358,25 +428,38 @@ fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Cod
 fn accumulate<S: Int8, P: Packing, const N: usize, const R: usize>(
     simd: S,
     cells: &[Cell<S>; N],
+    codes: [&[S::Codes; 8]; N],
+    x: &[Block],
+    acc: [&mut [Sums]; N],
+) {
+    let layout = P::LAYOUT;
+    let mut integers = [&x[0].codes; R];
+    for r in 0..R {
+        integers[r] = &x[r].codes;
+    }
+    let sums = if layout.grid.group == CELL {
+        simd.dot(layout.grid.bits, codes, integers)
+    } else {
+        let mut factors = [cells[0].factors; N];
+        for n in 0..N {
+            factors[n] = cells[n].factors;
+        }
+        simd.dot_halves(layout.grid.bits, codes, integers, factors)
+    };
+    add_scaled::<S, P, N, R>(simd, cells, sums, x, acc);
+}
+
+/// Adds sums of integers, times their scales.
+#[inline(always)]
+fn add_scaled<S: Int8, P: Packing, const N: usize, const R: usize>(
+    simd: S,
+    cells: &[Cell<S>; N],
+    sums: [[S::Sums; R]; N],
     x: &[Block],
     acc: [&mut [Sums]; N],
 ) {
     let layout = P::LAYOUT;
     let one_group = layout.grid.group == CELL;
-    let mut codes = [&cells[0].codes; N];
-    let mut factors = [cells[0].factors; N];
-    for n in 0..N {
-        (codes[n], factors[n]) = (&cells[n].codes, cells[n].factors);
-    }
-    let mut xs = [&x[0].codes; R];
-    for r in 0..R {
-        xs[r] = &x[r].codes;
-    }
-    let sums = if one_group {
-        simd.dot(bits(layout), codes, xs)
-    } else {
-        simd.dot_halves(bits(layout), codes, xs, factors)
-    };
     for (n, acc) in acc.into_iter().enumerate() {
         let cell = &cells[n];
         for r in 0..R {

@@ -6,15 +6,19 @@
 
 use std::arch::x86_64::*;
 
-use super::Int8;
+use super::{Int8, Integers};
 use crate::simd::avx2::Avx2;
 
 /// Four neighbouring bytes of `x` in every lane.
 #[inline(always)]
 pub(super) fn four(x: &[i8; 32], step: usize) -> __m256i {
     let x = x.as_chunks::<4>().0[step];
-    let [a, b, c, d] = x.map(i8::cast_unsigned);
-    unsafe { _mm256_set1_epi32(i32::from_le_bytes([a, b, c, d])) }
+    four_bytes(x.map(i8::cast_unsigned))
+}
+
+#[inline(always)]
+fn four_bytes(x: [u8; 4]) -> __m256i {
+    unsafe { _mm256_set1_epi32(i32::from_le_bytes(x)) }
 }
 
 /// Adds the products of steps `from..from + COUNT`, times a factor for each pair of products, to sums.
@@ -63,8 +67,34 @@ impl Int8 for Avx2 {
     super::avx2_operations!();
 
     #[inline(always)]
-    fn signed(self, x: Self::Codes) -> Self::Codes {
-        x
+    fn dot_signed<const N: usize, const R: usize>(
+        self,
+        codes: [&[[u8; 32]; 8]; N],
+        x: [Integers<'_>; R],
+    ) -> [[Self::Sums; R]; N] {
+        let mut sums = [[self.zero_sums(); R]; N];
+        unsafe {
+            // |x| * code where x >= 0, |x| * !code = -|x| * code - |x| elsewhere: two are at most
+            // 2 * 127 * 128, which fits, and sums begin with what they lack.
+            for r in 0..R {
+                for n in 0..N {
+                    sums[n][r] = _mm256_set1_epi32(x[r].apart.negative);
+                }
+            }
+            let ones = _mm256_set1_epi16(1);
+            for step in 0..8 {
+                for r in 0..R {
+                    let size = four_bytes(x[r].apart.sizes.as_chunks().0[step]);
+                    let sign = four(&x[r].apart.signs, step);
+                    for n in 0..N {
+                        let code = _mm256_xor_si256(self.load(&codes[n][step]), sign);
+                        let products = _mm256_madd_epi16(_mm256_maddubs_epi16(size, code), ones);
+                        sums[n][r] = _mm256_add_epi32(sums[n][r], products);
+                    }
+                }
+            }
+        }
+        sums
     }
     #[inline(always)]
     fn dot<const N: usize, const R: usize>(
@@ -73,31 +103,14 @@ impl Int8 for Avx2 {
         codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
     ) -> [[Self::Sums; R]; N] {
-        unsafe {
-            let mut sums = [[_mm256_setzero_si256(); R]; N];
-            let ones = _mm256_set1_epi16(1);
-            match bits {
-                ..=4 => add_products::<N, R, 8, 8>(&mut sums, codes, x, 0, [ones; N]),
-                5 => add_products::<N, R, 8, 4>(&mut sums, codes, x, 0, [ones; N]),
-                6 => add_products::<N, R, 8, 2>(&mut sums, codes, x, 0, [ones; N]),
-                _ => {
-                    // |code| * (x with the code's sign): at most 2 * 128 * 127, which fits.
-                    for step in 0..8 {
-                        for n in 0..N {
-                            let code = codes[n][step];
-                            let size = _mm256_abs_epi8(code);
-                            for r in 0..R {
-                                let x = _mm256_sign_epi8(four(x[r], step), code);
-                                let pairs = _mm256_maddubs_epi16(size, x);
-                                let products = _mm256_madd_epi16(pairs, ones);
-                                sums[n][r] = _mm256_add_epi32(sums[n][r], products);
-                            }
-                        }
-                    }
-                }
-            }
-            sums
+        let mut sums = [[self.zero_sums(); R]; N];
+        let ones = [self.factors([1; 8]); N];
+        match bits {
+            ..=4 => add_products::<N, R, 8, 8>(&mut sums, codes, x, 0, ones),
+            5 => add_products::<N, R, 8, 4>(&mut sums, codes, x, 0, ones),
+            _ => add_products::<N, R, 8, 2>(&mut sums, codes, x, 0, ones),
         }
+        sums
     }
     #[inline(always)]
     fn dot_halves<const N: usize, const R: usize>(
@@ -107,7 +120,6 @@ impl Int8 for Avx2 {
         x: [&[i8; 32]; R],
         factors: [[Self::Factors; 2]; N],
     ) -> [[Self::Sums; R]; N] {
-        debug_assert!(bits <= 6, "signed codes have no halves");
         let mut sums = [[self.zero_sums(); R]; N];
         for half in 0..2 {
             let mut of_half = [factors[0][half]; N];

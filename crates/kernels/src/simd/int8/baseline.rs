@@ -1,6 +1,6 @@
 //! Plain loops over eight lanes: what every processor can run, and what Miri checks.
 
-use super::Int8;
+use super::{Int8, Integers};
 use crate::simd::baseline::Baseline;
 
 /// Adds the products of one vector of codes with four `x`.
@@ -62,10 +62,22 @@ impl Int8 for Baseline {
         x
     }
     #[inline(always)]
-    fn signed(self, x: Self::Codes) -> Self::Codes {
-        x
+    fn store(self, x: Self::Codes, to: &mut [u8; 32]) {
+        *to = x;
     }
 
+    #[inline(always)]
+    fn dot_signed<const N: usize, const R: usize>(
+        self,
+        codes: [&[[u8; 32]; 8]; N],
+        x: [Integers<'_>; R],
+    ) -> [[Self::Sums; R]; N] {
+        let mut all = [x[0].all; R];
+        for r in 0..R {
+            all[r] = x[r].all;
+        }
+        self.dot(8, codes, all)
+    }
     #[inline(always)]
     fn dot<const N: usize, const R: usize>(
         self,

@@ -20,6 +20,10 @@ macro_rules! avx2_operations {
             unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
         }
         #[inline(always)]
+        fn store(self, x: Self::Codes, to: &mut [u8; 32]) {
+            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), x) }
+        }
+        #[inline(always)]
         fn right(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
             unsafe {
                 let x = _mm256_srl_epi16(x, _mm_cvtsi32_si128(by.cast_signed()));
@@ -100,11 +104,46 @@ pub(crate) mod vnni;
 
 use std::sync::OnceLock;
 
+/// 32 integers in -127..=127 taken apart, for instruction sets that multiply unsigned ones by signed ones.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Apart {
+    pub sizes: [u8; 32],
+    /// -1 where the integer is negative, else 0.
+    pub signs: [i8; 32],
+    /// The sum of the sizes of the negative ones.
+    pub negative: i32,
+}
+
+impl Apart {
+    pub(crate) const ZERO: Self = Self { sizes: [0; 32], signs: [0; 32], negative: 0 };
+
+    #[inline(always)]
+    pub(crate) fn of(integers: &[i8; 32]) -> Self {
+        let mut apart = Self::ZERO;
+        let mut negative = 0;
+        for i in 0..32 {
+            let (size, sign) = (integers[i].unsigned_abs(), integers[i] >> 7);
+            apart.sizes[i] = size;
+            apart.signs[i] = sign;
+            negative += u16::from(size & sign.cast_unsigned());
+        }
+        apart.negative = i32::from(negative);
+        apart
+    }
+}
+
+/// 32 integers, whole and taken apart: an instruction set takes what it can use.
+#[derive(Clone, Copy)]
+pub(crate) struct Integers<'a> {
+    pub all: &'a [i8; 32],
+    pub apart: &'a Apart,
+}
+
 /// What products of 8-bit integers need of an instruction set.
 ///
 /// *Codes* are weights: eight lanes of four bytes, the codes of four neighbouring `k` of eight outputs.
-/// Eight such vectors make 32 `k`. A code of at most 6 bits is unsigned; codes of 8 bits are signed
-/// and pass through [`signed`](Self::signed) before they are multiplied.
+/// Eight such vectors make 32 `k`. Codes of at most 6 bits are unsigned and unpacked into registers;
+/// those of 8 bits are signed and multiplied from memory.
 pub(crate) trait Int8: Copy + Send + Sync {
     /// 8 x 4 bytes.
     type Codes: Copy;
@@ -116,7 +155,7 @@ pub(crate) trait Int8: Copy + Send + Sync {
     type Factors: Copy;
     /// Eight pairs of factors of the two sums of 16 activations.
     type Pairs: Copy;
-    /// What `signed` adds to a code.
+    /// What `dot_signed` adds to a code.
     const SIGNED_OFFSET: i32;
 
     fn load(self, x: &[u8; 32]) -> Self::Codes;
@@ -127,11 +166,16 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x]` byte by byte, for x < 16.
     fn lookup(self, table: &[i8; 16], x: Self::Codes) -> Self::Codes;
-    /// Signed codes as `dot` takes them.
-    fn signed(self, x: Self::Codes) -> Self::Codes;
+    fn store(self, x: Self::Codes, to: &mut [u8; 32]);
 
-    /// For `N` times eight outputs and `R` rows, sums of 32 products of codes of `bits` with `x`, which
-    /// are in -127..=127.
+    /// For `N` times eight outputs and `R` rows, sums of 32 products of signed codes, each moved by
+    /// [`SIGNED_OFFSET`](Self::SIGNED_OFFSET), with `x`.
+    fn dot_signed<const N: usize, const R: usize>(
+        self,
+        codes: [&[[u8; 32]; 8]; N],
+        x: [Integers<'_>; R],
+    ) -> [[Self::Sums; R]; N];
+    /// The same for unsigned codes of at most six `bits`.
     fn dot<const N: usize, const R: usize>(
         self,
         bits: u32,
@@ -323,16 +367,19 @@ mod tests {
         let mut codes = [simd.load(&[0; 32]); 8];
         for step in 0..8 {
             codes[step] = simd.load(&problem.codes[step]);
-            if bits == 8 {
-                codes[step] = simd.signed(codes[step]);
-            }
         }
         let ones = simd.factors([1; 8]);
         let factors = [simd.factors(problem.factors[0]), simd.factors(problem.factors[1])];
         let [a, b] = &problem.x;
-        let [mut both] = simd.dot(bits, [&codes], [a, b]);
-        let [[one], _] = simd.dot(bits, [&codes, &codes], [a]);
-        if bits == 8 {
+        let apart = problem.x.map(|x| Apart::of(&x));
+        let [c, d] = [0, 1].map(|r| Integers { all: &problem.x[r], apart: &apart[r] });
+        let ([mut both], [[one], _]);
+        if bits < 8 {
+            [both] = simd.dot(bits, [&codes], [a, b]);
+            [[one], _] = simd.dot(bits, [&codes, &codes], [a]);
+        } else {
+            [both] = simd.dot_signed([&problem.codes], [c, d]);
+            [[one], _] = simd.dot_signed([&problem.codes, &problem.codes], [c]);
             let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
             for r in 0..2 {
                 both[r] = simd.add_pairs(both[r], pairs, problem.sums(r));
@@ -406,10 +453,10 @@ mod tests {
             let [[sums]] = simd.dot(6, [&codes], [&[1; 32]]);
             simd.store_float(simd.to_float(sums), &mut out[i]);
         }
-        let looked_up = simd.signed(simd.lookup(&table, simd.right(loaded, 0, 15)));
-        let zero = simd.signed(zero);
-        let codes = [zero, zero, looked_up, zero, zero, zero, zero, zero];
-        let [[sums]] = simd.dot(8, [&codes], [&[1; 32]]);
+        let ones = Integers { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
+        let mut codes = [[0; 32]; 8];
+        simd.store(simd.lookup(&table, simd.right(loaded, 0, 15)), &mut codes[2]);
+        let [[sums]] = simd.dot_signed([&codes], [ones]);
         let ones = simd.factors([1; 8]);
         let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
         simd.store_float(simd.to_float(simd.add_pairs(sums, pairs, [16, 16])), &mut out[3]);

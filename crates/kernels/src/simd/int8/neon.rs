@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::Int8;
+use super::{Int8, Integers};
 use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
@@ -157,10 +157,32 @@ macro_rules! neon {
                 }
             }
             #[inline(always)]
-            fn signed(self, x: Self::Codes) -> Self::Codes {
-                x
+            fn store(self, x: Self::Codes, to: &mut [u8; 32]) {
+                let (to, _) = to.as_chunks_mut::<16>();
+                unsafe {
+                    vst1q_u8(to[0].as_mut_ptr(), vreinterpretq_u8_s8(x[0]));
+                    vst1q_u8(to[1].as_mut_ptr(), vreinterpretq_u8_s8(x[1]));
+                }
             }
 
+            #[inline(always)]
+            fn dot_signed<const N: usize, const R: usize>(
+                self,
+                codes: [&[[u8; 32]; 8]; N],
+                x: [Integers<'_>; R],
+            ) -> [[Self::Sums; R]; N] {
+                let mut loaded = [[self.load(&[0; 32]); 8]; N];
+                for n in 0..N {
+                    for step in 0..8 {
+                        loaded[n][step] = self.load(&codes[n][step]);
+                    }
+                }
+                let mut all = [x[0].all; R];
+                for r in 0..R {
+                    all[r] = x[r].all;
+                }
+                self.dot(8, loaded.each_ref(), all)
+            }
             #[inline(always)]
             fn dot<const N: usize, const R: usize>(
                 self,

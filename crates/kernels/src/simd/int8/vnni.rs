@@ -8,8 +8,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Int8;
 use super::avx2::four;
+use super::{Int8, Integers};
 use crate::simd::avx2::Avx2;
 
 /// Proof that the processor has AVX-VNNI, AVX2, FMA and F16C.
@@ -60,8 +60,24 @@ macro_rules! vnni {
             super::avx2_operations!();
 
             #[inline(always)]
-            fn signed(self, x: Self::Codes) -> Self::Codes {
-                unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) }
+            fn dot_signed<const N: usize, const R: usize>(
+                self,
+                codes: [&[[u8; 32]; 8]; N],
+                x: [Integers<'_>; R],
+            ) -> [[Self::Sums; R]; N] {
+                unsafe {
+                    let mut sums = [[_mm256_setzero_si256(); R]; N];
+                    for step in 0..8 {
+                        for n in 0..N {
+                            let code = self.load(&codes[n][step]);
+                            let code = _mm256_xor_si256(code, _mm256_set1_epi8(-128));
+                            for r in 0..R {
+                                sums[n][r] = $dpbusd(sums[n][r], code, four(x[r].all, step));
+                            }
+                        }
+                    }
+                    sums
+                }
             }
             #[inline(always)]
             fn dot<const N: usize, const R: usize>(
