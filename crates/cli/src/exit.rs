@@ -10,6 +10,7 @@ use crate::term::Term;
 pub const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 const BAD_MODEL: u8 = 3;
+const NO_MEMORY: u8 = 4;
 const INTERRUPTED: u8 = 130;
 
 /// The command line asks for something that cannot be.
@@ -55,6 +56,18 @@ impl From<boostr::Error> for BadModel {
         Self { error, help: None }
     }
 }
+
+/// What is asked for takes more memory than there is.
+#[derive(Debug)]
+pub struct NoMemory(pub String);
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for NoMemory {}
 
 /// A model that a server does not take is a bad model.
 pub fn of_server(error: boostr_server::Error) -> anyhow::Error {
@@ -120,6 +133,8 @@ fn code(error: &anyhow::Error) -> u8 {
         || error.downcast_ref::<ChecksFailed>().is_some_and(|failed| failed.bad_model)
     {
         BAD_MODEL
+    } else if error.is::<NoMemory>() {
+        NO_MEMORY
     } else {
         FAILURE
     }

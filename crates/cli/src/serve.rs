@@ -202,7 +202,7 @@ impl Plan {
         let cache = cache.map_or(most, |bytes| bytes as u64);
         let sum = running.saturating_add(cache);
         if let Some(free) = free.filter(|free| sum > *free) {
-            anyhow::bail!(
+            let reason = format!(
                 "{} running sequences of {} and {} of --state-cache are {}, but {} are free: lower --max-running or \
                  --state-cache",
                 engine.max_running,
@@ -211,6 +211,7 @@ impl Plan {
                 system::bytes(sum),
                 system::bytes(free)
             );
+            return Err(exit::NoMemory(reason).into());
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
         Ok(Self { engine: EngineConfig { snapshot_bytes, ..engine }, state_bytes, grows })

@@ -121,12 +121,12 @@ fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
 
 #[test]
 fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
-    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(1);
+    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(4);
     for part in ["16 running sequences of 694 kB", "are free", "lower --max-running"] {
         assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
     }
     let args = ["serve", "--port", "0", "--state-cache", "100000GiB", "--draft", &demo()];
-    let run = boostr(&args).fails(1);
+    let run = boostr(&args).fails(4);
     assert!(run.stderr.contains("16 running sequences of 1.4 MB"), "{}", run.stderr);
 }
 
@@ -197,7 +197,7 @@ fn what_cannot_be_served_is_said() {
     boostr(&["serve", "/no/such/model", "--port", "0"]).fails(3);
     boostr(&["serve", "--host", "no.such.host.invalid"]).fails(2);
     boostr(&["serve", "--max-body", "much"]).fails(2);
-    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(1);
+    let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(4);
     assert!(run.stderr.contains("--state-cache"), "{}", run.stderr);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
