@@ -352,8 +352,8 @@ impl<B: Backend> Sessions<B> {
         Ok(session)
     }
 
-    /// Removes a session and all that is of it. Those who have it open find it gone. Of one that is a link to a folder
-    /// elsewhere, the link.
+    /// Removes a session and all that is of it. Those who have it open find it gone. Of a session that is a link only
+    /// the link is removed; what it leads to stays as it is.
     ///
     /// # Errors
     ///
@@ -361,19 +361,32 @@ impl<B: Backend> Sessions<B> {
     pub fn delete(&self, name: &str) -> Result<()> {
         let folder = self.folder_of(name)?;
         let mut open = self.lock();
-        let session = match self.get_in(&mut open, name) {
-            Ok(session) => Ok(session),
-            // One that is damaged can be deleted too.
-            Err(SessionError::Other(Error::Format { .. })) => Err(Lock::new(&self.folder, name)?),
-            Err(error) => return Err(error),
+        let is_link = fs::symlink_metadata(&folder).is_ok_and(|found| found.is_symlink());
+        let is_open = open.get(name).is_some_and(|inner| inner.strong_count() > 0);
+        let session = if is_link && !is_open {
+            // One that leads nowhere keeps others from its name.
+            if folder.exists() && !folder.join(LOG).exists() {
+                return Err(SessionError::Missing { name: name.to_owned() });
+            }
+            Err(self.lock_of(name, open.contains_key(name))?)
+        } else {
+            match self.get_in(&mut open, name) {
+                Ok(session) => Ok(session),
+                // One that is damaged can be deleted too.
+                Err(SessionError::Other(Error::Format { .. })) => {
+                    Err(Lock::new(&self.folder, name)?)
+                }
+                Err(error) => return Err(error),
+            }
         };
         let live = session.as_ref().ok().map(Session::live).transpose()?;
-        // In one step out of sight, and then piece by piece.
         let remove = || {
-            if fs::symlink_metadata(&folder)?.is_symlink() {
-                fs::remove_file(&folder)?;
+            if is_link {
+                // Where links to folders are folders, `remove_file` refuses.
+                fs::remove_file(&folder).or_else(|_| fs::remove_dir(&folder))?;
                 return sync_folder(&self.folder);
             }
+            // In one step out of sight, and then piece by piece.
             let (gone, ()) = create_beside(&folder, |path| fs::create_dir(path))?;
             fs::rename(&folder, &gone)?;
             sync_folder(&self.folder)?;

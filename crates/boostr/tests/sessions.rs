@@ -522,10 +522,42 @@ fn a_list_has_what_a_link_leads_to_and_nothing_without_a_log() {
     assert!(error.contains("pipe/log"), "{error}");
     sessions.create("c", None).unwrap();
     assert!(matches!(sessions.create("d", None), Err(SessionError::Full { count: 3, most: 3 })));
+}
 
+#[cfg(unix)]
+#[test]
+fn of_a_session_that_is_a_link_the_link_alone_is_deleted() {
+    use std::os::unix::fs::symlink;
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let there = elsewhere.path().join("b");
+    drop(open(&elsewhere).create("b", None).unwrap());
+    let sessions = open(&folder);
+    let link = folder.path().join("b");
+
+    // Half a record, which opening the session would cut off.
+    let mut log = std::fs::read(there.join("log")).unwrap();
+    log.extend(b"{\"half");
+    std::fs::write(there.join("log"), &log).unwrap();
+    symlink(&there, &link).unwrap();
     sessions.delete("b").unwrap();
-    assert!(sessions.get("b").is_err());
-    assert!(open(&elsewhere).get("b").is_ok(), "a link is deleted, not what it leads to");
+    assert!(!link.exists() && !folder.path().join(".b.lock").exists());
+    assert_eq!(std::fs::read(there.join("log")).unwrap(), log);
+
+    // Open here: its holder finds it gone.
+    symlink(&there, &link).unwrap();
+    let held = sessions.get("b").unwrap();
+    sessions.delete("b").unwrap();
+    assert!(matches!(held.rewind(0), Err(SessionError::Missing { .. })));
+    assert!(open(&elsewhere).get("b").is_ok());
+
+    // One that leads nowhere makes room for a new one; one that leads to no session is none.
+    symlink(elsewhere.path().join("nothing"), &link).unwrap();
+    assert!(matches!(sessions.create("b", None), Err(SessionError::Exists { .. })));
+    sessions.delete("b").unwrap();
+    drop(sessions.create("b", None).unwrap());
+    symlink(elsewhere.path(), folder.path().join("c")).unwrap();
+    assert!(matches!(sessions.delete("c"), Err(SessionError::Missing { .. })));
+    assert!(folder.path().join("c").exists());
 }
 
 #[test]

@@ -594,7 +594,7 @@ fn norms_and_differences_are_those_of_their_definition() {
     assert_eq!((&apart[0].keys, &apart[1].values), (&vec![], &vec![0.0; 2]));
 }
 
-/// Between the logits of a state that was rounded to bf16 and of one that was not, on the embedded model: ten times
+/// Between the logits of a state that was rounded to bf16 and of one that was not, on the embedded model: eight times
 /// what docs/state.md says, for that model may be trained again.
 const BF16_DRIFT: f32 = 0.1;
 

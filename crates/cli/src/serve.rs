@@ -172,7 +172,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
 /// How much memory is for what.
 struct Plan {
     engine: EngineConfig,
-    /// Bytes of a sequence that has seen nothing, with that of its draft, and whether it grows.
+    /// Bytes of a sequence that has seen nothing, with all that guessing takes, and whether it grows.
     state_bytes: u64,
     grows: bool,
 }
@@ -187,12 +187,14 @@ impl Plan {
         engine: EngineConfig,
         cache: Option<usize>,
     ) -> Result<Self> {
+        // Who guesses goes back to the state before wrong guesses.
+        let models = match draft {
+            None => vec![&lm.model],
+            Some(Draft::Model(draft)) => vec![&lm.model, &lm.model, &**draft],
+            Some(_) => vec![&lm.model, &lm.model],
+        };
         let (mut state_bytes, mut grows) = (0, false);
-        let draft = draft.and_then(|draft| match draft {
-            Draft::Model(model) => Some(&**model),
-            _ => None,
-        });
-        for model in [&lm.model].into_iter().chain(draft) {
+        for model in models {
             state_bytes += model.new_state()?.size_in_bytes() as u64;
             grows |= model.family().layers().iter().any(|layer| layer.attention.is_some());
         }
@@ -204,12 +206,13 @@ impl Plan {
         if let Some(free) = free.filter(|free| sum > *free) {
             let reason = format!(
                 "{} running sequences of {} and {} of --state-cache are {}, but {} are free: lower --max-running or \
-                 --state-cache",
+                 --state-cache{}",
                 engine.max_running,
                 system::bytes(state_bytes),
                 system::bytes(cache),
                 system::bytes(sum),
-                system::bytes(free)
+                system::bytes(free),
+                if draft.is_some() { ", or leave out --draft" } else { "" }
             );
             return Err(exit::NoMemory(reason).into());
         }

@@ -6,7 +6,8 @@
 //! scale = max |x| / 127,    code = x / scale to the nearest integer,    |x - scale * code| <= scale / 2
 //! ```
 //!
-//! (up to f32 rounding). A NaN or an infinity makes the scale NaN, and so every product with it.
+//! (up to f32 rounding). Where an instruction set multiplies unsigned by signed integers, codes are also
+//! taken apart into sizes and signs. A NaN or an infinity makes the scale NaN, and so every product with it.
 
 use rayon::prelude::*;
 
@@ -38,17 +39,18 @@ impl Block {
 /// Quantized rows, stored as `[width / 32, rows]` blocks: the order in which a product reads them.
 pub(super) struct Activations {
     blocks: Vec<Block>,
-    /// Their codes taken apart, where these are multiplied with signed ones.
+    /// Their codes taken apart, for products that take them so.
     apart: Vec<Apart>,
     rows: usize,
 }
 
 impl Activations {
-    /// Quantizes rows of whole blocks, for products with codes that are signed or not.
+    /// Quantizes rows of whole blocks; for signed codes, as the level takes them.
     pub(super) fn new(level: Int8Level, x: Rows<'_>, signed: bool) -> Self {
         let rows = x.len();
         let mut blocks = vec![Block::ZERO; x.width() / BLOCK * rows];
-        let mut apart = vec![Apart::ZERO; if signed { blocks.len() } else { 0 }];
+        let mut apart =
+            vec![Apart::ZERO; if signed && level.takes_apart() { blocks.len() } else { 0 }];
         if blocks.len() * BLOCK < FEW {
             for (k, blocks) in blocks.chunks_exact_mut(rows).enumerate() {
                 quantize(level, x, k, blocks);
@@ -69,14 +71,10 @@ impl Activations {
         &self.blocks[k * self.rows..][..self.rows]
     }
 
-    /// The codes of these taken apart.
-    ///
-    /// # Panics
-    ///
-    /// If they are for products with codes without a sign.
+    /// The codes of values `32 k..32 k + 32` of every row taken apart; zeros where nobody takes them so.
     #[inline(always)]
-    pub(super) fn apart(&self, k: usize) -> &[Apart] {
-        &self.apart[k * self.rows..][..self.rows]
+    pub(super) fn apart(&self, k: usize, row: usize) -> &Apart {
+        self.apart.get(k * self.rows + row).unwrap_or(&Apart::ZERO)
     }
 }
 
@@ -171,7 +169,10 @@ mod tests {
                         assert_eq!(block.sums, [sum(&block.codes[..16]), sum(&block.codes[16..])]);
                         let sum = f32::from(block.sums[0] + block.sums[1]);
                         assert_eq!(block.scaled_sum, block.scale * sum);
-                        let apart = &quantized.apart(k)[m];
+                        if !level.takes_apart() {
+                            continue;
+                        }
+                        let apart = quantized.apart(k, m);
                         let mut negative = 0;
                         for (i, code) in block.codes.into_iter().enumerate() {
                             assert_eq!(apart.sizes[i], code.unsigned_abs());

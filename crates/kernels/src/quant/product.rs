@@ -10,10 +10,12 @@
 //! What differs from the plain loop, and why:
 //!
 //! 1. Weights are read as [`Packed`] lays them out, eight outputs to a vector. A cell of 8 outputs and
-//!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations; one of
-//!    8 bits, which fills all registers, stays in memory, and four such share what they read of two rows.
+//!    32 k is unpacked into registers once, and multiplied with up to [`ROWS`] rows of activations. Codes
+//!    that are signed (those of q8_0, and what the tables of iq4 give) stay in memory: four cells of them
+//!    share what they read of two rows.
 //! 2. Sums over 32 k are exact in integers: where codes have an offset, or are moved to be unsigned, the
-//!    sums of the activations make up for it, in integers too.
+//!    sums of the activations make up for it, in integers too. AVX2 multiplies signed codes with the
+//!    sizes of the activations and takes their signs into the codes.
 //! 3. Four cells a quarter of the task apart take turns, so that memory sees four long streams; with one
 //!    row, the four also share its loads.
 //! 4. Blocks of outputs run in parallel.
@@ -32,15 +34,17 @@
 //! and from the rounding of f32, (width / 16 + 8) * 2^-24 of the sum of |x| (|d * scale * q| + |m * min|)
 //! over the row. Values of `x` below 127 / `f32::MAX` count as zeros where all their block are.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::activations::{Activations, Block, remainder};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
 use super::{Format, Values};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::int8::{Apart, Int8, Int8Level, Integers, dispatch_int8};
+use crate::simd::int8::{Activation, Int8, Int8Level, dispatch_int8};
 
-/// Rows that a cell is multiplied with while it is in registers.
+/// Rows that a cell is multiplied with once it is unpacked.
 const ROWS: usize = 128;
 /// Cells that take turns.
 const STREAMS: usize = 4;
@@ -213,6 +217,7 @@ fn turns<S: Int8, P: Packing, const M: usize>(
     for acc in &mut *acc {
         acc[..rows].fill(Sums::ZERO);
     }
+    let mut looked_up = [[[0; 32]; 8]; STREAMS];
     for block in 0..groups[0].len() / record {
         let mut records = groups;
         for i in 0..STREAMS {
@@ -221,14 +226,16 @@ fn turns<S: Int8, P: Packing, const M: usize>(
         for c in 0..cells {
             let k = block * cells + c;
             let blocks = &x.column(k)[first..][..rows];
+            let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
+            for i in 1..STREAMS {
+                cells[i] = Cell::of::<P>(simd, records[i], c);
+            }
             if is_signed(P::LAYOUT) {
-                let apart = &x.apart(k)[first..][..rows];
-                signed_cells::<S, P, M>(simd, records, c, (blocks, apart), acc);
+                let codes = signed_codes::<S, P>(simd, records, c, &mut looked_up);
+                signed_cells::<S, P, M>(simd, &cells, codes, x, k, first..first + rows, acc);
             } else if M == 1 {
-                let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
                 let mut codes = [unpack::<S, P>(simd, records[0], c); STREAMS];
                 for i in 1..STREAMS {
-                    cells[i] = Cell::of::<P>(simd, records[i], c);
                     codes[i] = unpack::<S, P>(simd, records[i], c);
                 }
                 let codes = [&codes[0], &codes[1], &codes[2], &codes[3]];
@@ -237,7 +244,7 @@ fn turns<S: Int8, P: Packing, const M: usize>(
                 accumulate::<S, P, STREAMS, 1>(simd, &cells, codes, &blocks[..1], acc);
             } else {
                 for i in 0..STREAMS {
-                    let cell = [Cell::of::<P>(simd, records[i], c)];
+                    let cell = [cells[i]];
                     let codes = unpack::<S, P>(simd, records[i], c);
                     let acc = &mut acc[i][..rows];
                     // Two rows hide each other's latency, but 6 bits leave no registers for it.
@@ -256,16 +263,14 @@ fn turns<S: Int8, P: Packing, const M: usize>(
     }
 }
 
-/// Adds the products of four cells of signed codes: two rows at a time, which share what they read.
+/// Signed codes of cell `c` of each record, those of a table by way of `looked_up`.
 #[inline(always)]
-fn signed_cells<S: Int8, P: Packing, const M: usize>(
+fn signed_codes<'a, S: Int8, P: Packing>(
     simd: S,
-    records: [&[u8]; STREAMS],
+    records: [&'a [u8]; STREAMS],
     c: usize,
-    (x, apart): (&[Block], &[Apart]),
-    acc: &mut [[Sums; M]; STREAMS],
-) {
-    let mut looked_up = [[[0; 32]; 8]; STREAMS];
+    looked_up: &'a mut [[[u8; 32]; 8]; STREAMS],
+) -> [&'a [[u8; 32]; 8]; STREAMS] {
     if let Values::Table(_) = P::LAYOUT.grid.values {
         for i in 0..STREAMS {
             let cell = cell_bytes(P::LAYOUT, records[i], c);
@@ -274,10 +279,8 @@ fn signed_cells<S: Int8, P: Packing, const M: usize>(
             }
         }
     }
-    let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
     let mut codes = [&looked_up[0]; STREAMS];
     for i in 0..STREAMS {
-        cells[i] = Cell::of::<P>(simd, records[i], c);
         codes[i] = match P::LAYOUT.grid.values {
             Values::Table(_) => &looked_up[i],
             _ => {
@@ -286,24 +289,40 @@ fn signed_cells<S: Int8, P: Packing, const M: usize>(
             }
         };
     }
-    let [a, b, c, d] = &mut *acc;
-    for (pair, (x, apart)) in x.chunks(2).zip(apart.chunks(2)).enumerate() {
-        let m = 2 * pair..2 * pair + x.len();
-        let acc = [&mut a[m.clone()], &mut b[m.clone()], &mut c[m.clone()], &mut d[m.clone()]];
-        if x.len() == 2 {
-            let both = [integers(x, apart, 0), integers(x, apart, 1)];
-            let sums = simd.dot_signed(codes, both);
-            add_scaled::<S, P, STREAMS, 2>(simd, &cells, sums, x, acc);
-        } else {
-            let sums = simd.dot_signed(codes, [integers(x, apart, 0)]);
-            add_scaled::<S, P, STREAMS, 1>(simd, &cells, sums, x, acc);
-        }
-    }
+    codes
 }
 
+/// Adds the products of four cells of signed codes with column `k` of `rows` of `x`: two rows at a time, which
+/// share what they read.
 #[inline(always)]
-fn integers<'a>(x: &'a [Block], apart: &'a [Apart], r: usize) -> Integers<'a> {
-    Integers { all: &x[r].codes, apart: &apart[r] }
+fn signed_cells<S: Int8, P: Packing, const M: usize>(
+    simd: S,
+    cells: &[Cell<S>; STREAMS],
+    codes: [&[[u8; 32]; 8]; STREAMS],
+    x: &Activations,
+    k: usize,
+    rows: Range<usize>,
+    acc: &mut [[Sums; M]; STREAMS],
+) {
+    const { assert!(!is_signed(P::LAYOUT) || P::LAYOUT.grid.group == CELL, "one group a cell") }
+    let [first, second, third, fourth] = &mut *acc;
+    let apart = |row| x.apart(k, row);
+    let blocks = &x.column(k)[rows.clone()];
+    for (pair, blocks) in blocks.chunks(2).enumerate() {
+        let (m, row) = (2 * pair..2 * pair + blocks.len(), rows.start + 2 * pair);
+        let acc =
+            [&mut first[m.clone()], &mut second[m.clone()], &mut third[m.clone()], &mut fourth[m]];
+        if let [a, b] = blocks {
+            let a = Activation { all: &a.codes, apart: apart(row) };
+            let b = Activation { all: &b.codes, apart: apart(row + 1) };
+            let sums = simd.dot_signed(codes, [a, b]);
+            add_scaled::<S, P, STREAMS, 2>(simd, cells, sums, blocks, acc);
+        } else {
+            let last = Activation { all: &blocks[0].codes, apart: apart(row) };
+            let sums = simd.dot_signed(codes, [last]);
+            add_scaled::<S, P, STREAMS, 1>(simd, cells, sums, blocks, acc);
+        }
+    }
 }
 
 /// What 32 `k` of eight outputs have but for their codes.

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Int8, Integers};
+use super::{Activation, Int8};
 use crate::simd::avx2::Avx2;
 
 /// Four neighbouring bytes of `x` in every lane.
@@ -70,7 +70,7 @@ impl Int8 for Avx2 {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Integers<'_>; R],
+        x: [Activation<'_>; R],
     ) -> [[Self::Sums; R]; N] {
         let mut sums = [[self.zero_sums(); R]; N];
         unsafe {
@@ -103,6 +103,7 @@ impl Int8 for Avx2 {
         codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
     ) -> [[Self::Sums; R]; N] {
+        debug_assert!(bits <= 6, "more do not fit");
         let mut sums = [[self.zero_sums(); R]; N];
         let ones = [self.factors([1; 8]); N];
         match bits {
@@ -120,6 +121,7 @@ impl Int8 for Avx2 {
         x: [&[i8; 32]; R],
         factors: [[Self::Factors; 2]; N],
     ) -> [[Self::Sums; R]; N] {
+        debug_assert!(bits <= 6, "more do not fit");
         let mut sums = [[self.zero_sums(); R]; N];
         for half in 0..2 {
             let mut of_half = [factors[0][half]; N];

@@ -1,6 +1,6 @@
 //! Plain loops over eight lanes: what every processor can run, and what Miri checks.
 
-use super::{Int8, Integers};
+use super::{Activation, Int8};
 use crate::simd::baseline::Baseline;
 
 /// Adds the products of one vector of codes with four `x`.
@@ -19,6 +19,22 @@ fn add_products(sums: &mut [i32; 8], codes: &[u8; 32], x: &[i8]) {
 #[inline(always)]
 fn add_product(sum: i32, a: i32, b: i32) -> i32 {
     sum.wrapping_add(a.wrapping_mul(b))
+}
+
+#[inline(always)]
+fn dot<const N: usize, const R: usize>(
+    codes: [&[[u8; 32]; 8]; N],
+    x: [&[i8; 32]; R],
+) -> [[[i32; 8]; R]; N] {
+    let mut sums = [[[0; 8]; R]; N];
+    for n in 0..N {
+        for r in 0..R {
+            for step in 0..8 {
+                add_products(&mut sums[n][r], &codes[n][step], &x[r][step * 4..][..4]);
+            }
+        }
+    }
+    sums
 }
 
 impl Int8 for Baseline {
@@ -70,13 +86,13 @@ impl Int8 for Baseline {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Integers<'_>; R],
+        x: [Activation<'_>; R],
     ) -> [[Self::Sums; R]; N] {
         let mut all = [x[0].all; R];
         for r in 0..R {
             all[r] = x[r].all;
         }
-        self.dot(8, codes, all)
+        dot(codes, all)
     }
     #[inline(always)]
     fn dot<const N: usize, const R: usize>(
@@ -85,15 +101,7 @@ impl Int8 for Baseline {
         codes: [&[Self::Codes; 8]; N],
         x: [&[i8; 32]; R],
     ) -> [[Self::Sums; R]; N] {
-        let mut sums = [[[0; 8]; R]; N];
-        for n in 0..N {
-            for r in 0..R {
-                for step in 0..8 {
-                    add_products(&mut sums[n][r], &codes[n][step], &x[r][step * 4..][..4]);
-                }
-            }
-        }
-        sums
+        dot(codes, x)
     }
     #[inline(always)]
     fn dot_halves<const N: usize, const R: usize>(

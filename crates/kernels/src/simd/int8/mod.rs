@@ -1,6 +1,6 @@
 //! Sums of products of 8-bit integers, and the few operations around them.
 //!
-//! All vectors have eight lanes whatever the instruction set: eight outputs of a product. Integers
+//! All vectors have eight lanes whatever the instruction set: eight outputs of a product. Activation
 //! are exact and floats run in one order, so instruction sets agree to the bit but for the fused
 //! multiply-add, which the baseline has not.
 //!
@@ -132,9 +132,9 @@ impl Apart {
     }
 }
 
-/// 32 integers, whole and taken apart: an instruction set takes what it can use.
+/// 32 integers, whole and, where the level [takes them so](Int8Level::takes_apart), apart.
 #[derive(Clone, Copy)]
-pub(crate) struct Integers<'a> {
+pub(crate) struct Activation<'a> {
     pub all: &'a [i8; 32],
     pub apart: &'a Apart,
 }
@@ -142,8 +142,8 @@ pub(crate) struct Integers<'a> {
 /// What products of 8-bit integers need of an instruction set.
 ///
 /// *Codes* are weights: eight lanes of four bytes, the codes of four neighbouring `k` of eight outputs.
-/// Eight such vectors make 32 `k`. Codes of at most 6 bits are unsigned and unpacked into registers;
-/// those of 8 bits are signed and multiplied from memory.
+/// Eight such vectors make 32 `k`. Unsigned codes have at most 6 bits and are unpacked into registers;
+/// signed ones have 8 and are multiplied from memory.
 pub(crate) trait Int8: Copy + Send + Sync {
     /// 8 x 4 bytes.
     type Codes: Copy;
@@ -173,7 +173,7 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Integers<'_>; R],
+        x: [Activation<'_>; R],
     ) -> [[Self::Sums; R]; N];
     /// The same for unsigned codes of at most six `bits`.
     fn dot<const N: usize, const R: usize>(
@@ -261,6 +261,15 @@ impl Int8Level {
         }
         levels
     }
+
+    /// Whether signed codes are multiplied with activations that are taken [`Apart`].
+    pub(crate) fn takes_apart(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => true,
+            _ => false,
+        }
+    }
 }
 
 /// Compiles an `#[inline(always)] fn name<S: Int8>(simd: S, args..)` for each instruction set and
@@ -340,6 +349,10 @@ mod tests {
         /// The largest sizes of all.
         fn extreme(bits: u32, x: i8) -> Self {
             let code = if bits == 8 { 128 } else { (1 << bits) - 1 };
+            Self::of(bits, code, x)
+        }
+
+        fn of(bits: u32, code: u8, x: i8) -> Self {
             Self { bits, codes: [[code; 32]; 8], x: [[x; 32], [-x; 32]], factors: [[128; 8]; 2] }
         }
 
@@ -372,8 +385,8 @@ mod tests {
         let factors = [simd.factors(problem.factors[0]), simd.factors(problem.factors[1])];
         let [a, b] = &problem.x;
         let apart = problem.x.map(|x| Apart::of(&x));
-        let [c, d] = [0, 1].map(|r| Integers { all: &problem.x[r], apart: &apart[r] });
-        let ([mut both], [[one], _]);
+        let [c, d] = [0, 1].map(|r| Activation { all: &problem.x[r], apart: &apart[r] });
+        let ([mut both], [[mut one], _]);
         if bits < 8 {
             [both] = simd.dot(bits, [&codes], [a, b]);
             [[one], _] = simd.dot(bits, [&codes, &codes], [a]);
@@ -384,6 +397,15 @@ mod tests {
             for r in 0..2 {
                 both[r] = simd.add_pairs(both[r], pairs, problem.sums(r));
             }
+            one = simd.add_pairs(one, pairs, problem.sums(0));
+            // As kernels call it: four cells, two rows.
+            let four = simd.dot_signed([&problem.codes; 4], [d, c]);
+            for [second, first] in four {
+                let first = simd.add_pairs(first, pairs, problem.sums(0));
+                let second = simd.add_pairs(second, pairs, problem.sums(1));
+                assert_eq!(integers(simd, first), integers(simd, both[0]));
+                assert_eq!(integers(simd, second), integers(simd, both[1]));
+            }
         }
         for r in 0..2 {
             let got = integers(simd, both[r]);
@@ -392,10 +414,10 @@ mod tests {
                 assert_eq!(got[lane], want as f32, "{bits} bits, row {r}, lane {lane}");
             }
         }
+        assert_eq!(integers(simd, one), integers(simd, both[0]));
         if bits == 8 {
             return;
         }
-        assert_eq!(integers(simd, one), integers(simd, both[0]));
         let [halves] = simd.dot_halves(bits, [&codes], [a, b], [factors]);
         let pairs = simd.pairs(-32, factors);
         for r in 0..2 {
@@ -428,6 +450,9 @@ mod tests {
             for bits in [2, 3, 4, 5, 6, 8] {
                 check(level, &Problem::extreme(bits, 127));
                 check(level, &Problem::extreme(bits, -127));
+                if bits == 8 {
+                    check(level, &Problem::of(8, 127, 127));
+                }
                 for _ in 0..20 {
                     check(level, &Problem::random(&mut rng, bits));
                 }
@@ -453,7 +478,7 @@ mod tests {
             let [[sums]] = simd.dot(6, [&codes], [&[1; 32]]);
             simd.store_float(simd.to_float(sums), &mut out[i]);
         }
-        let ones = Integers { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
+        let ones = Activation { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
         let mut codes = [[0; 32]; 8];
         simd.store(simd.lookup(&table, simd.right(loaded, 0, 15)), &mut codes[2]);
         let [[sums]] = simd.dot_signed([&codes], [ones]);

@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Int8, Integers};
+use super::{Activation, Int8};
 use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
@@ -169,19 +169,23 @@ macro_rules! neon {
             fn dot_signed<const N: usize, const R: usize>(
                 self,
                 codes: [&[[u8; 32]; 8]; N],
-                x: [Integers<'_>; R],
+                x: [Activation<'_>; R],
             ) -> [[Self::Sums; R]; N] {
-                let mut loaded = [[self.load(&[0; 32]); 8]; N];
+                let mut sums = [[self.zero_sums(); R]; N];
                 for n in 0..N {
+                    // The sums of one cell fill up to half of the registers.
+                    let mut under = [self.zero(); R];
                     for step in 0..8 {
-                        loaded[n][step] = self.load(&codes[n][step]);
+                        let codes = self.load(&codes[n][step]);
+                        for r in 0..R {
+                            under[r] = self.add(under[r], codes, four(x[r].all, step));
+                        }
+                    }
+                    for r in 0..R {
+                        sums[n][r] = self.finish(under[r]);
                     }
                 }
-                let mut all = [x[0].all; R];
-                for r in 0..R {
-                    all[r] = x[r].all;
-                }
-                self.dot(8, loaded.each_ref(), all)
+                sums
             }
             #[inline(always)]
             fn dot<const N: usize, const R: usize>(
