@@ -12,7 +12,7 @@
 use rayon::prelude::*;
 
 use crate::rows::Rows;
-use crate::simd::int8::{Apart, Int8, Int8Level, dispatch_int8};
+use crate::simd::int8::{Activation, Apart, Int8, Int8Level, dispatch_int8};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -71,10 +71,13 @@ impl Activations {
         &self.blocks[k * self.rows..][..self.rows]
     }
 
-    /// The codes of values `32 k..32 k + 32` of every row taken apart; zeros where nobody takes them so.
+    /// The codes of values `32 k..32 k + 32` of a row, for a product with signed ones.
     #[inline(always)]
-    pub(super) fn apart(&self, k: usize, row: usize) -> &Apart {
-        self.apart.get(k * self.rows + row).unwrap_or(&Apart::ZERO)
+    pub(super) fn codes(&self, k: usize, row: usize) -> Activation<'_> {
+        let i = k * self.rows + row;
+        // Where nobody takes them apart, there is nothing to give.
+        let apart = self.apart.get(i).unwrap_or(&Apart::ZERO);
+        Activation { all: &self.blocks[i].codes, apart }
     }
 }
 
@@ -172,7 +175,7 @@ mod tests {
                         if !level.takes_apart() {
                             continue;
                         }
-                        let apart = quantized.apart(k, m);
+                        let apart = quantized.codes(k, m).apart;
                         let mut negative = 0;
                         for (i, code) in block.codes.into_iter().enumerate() {
                             assert_eq!(apart.sizes[i], code.unsigned_abs());

@@ -42,7 +42,7 @@ use super::activations::{Activations, Block, remainder};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
 use super::{Format, Values};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::int8::{Activation, Int8, Int8Level, dispatch_int8};
+use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
 
 /// Rows that a cell is multiplied with once it is unpacked.
 const ROWS: usize = 128;
@@ -213,7 +213,7 @@ fn turns<S: Int8, P: Packing, const M: usize>(
     groups: [&[u8]; STREAMS],
     acc: &mut [[Sums; M]; STREAMS],
 ) {
-    let (record, cells) = (P::LAYOUT.record, P::LAYOUT.block / CELL);
+    let (record, in_record) = (P::LAYOUT.record, P::LAYOUT.block / CELL);
     for acc in &mut *acc {
         acc[..rows].fill(Sums::ZERO);
     }
@@ -223,8 +223,8 @@ fn turns<S: Int8, P: Packing, const M: usize>(
         for i in 0..STREAMS {
             records[i] = &groups[i][block * record..][..record];
         }
-        for c in 0..cells {
-            let k = block * cells + c;
+        for c in 0..in_record {
+            let k = block * in_record + c;
             let blocks = &x.column(k)[first..][..rows];
             let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
             for i in 1..STREAMS {
@@ -306,20 +306,16 @@ fn signed_cells<S: Int8, P: Packing, const M: usize>(
 ) {
     const { assert!(!is_signed(P::LAYOUT) || P::LAYOUT.grid.group == CELL, "one group a cell") }
     let [first, second, third, fourth] = &mut *acc;
-    let apart = |row| x.apart(k, row);
     let blocks = &x.column(k)[rows.clone()];
     for (pair, blocks) in blocks.chunks(2).enumerate() {
         let (m, row) = (2 * pair..2 * pair + blocks.len(), rows.start + 2 * pair);
         let acc =
             [&mut first[m.clone()], &mut second[m.clone()], &mut third[m.clone()], &mut fourth[m]];
-        if let [a, b] = blocks {
-            let a = Activation { all: &a.codes, apart: apart(row) };
-            let b = Activation { all: &b.codes, apart: apart(row + 1) };
-            let sums = simd.dot_signed(codes, [a, b]);
+        if blocks.len() == 2 {
+            let sums = simd.dot_signed(codes, [x.codes(k, row), x.codes(k, row + 1)]);
             add_scaled::<S, P, STREAMS, 2>(simd, cells, sums, blocks, acc);
         } else {
-            let last = Activation { all: &blocks[0].codes, apart: apart(row) };
-            let sums = simd.dot_signed(codes, [last]);
+            let sums = simd.dot_signed(codes, [x.codes(k, row)]);
             add_scaled::<S, P, STREAMS, 1>(simd, cells, sums, blocks, acc);
         }
     }

@@ -1,6 +1,6 @@
 //! Sums of products of 8-bit integers, and the few operations around them.
 //!
-//! All vectors have eight lanes whatever the instruction set: eight outputs of a product. Activation
+//! All vectors have eight lanes whatever the instruction set: eight outputs of a product. Integers
 //! are exact and floats run in one order, so instruction sets agree to the bit but for the fused
 //! multiply-add, which the baseline has not.
 //!
