@@ -195,7 +195,7 @@ fn case_38_the_bias_is_added_before_softplus() {
 
 #[test]
 fn case_30_any_remainder_of_a_chunk_leaves_the_sequential_state() {
-    // 60 is the kernels' chunk, 64 that of the portable body; memory behind the tokens is NaN.
+    // 32 and 128 are the kernels' block and piece, 16 the portable body's chunk; memory behind the tokens is NaN.
     for len in (1..=70).chain(119..=129).chain(179..=193) {
         let problem = Problem::new(len as u64, len, [2, 6, 1, 8]);
         let (want, want_state) = problem.definition();

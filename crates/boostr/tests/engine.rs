@@ -54,14 +54,11 @@ struct Answer {
     logprobs: Vec<f32>,
 }
 
-/// The greedy answer to a prompt that is cut at multiples of `PIECE`.
+/// The greedy answer to a prompt that is one call.
 fn clean(model: &Model<Cpu>, prompt: &[u32], max_tokens: usize) -> (Answer, State<Cpu>) {
     let mut state = model.new_state().unwrap();
-    let mut logits = Vec::new();
-    for tokens in prompt.chunks(PIECE) {
-        let run = Run { tokens, state: &mut state };
-        logits = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
-    }
+    let run = Run { tokens: prompt, state: &mut state };
+    let mut logits = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
     let mut answer = Answer { ids: Vec::new(), logprobs: Vec::new() };
     for i in 0..max_tokens {
         let row = &logits[..model.vocab_limit()];
@@ -151,14 +148,34 @@ fn ask(scheduler: &mut Scheduler<'_, Cpu>, request: Request<Cpu>) -> Ear {
     ear
 }
 
-fn close(a: &Answer, b: &Answer) {
-    assert_eq!(a.ids, b.ids);
-    for (a, b) in a.logprobs.iter().zip(&b.logprobs) {
-        assert!((a - b).abs() < 1e-4, "{a} {b}");
+// Exactness
+
+#[test]
+fn a_text_cut_anywhere_into_calls_has_the_same_logits_and_states_to_the_bit() {
+    let mut random = Random(0xc07);
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(8, 300, model.vocab_limit());
+        let run = |cuts: &[usize]| {
+            let (mut state, mut logits, mut first) = (model.new_state().unwrap(), Vec::new(), 0);
+            for &cut in cuts.iter().chain([&ids.len()]) {
+                let run = Run { tokens: &ids[first..cut], state: &mut state };
+                logits.extend(to_vec(&model.forward(&mut [run], Logits::All).unwrap()).unwrap());
+                first = cut;
+            }
+            (logits, everything(&state))
+        };
+        let want = run(&[]);
+        let singles: Vec<usize> = (1..ids.len()).collect();
+        assert!(run(&singles) == want, "{name}, token by token");
+        for _ in 0..8 {
+            let mut cuts: Vec<usize> = (0..12).map(|_| 1 + random.below(298)).collect();
+            cuts.sort_unstable();
+            cuts.dedup();
+            assert!(run(&cuts) == want, "{name}, cut at {cuts:?}");
+        }
     }
 }
-
-// Exactness
 
 #[test]
 fn any_partition_any_batch_any_slot_history_is_one_clean_run() {
@@ -211,20 +228,20 @@ fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
         let want = clean(&model, &ids, 12).0;
         let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
         let mut scheduler = Scheduler::new(&model, config).with_draft(Draft::Lookup).unwrap();
-        close(&ask(&mut scheduler, request(&ids, 12, &model)).answer(), &want);
+        assert_eq!(ask(&mut scheduler, request(&ids, 12, &model)).answer(), want, "{name}");
         // Again, from its own end; then a conversation that went on, and one that was rewound.
         let again = ask(&mut scheduler, request(&ids, 12, &model));
         assert_eq!(again.cached(), 150, "{name}");
-        close(&again.answer(), &want);
+        assert_eq!(again.answer(), want, "{name}");
         let longer = [&ids[..], &want.ids, &[3, 1, 4]].concat();
         let longer_want = clean(&model, &longer, 5).0;
         let ear = ask(&mut scheduler, request(&longer, 5, &model));
         assert!(ear.cached() >= 150, "{name}: {}", ear.cached());
-        close(&ear.answer(), &longer_want);
+        assert_eq!(ear.answer(), longer_want, "{name}");
         let shorter = [&ids[..140], &[2, 7]].concat();
         let ear = ask(&mut scheduler, request(&shorter, 5, &model));
         assert_eq!(ear.cached(), 128, "{name}");
-        close(&ear.answer(), &clean(&model, &shorter, 5).0);
+        assert_eq!(ear.answer(), clean(&model, &shorter, 5).0, "{name}");
         // Forks.
         let sampler = SamplerConfig { seed: 9, ..SamplerConfig::default() };
         let forked = Request { count: 3, sampler: sampler.clone(), ..request(&ids, 8, &model) };
@@ -252,7 +269,7 @@ fn case_1_a_prompt_that_leaves_another_after_150_of_200_tokens_computes_no_more_
         let after = scheduler.stats();
         assert!(after.prompt_tokens - before.prompt_tokens <= 64 + 30, "{name}");
         assert_eq!(after.skipped_tokens - before.skipped_tokens, ear.cached() as u64);
-        close(&ear.answer(), &clean(&model, &second, 6).0);
+        assert_eq!(ear.answer(), clean(&model, &second, 6).0, "{name}");
     }
 }
 
@@ -280,7 +297,7 @@ fn case_3_a_snapshot_at_every_length_goes_on_as_a_clean_run_also_among_four_sess
             while scheduler.step() {}
             assert_eq!(ears[3].cached(), p, "{name}");
             for (ear, ids) in ears.iter().zip(others.iter().chain([&ids])) {
-                close(&ear.answer(), &clean(&model, ids, 4).0);
+                assert_eq!(ear.answer(), clean(&model, ids, 4).0, "{name}, {p}");
             }
         }
     }
@@ -470,7 +487,7 @@ fn a_given_state_is_gone_on_from_and_stays_its_owners() {
         let asked = Request { state: Some(state.clone()), ..request(&ids, 5, &model) };
         let ear = ask(&mut scheduler, asked);
         assert_eq!((ear.cached(), scheduler.stats().prompt_tokens), (59, 1));
-        close(&ear.answer(), &clean(&model, &ids, 5).0);
+        assert_eq!(ear.answer(), clean(&model, &ids, 5).0);
         assert_eq!(everything(&state), before);
     }
 }
@@ -523,13 +540,13 @@ fn scopes_do_not_see_each_others_snapshots() {
 }
 
 #[test]
-fn a_request_without_a_scope_is_a_clean_run_to_the_bit_whatever_was_asked_before() {
+fn a_request_without_a_scope_sees_and_leaves_no_snapshots() {
     for name in FIXTURES {
         let model = model(name);
         let ids = tokens(5, 150, model.vocab_limit());
         let asked = |len: usize, scope| Request { scope, ..request(&ids[..len], 6, &model) };
         let mut scheduler = Scheduler::new(&model, EngineConfig::default());
-        // Snapshots where a clean run of the longer prompt is not cut, and of all of it.
+        // Snapshots of parts of it, and of all.
         for len in [37, 90, 150] {
             ask(&mut scheduler, asked(len, Some(0)));
         }
@@ -595,6 +612,34 @@ fn a_long_prompt_holds_a_decoding_request_up_for_no_more_than_a_step() {
     }
     // And the two long ones take turns.
     assert!(turns.windows(2).all(|pair| pair[0] != pair[1]), "{turns:?}");
+}
+
+#[test]
+fn prompts_take_turns_however_many_of_them_fit_in_a_step() {
+    let tiny = Tiny::m("");
+    for count in 2..=5 {
+        for fit in 1..=3 {
+            let config = EngineConfig { step_tokens: fit * PIECE, ..forgetful() };
+            let mut scheduler = Scheduler::new(&tiny.model, config);
+            let done = Arc::new(Mutex::new(vec![0; count]));
+            for i in 0..count {
+                let done = done.clone();
+                let listener = move |event: Event<Cpu>| {
+                    if let Event::Prompt { done: now, .. } = event {
+                        done.lock().unwrap()[i] = now;
+                    }
+                    ControlFlow::Continue(())
+                };
+                let asked = request(&tokens(i as u64, 6 * PIECE, 80), 0, &tiny.model);
+                scheduler.submit(asked, Box::new(listener)).unwrap();
+            }
+            while scheduler.step() {
+                let done = done.lock().unwrap();
+                let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+                assert!(most - least <= PIECE, "{fit} of {count}: {done:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -66,8 +66,7 @@ pub(crate) struct GenerationOptions {
     /// The answer ends before any of these
     #[schema(value_type = Option<StringOrList>)]
     pub(crate) stop: Option<Vec<String>>,
-    /// Go on from snapshots of earlier requests, by default. Where these ended at other places than this one is cut at, the
-    /// answer agrees with that of a request without them within rounding; `false` gives it to the bit
+    /// Go on from snapshots of earlier requests, by default; the answer is the same without
     cache_prompt: Option<bool>,
     /// The same seed gives the same answer
     seed: Option<i64>,

@@ -1,9 +1,9 @@
 //! Speculative decoding: cheap guesses of the next tokens, which the model checks in one forward.
 //!
 //! Sampling decides as ever, from the logits of one row after another, for as long as it chooses what was guessed: so the
-//! output is that without guesses, whatever the sampler, to the bit. A run of fewer than 16 tokens is computed token by
-//! token, so its logits and states are those of single tokens too. What was guessed wrongly is undone by going back to a
-//! fork made before; what was right is computed again with the next guesses.
+//! output is that without guesses, whatever the sampler, to the bit: a token has the same logits, and leaves the same
+//! state, in a run of several as alone. What was guessed wrongly is undone by going back to a fork made before; what was
+//! right is computed again with the next guesses.
 //!
 //! Leviathan, Kalman, Matias 2023 (draft models), Saxena 2023 (lookup in the prompt).
 
@@ -16,10 +16,8 @@ use crate::sample::argmax;
 
 use super::run;
 
-/// Most tokens of a run that is computed token by token.
-pub(super) const MAX_RUN: usize = 15;
 /// Most tokens that are guessed at once.
-const MAX_GUESS: usize = 8;
+pub(super) const MAX_GUESS: usize = 8;
 /// Tokens without a guess after guesses that were wrong.
 const PAUSE: usize = 16;
 /// Shortest and longest end of the text that is looked for in what came before.

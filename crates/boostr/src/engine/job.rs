@@ -13,6 +13,8 @@ use super::sequence::{Rules, Sequence};
 use super::store::{Known, Store};
 use super::{Event, Finish, Listener, Outcome, Request, Stats, Ticket, Timings};
 
+/// Least distance from one mark of a prompt to the next.
+const MIN_MARK: usize = 32;
 /// Times that a request may lose its states to a step that failed.
 const MAX_STRIKES: usize = 3;
 
@@ -50,6 +52,12 @@ impl<'a, B: Backend> Job<'a, B> {
         ticket: Ticket,
     ) -> Self {
         request.marks.sort_unstable();
+        let mut last = covered;
+        request.marks.retain(|&mark| {
+            let is_far = mark.saturating_sub(last) >= MIN_MARK;
+            last = if is_far { mark } else { last };
+            is_far
+        });
         Self {
             request,
             covered,

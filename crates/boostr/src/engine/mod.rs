@@ -15,11 +15,9 @@
 //!
 //! # Exact
 //!
-//! What a request is given does not depend on the others. A row of a forward has the same bits in any company
-//! and on any number of threads; a prompt is cut where its own positions say ([`PIECE`], the marks of the request,
-//! the grid of snapshots) and never by how much room a step has. From a snapshot it goes on as a run that was cut
-//! there: to the bit as the clean run when that is cut there too, else within rounding. A request without a
-//! [`scope`](Request::scope) goes on from none.
+//! What a request is given depends on its tokens alone. A row of a forward has the same bits in any company, on any
+//! number of threads, and whatever call each token before it came in: as one of a prompt, of a piece of one, as a guess
+//! or as a token that was generated. So neither the room of a step nor the snapshot that a request begins with shows.
 //!
 //! # Snapshots
 //!
@@ -50,21 +48,12 @@ pub use scheduler::Scheduler;
 pub use search::{Beam, beam_search};
 pub use service::Engine;
 
-/// Runs `tokens`, at least one, in the pieces that a prompt is run in; returns the logits of what comes next.
+/// Runs `tokens`, at least one; returns the logits of what comes next.
 fn run<B: Backend>(model: &Model<B>, state: &mut State<B>, tokens: &[u32]) -> Result<Vec<f32>> {
-    let mut rest = tokens;
-    loop {
-        let (tokens, after) = rest.split_at(rest.len().min(PIECE - state.position() % PIECE));
-        let wanted = if after.is_empty() { Logits::Last } else { Logits::None };
-        let logits = model.forward(&mut [Run { tokens, state }], wanted)?;
-        if after.is_empty() {
-            return ops::to_vec(&logits);
-        }
-        rest = after;
-    }
+    ops::to_vec(&model.forward(&mut [Run { tokens, state }], Logits::Last)?)
 }
 
-/// Prompts are cut where a sequence's position is a multiple of this: what a step may not be interrupted in.
+/// Most tokens of a prompt that are computed in a step, which may not be interrupted.
 pub const PIECE: usize = 128;
 
 /// Sizes of an engine.
@@ -74,7 +63,7 @@ pub struct EngineConfig {
     pub max_running: usize,
     /// Requests that wait; one more is refused.
     pub max_queue: usize,
-    /// Rows of a step. Sequences past their prompts always have theirs, and one piece of a prompt always has its own.
+    /// Rows of a step. Sequences past their prompts always have theirs, and one prompt always goes on by a piece.
     pub step_tokens: usize,
     /// Memory for snapshots, in bytes; 0 keeps none.
     pub snapshot_bytes: usize,

@@ -18,10 +18,9 @@ pub struct Request<B: Backend> {
     /// there is a snapshot of more.
     pub state: Option<State<B>>,
     /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. Those less than
-    /// 32 tokens after the last cut are passed over.
+    /// 32 tokens after another are passed over: a prompt in many short pieces would cost more than they save.
     pub marks: Vec<usize>,
-    /// Only requests of the same scope see each other's snapshots. `None` sees none and leaves none: without a
-    /// `state` what it is given is to the bit that of a clean run, whatever was asked before.
+    /// Only requests of the same scope see each other's snapshots. `None` sees none and leaves none.
     pub scope: Option<u64>,
     /// Continuations. The prompt is computed once; the i-th has the seed of the sampler plus i. 1 to 64.
     pub count: usize,

@@ -234,8 +234,8 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             }
         }
         // Next time it is others' turn.
-        for i in served.into_iter().rev() {
-            let job = self.running.remove(i);
+        for (moved, i) in served.into_iter().enumerate() {
+            let job = self.running.remove(i - moved);
             self.running.push(job);
         }
         rows

@@ -7,11 +7,8 @@ use crate::error::Result;
 use crate::models::State;
 use crate::sample::{Choice, Constraint, Sampler, SamplerConfig};
 
-use super::draft::{Drafter, MAX_RUN};
+use super::draft::{Drafter, MAX_GUESS};
 use super::{Finish, PIECE, Request};
-
-/// A prompt is cut at a mark that is at least so far from the last cut: many short pieces would cost more than they save.
-pub(super) const MIN_CUT: usize = 32;
 
 /// One continuation.
 pub(super) struct Sequence<B: Backend> {
@@ -90,10 +87,14 @@ impl<B: Backend> Sequence<B> {
         &self.ids[self.prompt..]
     }
 
-    /// Takes for the next run a piece of the prompt, cut where positions, marks and grid say, if it has no more than
+    /// Takes for the next run a piece of the prompt, which ends where a snapshot is to be kept, if it has no more than
     /// `room` tokens. Returns how many are run.
     pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize, room: usize) -> usize {
-        let piece = &self.ids[self.seen..self.piece_end(marks, every)];
+        let seen = self.seen;
+        let most = self.prompt.min(seen + PIECE);
+        let grid = if every > 0 { seen - seen % every + every } else { most };
+        let mark = marks.iter().copied().find(|&mark| mark > seen).unwrap_or(most);
+        let piece = &self.ids[seen..most.min(grid).min(mark)];
         if piece.len() > room {
             return 0;
         }
@@ -103,29 +104,20 @@ impl<B: Backend> Sequence<B> {
         self.input.len()
     }
 
-    fn piece_end(&self, marks: &[usize], every: usize) -> usize {
-        // The grid is one of the state's positions; they are not those of `ids` where it saw more before.
-        let (position, seen) = (self.state.position(), self.seen);
-        let next = |grid: usize| seen + grid - position % grid;
-        let end =
-            self.prompt.min(next(PIECE)).min(if every > 0 { next(every) } else { usize::MAX });
-        let mark = marks.iter().copied().find(|&mark| mark >= seen + MIN_CUT);
-        end.min(mark.unwrap_or(usize::MAX))
-    }
-
     /// Takes for the next run what was generated and not seen, and guesses of what follows; `left` more may be
     /// generated.
     pub(super) fn plan_token(&mut self, left: usize) -> Result<()> {
-        let end = self.ids.len().min(self.seen + MAX_RUN);
+        let end = self.ids.len().min(self.seen + PIECE);
         self.guesses = 0;
         self.input.clear();
         self.input.extend_from_slice(&self.ids[self.seen..end]);
+        // Not while much of what was guessed right before is to be run again.
         if end == self.ids.len()
+            && self.input.len() <= MAX_GUESS
             && let Some(drafter) = &mut self.drafter
         {
             // A guess for the last token would be computed for nothing.
-            let room = (MAX_RUN - self.input.len()).min(left.saturating_sub(1));
-            let guesses = drafter.guess(&self.ids, room)?;
+            let guesses = drafter.guess(&self.ids, left.saturating_sub(1))?;
             self.guesses = guesses.len();
             self.input.extend(guesses);
             if self.guesses > 0 {

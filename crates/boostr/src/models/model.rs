@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::nn::{Linear, Params, RmsNorm, synthetic};
 use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
 
-/// A forward cuts runs where their position is a multiple of this, so that its memory is bounded.
+/// A forward computes so many tokens of a run at once, so that its memory is bounded.
 pub const PIECE: usize = 512;
 /// Rows that a forward computes at once.
 const MAX_ROWS: usize = 2048;
@@ -265,8 +265,8 @@ impl<B: Backend> Model<B> {
 
     /// Runs sequences through the model: prompts, single tokens, pieces of either, all in one call.
     ///
-    /// Each run's logits and state are what they would be alone. Long runs are computed piece by
-    /// piece, so memory does not grow with their length.
+    /// Each run's logits and state are what they would be alone, and however its tokens were shared out among
+    /// calls: on the CPU to the bit. Long runs are computed piece by piece, so memory does not grow with their length.
     ///
     /// # Errors
     ///
@@ -525,14 +525,11 @@ fn scaled<B: Backend>(client: &B::Client, x: Tensor<B>, factor: f32) -> Result<T
 }
 
 /// The next piece of each run that is not done, as `(run, length)` in the order of runs.
-///
-/// Pieces end at multiples of `PIECE` of the sequence's own positions: where a run is cut depends on
-/// nothing but itself.
 fn next_pass<B: Backend>(runs: &[Run<'_, B>], done: &[usize]) -> Vec<(usize, usize)> {
     let mut rows = 0;
     let mut pass = Vec::new();
     for (i, (run, &done)) in runs.iter().zip(done).enumerate() {
-        let len = (run.tokens.len() - done).min(PIECE - run.state.position() % PIECE);
+        let len = (run.tokens.len() - done).min(PIECE);
         if len > 0 && (pass.is_empty() || rows + len <= MAX_ROWS) {
             rows += len;
             pass.push((i, len));

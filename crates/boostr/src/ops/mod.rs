@@ -165,7 +165,7 @@ impl<R: Runtime<DType = DType>> SsdInput<'_, R> {
         expect("a", self.a, &[nheads])?;
         expect("b", self.b, &[tokens, ngroups, dstate])?;
         expect("c", self.c, &[tokens, ngroups, dstate])?;
-        // Chunks rely on decays of at most 1.
+        // Gradients and chunks rely on decays of at most 1.
         if let Some(a) = to_vec(self.a)?.into_iter().find(|a| a.is_nan() || *a > 0.0) {
             let reason = format!("expected no value above 0, found {a}");
             return Err(Error::Argument { name: "a", reason });

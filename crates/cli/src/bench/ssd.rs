@@ -1,4 +1,4 @@
-//! `boostr bench ssd`: the fused operation beside matrix products and beside its own definition.
+//! `boostr bench ssd`: the operation beside matrix products and beside its own definition.
 
 use std::io::Write;
 
@@ -17,7 +17,8 @@ const P: usize = 64;
 const G: usize = 1;
 const N: usize = 128;
 
-/// Operations that are counted: both products with the state, and those inside chunks of 64.
+/// Operations that are counted, whatever the kernel takes: those of the form by chunks of 64, both products with the
+/// state and those inside chunks.
 const OPERATIONS: f64 = (4 * L * H * P * N + L * 64 * (G * N + H * P)) as f64;
 
 #[derive(Debug, Serialize)]

@@ -137,7 +137,7 @@ fn f16_on_a_processor_without_avx2_the_answer_is_the_same() {
         assert!(doctor.contains(&format!("using {instructions}")), "{processor}: {doctor}");
         let greedy = ["-p", "The sea", "-n", "12", "--temp", "0", "--json"];
         let ids = |ended: Ended| ids(&ended.ok().json()["ids"]);
-        // The built-in model, a prompt that is computed by chunks, and blocks of every kind of width.
+        // The built-in model, a prompt of several blocks of tokens, and blocks of every kind of width.
         assert_eq!(ids(on(&greedy)), ids(boostr(&greedy)), "{processor}");
         let long = "It was a bright cold day in April, and the sea was calm. ".repeat(4);
         assert!(!on(&["run", "-p", &long, "-n", "4", "--temp", "0"]).ok().stdout.is_empty());

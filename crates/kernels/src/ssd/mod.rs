@@ -35,11 +35,10 @@ mod chunk_intra;
 mod chunk_scan;
 mod chunk_state;
 mod cumsum;
-mod fused;
 mod matrix;
 mod recurrence;
+mod scan;
 mod state_passing;
-mod step;
 #[cfg(test)]
 mod tests;
 
@@ -48,8 +47,8 @@ pub use chunk_intra::chunk_intra;
 pub use chunk_scan::chunk_scan;
 pub use chunk_state::chunk_state;
 pub use cumsum::{chunk_cumsum, timestep};
-pub use fused::{Ssd, ssd};
 pub use recurrence::{Real, recurrence};
+pub use scan::{Ssd, ssd};
 pub use state_passing::state_passing;
 
 /// Sizes of the staged operations on a padded batch.

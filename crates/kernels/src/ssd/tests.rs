@@ -1,8 +1,8 @@
-//! Stages and the fused path against the definition in f64, over random shapes.
+//! Stages and the whole against the definition in f64, over random shapes.
 
 use proptest::prelude::*;
 
-use super::fused::ssd_at;
+use super::scan::ssd_at;
 use super::*;
 use crate::rows::Rows;
 use crate::simd::Level;
@@ -34,8 +34,8 @@ impl Problem {
 }
 
 fn problems() -> impl Strategy<Value = Problem> {
-    let len = prop_oneof![0usize..4, 10usize..20, 60usize..70, Just(128usize), 190usize..200];
-    (prop::collection::vec(len, 1..4), 1usize..3, 1usize..4, 1usize..40, 1usize..40, any::<u64>())
+    let len = prop_oneof![0usize..9, 10usize..20, 28usize..70, 120usize..140, 190usize..200];
+    (prop::collection::vec(len, 1..4), 1usize..3, 1usize..4, 1usize..40, 1usize..80, any::<u64>())
         .prop_map(|(runs, ngroups, heads_per_group, headdim, dstate, seed)| Problem {
             runs,
             ngroups,
@@ -109,6 +109,18 @@ fn run(
     (y, states)
 }
 
+/// `len` tokens from `first` on.
+fn part<'a>(input: &Ssd<'a>, first: usize, len: usize) -> Ssd<'a> {
+    Ssd {
+        x: input.x.slice(first, len),
+        dt: input.dt.slice(first, len),
+        b: input.b.slice(first, len),
+        c: input.c.slice(first, len),
+        z: input.z.map(|z| z.slice(first, len)),
+        ..*input
+    }
+}
+
 fn in_f64(input: &Ssd<'_>, runs: &[usize], states: &[Vec<f32>]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let widen = |s: &Vec<f32>| s.iter().copied().map(f64::from).collect();
     let mut states: Vec<Vec<f64>> = states.iter().map(widen).collect();
@@ -140,16 +152,8 @@ proptest! {
         let (y, states) = run(Level::detect(), &input, &p.runs, &data.states);
         let mut first = 0;
         for (r, &len) in p.runs.iter().enumerate() {
-            let alone = Ssd {
-                x: input.x.slice(first, len),
-                dt: input.dt.slice(first, len),
-                b: input.b.slice(first, len),
-                c: input.c.slice(first, len),
-                z: input.z.map(|z| z.slice(first, len)),
-                ..input
-            };
-            let (one, one_state) =
-                run(Level::detect(), &alone, &[len], &data.states[r..=r]);
+            let alone = part(&input, first, len);
+            let (one, one_state) = run(Level::detect(), &alone, &[len], &data.states[r..=r]);
             let row = input.x.width();
             prop_assert_eq!(&y[first * row..(first + len) * row], &one[..]);
             prop_assert_eq!(&states[r], &one_state[0]);
@@ -158,26 +162,27 @@ proptest! {
     }
 
     #[test]
-    fn a_run_split_anywhere_equals_the_whole(p in problems(), cut in 0.0f64..1.0) {
+    fn a_run_cut_anywhere_has_the_bits_of_the_whole_on_every_instruction_set(
+        p in problems(),
+        cuts in prop::collection::vec(0.0f64..1.0, 1..6),
+    ) {
         let data = Data::new(&p);
         let input = data.input(&p);
         let len = p.tokens();
-        let cut = (cut * (len + 1) as f64) as usize;
-        let state = &data.states[..1];
-        let (want, want_states) = in_f64(&input, &[len], state);
-        let part = |first: usize, len: usize| Ssd {
-            x: input.x.slice(first, len),
-            dt: input.dt.slice(first, len),
-            b: input.b.slice(first, len),
-            c: input.c.slice(first, len),
-            z: input.z.map(|z| z.slice(first, len)),
-            ..input
-        };
-        let (mut y, state) = run(Level::detect(), &part(0, cut), &[cut], state);
-        let (rest, state) = run(Level::detect(), &part(cut, len - cut), &[len - cut], &state);
-        y.extend(rest);
-        close(&y, &want, TOLERANCE);
-        close(&state[0], &want_states[0], TOLERANCE);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| (cut * (len + 1) as f64) as usize).collect();
+        cuts.push(len);
+        cuts.sort_unstable();
+        for &level in Level::available() {
+            let (want, want_state) = run(level, &input, &[len], &data.states[..1]);
+            let (mut y, mut state, mut first) = (Vec::new(), data.states[..1].to_vec(), 0);
+            for &cut in &cuts {
+                let (more, after) = run(level, &part(&input, first, cut - first), &[cut - first], &state);
+                y.extend(more);
+                (state, first) = (after, cut);
+            }
+            prop_assert_eq!(&y, &want, "{:?}", cuts);
+            prop_assert_eq!(&state, &want_state, "{:?}", cuts);
+        }
     }
 
     #[test]
@@ -279,6 +284,23 @@ fn extreme_steps_and_decays_stay_finite_and_exact() {
             assert!(y.iter().chain(&states[0]).all(|x| x.is_finite()));
             close(&y, &want, TOLERANCE);
             close(&states[0], &want_states[0], TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_reaches_no_token_before_it() {
+    let p =
+        Problem { runs: vec![70], ngroups: 1, heads_per_group: 2, headdim: 5, dstate: 11, seed: 4 };
+    let mut data = Data::new(&p);
+    for &level in Level::available() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let (want, _) = run(level, &data.input(&p), &p.runs, &data.states);
+            let kept = std::mem::replace(&mut data.x[41 * 10 + 2], bad);
+            let (y, state) = run(level, &data.input(&p), &p.runs, &data.states);
+            data.x[41 * 10 + 2] = kept;
+            assert_eq!(y[..41 * 10], want[..41 * 10]);
+            assert!(!y[41 * 10 + 2].is_finite() && !state[0][2 * 11].is_finite());
         }
     }
 }
