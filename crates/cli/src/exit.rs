@@ -14,16 +14,9 @@ const NO_MEMORY: u8 = 4;
 const INTERRUPTED: u8 = 130;
 
 /// The command line asks for something that cannot be.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Usage(pub String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for Usage {}
 
 /// A wrong usage as an error.
 pub fn usage(reason: impl Into<String>) -> anyhow::Error {
@@ -58,16 +51,9 @@ impl From<boostr::Error> for BadModel {
 }
 
 /// What is asked for takes more memory than there is.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct NoMemory(pub String);
-
-impl fmt::Display for NoMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for NoMemory {}
 
 /// A model that a server does not take is a bad model.
 pub fn of_server(error: boostr_server::Error) -> anyhow::Error {
@@ -78,7 +64,8 @@ pub fn of_server(error: boostr_server::Error) -> anyhow::Error {
 }
 
 /// Checks have failed; all were printed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{failed} of {total} checks failed: {first}")]
 pub struct ChecksFailed {
     pub failed: usize,
     pub total: usize,
@@ -88,25 +75,10 @@ pub struct ChecksFailed {
     pub bad_model: bool,
 }
 
-impl fmt::Display for ChecksFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} checks failed: {}", self.failed, self.total, self.first)
-    }
-}
-
-impl Error for ChecksFailed {}
-
 /// The user pressed Ctrl-C; what there was has been written.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
 pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl Error for Interrupted {}
 
 /// Says what is wrong, in one message on stderr, and gives the exit code.
 pub fn report(error: &anyhow::Error, term: &Term) -> ExitCode {
