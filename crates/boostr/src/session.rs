@@ -79,7 +79,7 @@ use serde_json::Value;
 use crate::backend::Backend;
 use crate::checkpoint::{clean, create_beside, sync_folder};
 use crate::error::Error;
-use crate::models::State;
+use crate::models::{Logits, Run, State};
 use log::Log;
 use name::Lock;
 use summary::Stand;
@@ -649,6 +649,35 @@ impl<B: Backend> Session<B> {
         let state = states::longest(tree, folder, recent.as_ref(), speaker.lm, &ids, ids.len())?;
         let before = tree.get(tree.head).map_or(0, |turn| tree.position(turn.base));
         (state.position() > before).then_some(state)
+    }
+
+    /// The state after the head, which where it is not kept is made by running ids again from the nearest that is. It has
+    /// seen all of them but the last that was generated. `None` at the beginning.
+    ///
+    /// # Errors
+    ///
+    /// As [`Model::forward`](crate::models::Model::forward).
+    pub fn replayed_state(&self, speaker: &Speaker<'_, B>) -> Result<Option<State<B>>> {
+        if let Some(state) = self.state(speaker) {
+            return Ok(Some(state));
+        }
+        let (ids, nearest) = {
+            let live = self.any();
+            let Live { tree, recent, .. } = &*live;
+            let Some(turn) = tree.get(tree.head) else { return Ok(None) };
+            let mut ids = tree.ids(tree.head);
+            ids.truncate(turn.position.saturating_sub(usize::from(turn.generated > 0)));
+            let folder = &self.inner.folder;
+            let recent = recent.as_ref();
+            let nearest = states::longest(tree, folder, recent, speaker.lm, &ids, ids.len());
+            (ids, nearest)
+        };
+        let model = &speaker.lm.model;
+        let mut state = nearest.map_or_else(|| model.new_state(), Ok)?;
+        if let Some(tokens) = ids.get(state.position()..).filter(|tokens| !tokens.is_empty()) {
+            model.forward(&mut [Run { tokens, state: &mut state }], Logits::None)?;
+        }
+        Ok(Some(state))
     }
 
     /// Takes another state for the one after the head, such as a mixture of some, and saves it. What is said next goes on from it

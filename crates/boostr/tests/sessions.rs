@@ -49,6 +49,25 @@ fn a_turn_runs_the_last_token_before_it_and_what_is_new() {
 }
 
 #[test]
+fn a_state_that_is_not_kept_any_more_is_made_again_to_the_bit() {
+    for talk in [Talk::tiny(), Talk::new("bamba-tiny", TEMPLATE)] {
+        let folder = Folder::new();
+        let session = open(&folder).create("a", None).unwrap();
+        assert!(session.replayed_state(&talk.speaker()).unwrap().is_none());
+        for turn in 1..8 {
+            talk.say(&session, &format!("This is turn {turn}"), 4);
+        }
+        session.rewind(2).unwrap();
+        assert!(session.state(&talk.speaker()).is_none());
+        let replayed = session.replayed_state(&talk.speaker()).unwrap().unwrap();
+        let ids = session.ids();
+        assert_eq!(replayed.position(), ids.len() - 1);
+        let anew = talk.logits(&talk.lm.model.new_state().unwrap(), &ids);
+        assert!(anew.ends_with(&talk.logits(&replayed, &ids[ids.len() - 1..])));
+    }
+}
+
+#[test]
 fn control_tokens_that_a_user_spells_stay_text_in_every_turn() {
     let talk = Talk::tiny();
     let folder = Folder::new();

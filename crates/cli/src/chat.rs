@@ -128,7 +128,7 @@ pub fn run(args: &TalkArgs, term: &Term) -> Result<()> {
 }
 
 /// What sessions refuse is wrong usage, unless it is the system or a file that is to blame.
-fn refused(error: SessionError) -> anyhow::Error {
+pub fn refused(error: SessionError) -> anyhow::Error {
     match error {
         SessionError::Other(boostr::Error::Argument { name: "messages", reason }) => {
             usage(format!("the chat template refuses this: {reason}"))

@@ -8,6 +8,7 @@
 //! | 1 | failure |
 //! | 2 | wrong usage |
 //! | 3 | bad model file |
+//! | 4 | more memory than there is |
 //! | 130 | interrupted |
 
 #![deny(unsafe_code)]

@@ -18,6 +18,11 @@ pub fn sessions(named: Option<&Path>) -> Result<PathBuf> {
     named.map_or_else(|| in_state_home("sessions", "--sessions"), |path| Ok(path.to_path_buf()))
 }
 
+/// The folder of all sessions of a server. It is another, for who reaches the server reads them.
+pub fn served_sessions() -> Result<PathBuf> {
+    in_state_home("served", "--sessions")
+}
+
 /// The folder of named states.
 pub fn states(named: Option<&Path>) -> Result<PathBuf> {
     named.map_or_else(|| in_state_home("states", "--states"), |path| Ok(path.to_path_buf()))

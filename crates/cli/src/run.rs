@@ -204,7 +204,9 @@ fn built_in_prompt(source: &Source) -> Result<String> {
     match source {
         #[cfg(feature = "demo")]
         Source::Embedded => Ok(crate::model::demo::PROMPT.to_owned()),
-        _ => Err(usage("no prompt: give one with -p TEXT, -f FILE, or on stdin")),
+        _ => Err(usage(
+            "no prompt: give one with -p TEXT, -f FILE, or on stdin; `boostr chat` talks",
+        )),
     }
 }
 

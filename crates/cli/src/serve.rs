@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use boostr::backend::Cpu;
 use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
-use boostr::session::Sessions;
+use boostr::session::{STATES, Sessions};
 use boostr_server::{Config, Keys, Limits, Server};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -18,6 +18,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::serve::{LogFormat, ServeArgs, Switch};
 use crate::exit::{self, usage};
+use crate::places;
 use crate::system;
 use crate::term::Term;
 
@@ -51,6 +52,8 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
     source.check_exists()?;
     let name = args.alias.clone().unwrap_or_else(|| source.name());
+    let sessions = sessions(args, loopback, term)?;
+    let folder = sessions.as_ref().map(|sessions| sessions.folder().to_path_buf());
     let config = Config {
         model_name: name.clone(),
         keys,
@@ -74,25 +77,21 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         .context("starting threads")?;
     let load = {
         let (draft, model) = (args.draft.clone(), args.model.clone());
-        let (folder, max_running, max_queue, state_cache) = (
-            args.sessions.clone(),
-            usize::from(args.max_running),
-            args.max_queue,
-            args.state_cache,
-        );
+        let (max_running, max_queue, state_cache) =
+            (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
             let lm = Arc::new(source.open(&options)?);
             let engine =
                 EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
-            let sessions = folder.map(|folder| Sessions::open(&folder)).transpose()?;
             let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
             Ok(Ready { lm, engine, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
-        announce(address, &name, lm, plan, term)
+        announce(address, &name, lm, plan, term)?;
+        announce_sessions(folder.as_deref(), args.max_sessions, lm, term)
     }));
     // A model that is still being loaded holds nobody up.
     runtime.shutdown_background();
@@ -144,11 +143,21 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("waiting for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("waiting for signals")?;
+    // Who was started to outlive its terminal (`nohup`) does.
+    let hangup = (!system::ignores_hangup()).then(|| signal(SignalKind::hangup()));
+    let mut hangup = hangup.transpose().context("waiting for signals")?;
     Ok(async move {
         loop {
+            let hung_up = async {
+                match &mut hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hung_up => {}
             }
             if stop.send_replace(true) {
                 std::process::exit(i32::from(exit::FAILURE));
@@ -255,6 +264,36 @@ fn announce(
     let mut out = io::stdout().lock();
     writeln!(out, "http://{address}")?;
     Ok(out.flush()?)
+}
+
+/// Says where conversations are kept, and what they take there.
+fn announce_sessions(
+    folder: Option<&Path>,
+    most: usize,
+    lm: &LanguageModel<Cpu>,
+    term: &Term,
+) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    let state = lm.model.new_state()?.size_in_bytes() as u64;
+    term.say(format!(
+        "sessions: at most {most} in {}, each with up to {STATES} states from {} on",
+        folder.display(),
+        system::bytes(state)
+    ));
+    Ok(())
+}
+
+/// The conversations of the server. One that was not told where has a folder for them if only this machine can reach it, or none
+/// where that cannot be.
+fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
+    if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
+        return Ok(Some(Sessions::open(folder)?));
+    }
+    if args.no_sessions || !loopback {
+        return Ok(None);
+    }
+    let sessions = places::served_sessions().and_then(|folder| Ok(Sessions::open(&folder)?));
+    Ok(sessions.inspect_err(|error| term.say(format!("no conversations are kept: {error:#}"))).ok())
 }
 
 /// The keys of a file and of the environment.

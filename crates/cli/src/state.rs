@@ -37,8 +37,10 @@ pub fn run(args: &StateArgs, term: &Term) -> Result<()> {
         StateCommand::Mix { parts, out, force, model } => {
             named::mix(parts, folder, &state(out)?, *force, model)
         }
-        StateCommand::Rm { names } => {
-            names.iter().try_for_each(|name| named::remove(&state(name)?))
+        StateCommand::Rm { names, session, sessions } => {
+            names.iter().try_for_each(|name| named::remove(&state(name)?))?;
+            let Some(session) = session else { return Ok(()) };
+            named::remove_session(&places::sessions(sessions.as_deref())?, session)
         }
     }
 }

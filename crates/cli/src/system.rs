@@ -34,6 +34,16 @@ pub fn memory_in_use() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
+/// Whether this process was told to live on when its terminal is closed, where that is known.
+#[cfg(unix)]
+pub fn ignores_hangup() -> bool {
+    const SIGHUP: u32 = 1;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (SIGHUP - 1) & 1 == 1)
+}
+
 fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)

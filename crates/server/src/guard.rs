@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -51,7 +52,7 @@ pub(crate) async fn guard<B: Backend>(
 
     let mut response = async {
         match check(&app.config, &mut request) {
-            Ok(None) => caught(next.run(request)).await,
+            Ok(None) => caught(&app.metrics.panics, next.run(request)).await,
             Ok(Some(response)) => response,
             Err(error) => error.into_response(),
         }
@@ -204,12 +205,29 @@ fn secure(headers: &mut HeaderMap) {
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// An answer, also when what makes it panics.
-async fn caught(answer: impl Future<Output = Response>) -> Response {
+/// An answer, also when what makes it panics, which is counted.
+async fn caught(panics: &AtomicU64, answer: impl Future<Output = Response>) -> Response {
     let mut answer = pin!(answer);
     let result = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
         Err(_) => std::task::Poll::Ready(Err(())),
     });
-    result.await.unwrap_or_else(|()| ApiError::internal(&"a handler panicked").into_response())
+    result.await.unwrap_or_else(|()| {
+        panics.fetch_add(1, Ordering::Relaxed);
+        ApiError::internal(&"a handler panicked").into_response()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn f13_a_handler_that_panics_is_a_500_that_is_counted() {
+        let panics = AtomicU64::new(0);
+        let answer = caught(&panics, async { panic!("as the test wants") }).await;
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = caught(&panics, async { StatusCode::OK.into_response() }).await;
+        assert_eq!((answer.status(), panics.into_inner()), (StatusCode::OK, 1));
+    }
 }

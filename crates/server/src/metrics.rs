@@ -3,6 +3,7 @@
 //! Requests and times are counted here; what the engine counts is copied when someone looks.
 
 use std::fmt::{Display, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use boostr::engine::Stats;
@@ -26,6 +27,8 @@ pub(crate) struct Metrics {
     rejected: IntCounterVec,
     pub(crate) first_token: Histogram,
     pub(crate) inter_token: Histogram,
+    /// Panics of handlers; the engine counts its own
+    pub(crate) panics: AtomicU64,
 }
 
 impl Metrics {
@@ -61,6 +64,7 @@ impl Metrics {
                 "Between two tokens of an answer",
                 BETWEEN,
             ))?,
+            panics: AtomicU64::new(0),
         };
         metrics.registry.register(Box::new(metrics.requests.clone()))?;
         metrics.registry.register(Box::new(metrics.request_seconds.clone()))?;
@@ -126,7 +130,8 @@ impl Metrics {
             line("accepted_tokens_total", counter, accepted, &stats.accepted_tokens);
             line("cancelled_total", counter, "Requests that were cancelled", &stats.cancelled);
             line("failed_total", counter, "Requests that failed", &stats.failed);
-            line("panics_total", counter, "Panics that were caught", &stats.panics);
+            let panics = stats.panics + self.panics.load(Ordering::Relaxed);
+            line("panics_total", counter, "Panics that were caught", &panics);
             line("steps_total", counter, "Forwards of the model", &stats.steps);
             line("queue_depth", "gauge", "Requests that wait", &stats.queued);
             line("running", "gauge", "Requests that are computed", &stats.running);

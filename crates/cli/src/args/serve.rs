@@ -9,7 +9,7 @@ use super::{DraftArgs, ModelArgs};
 
 pub const EXAMPLES: &str = "\
 Examples:
-  boostr serve model.gguf --sessions ./sessions
+  boostr serve model.gguf --port 9000 --sessions ./sessions
   boostr serve ./mamba2-370m --host 0.0.0.0 --api-key-file keys.txt";
 
 pub const NOTES: &str = "\
@@ -43,9 +43,12 @@ pub struct ServeArgs {
     /// What the model is called; its file's name by default
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,
-    /// Keep conversations in this folder
+    /// Keep conversations in this folder; by default in one of its own, if only this machine can reach the server
     #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
     pub sessions: Option<PathBuf>,
+    /// Keep no conversations
+    #[arg(long)]
+    pub no_sessions: bool,
     /// Conversations that are kept; no more can be begun
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub max_sessions: usize,

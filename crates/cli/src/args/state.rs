@@ -143,10 +143,16 @@ pub enum StateCommand {
         #[command(flatten)]
         model: ModelArgs,
     },
-    /// Remove states
+    /// Remove states, or a conversation with all of its own
     Rm {
         /// Names or files
-        #[arg(required = true)]
+        #[arg(required_unless_present = "session")]
         names: Vec<PathBuf>,
+        /// A conversation of `boostr chat`
+        #[arg(long, value_name = "NAME")]
+        session: Option<String>,
+        /// Folder of conversations
+        #[arg(long, value_name = "DIR", env = "BOOSTR_SESSIONS", hide_env = true)]
+        sessions: Option<PathBuf>,
     },
 }

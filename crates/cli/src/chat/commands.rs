@@ -188,10 +188,8 @@ impl Chat<'_> {
     }
 
     fn state_of(&self, session: &Session<Cpu>) -> Result<State<Cpu>> {
-        session.state(&self.speaker()).ok_or_else(|| {
-            let name = session.name();
-            usage(format!("{name} keeps no state of this model here: say something in it first"))
-        })
+        let state = session.replayed_state(&self.speaker()).map_err(refused)?;
+        state.ok_or_else(|| usage(format!("{}: nothing was said in it yet", session.name())))
     }
 }
 

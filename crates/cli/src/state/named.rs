@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 use boostr::backend::Cpu;
 use boostr::checkpoint::atomic_write;
 use boostr::models::State;
-use boostr::session::{SessionError, Sessions};
+use boostr::session::Sessions;
 use boostr::state_file::{self, About, SavedState};
 use serde_json::{Value, json};
 
 use super::{facts, open, plain};
 use crate::args::ModelArgs;
+use crate::chat::refused;
 use crate::chat::words::weights;
 use crate::exit::{BadModel, usage};
 use crate::places::{STATE, StateWord};
@@ -97,14 +98,15 @@ pub fn copy(from: &Path, to: &StateWord, force: bool) -> Result<()> {
 /// Copies the state in which a conversation is.
 pub fn copy_of_session(sessions: &Path, name: &str, to: &StateWord, force: bool) -> Result<()> {
     let session = Sessions::<Cpu>::open(sessions).and_then(|sessions| sessions.get(name));
-    let session = session.map_err(|error| match error {
-        SessionError::Other(error) => anyhow::Error::from(error),
-        error => usage(error.to_string()),
-    })?;
-    let file = session.state_file();
+    let file = session.map_err(refused)?.state_file();
     let none =
         || usage(format!("session `{name}` keeps no state where it stands: talk in it first"));
     copy(&file.ok_or_else(none)?, to, force)
+}
+
+/// Removes a conversation.
+pub fn remove_session(sessions: &Path, name: &str) -> Result<()> {
+    Sessions::<Cpu>::open(sessions).and_then(|sessions| sessions.delete(name)).map_err(refused)
 }
 
 /// Writes the weighted sum of states.

@@ -50,6 +50,7 @@ pub fn command_under(program: &str, args: &[&str]) -> Command {
         }
     }
     command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command.env("XDG_STATE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("state-home"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -82,12 +82,53 @@ impl Drop for Running {
 #[test]
 fn it_serves_the_built_in_model_and_stops_when_told() {
     for signal in ["TERM", "INT"] {
-        let mut server = Running::start(&[]);
+        let mut server = Running::start(&["--no-sessions"]);
+        assert!(server.get("/v1/sessions", "").starts_with("HTTP/1.1 404 "));
         assert!(server.get("/health", "").starts_with("HTTP/1.1 200 "));
         assert!(server.get("/v1/models", "").contains("\"demo-mamba2\""));
         server.signal(signal);
         assert_eq!(server.code(Duration::from_secs(5)), 0, "{signal}");
     }
+}
+
+/// Of a closed terminal, unless it was started to outlive it.
+#[cfg(target_os = "linux")]
+#[test]
+fn f11_a_hangup_stops_it_but_under_nohup() {
+    let under = |how: &str| {
+        let serve = ["serve", "--port", "0", "-q"];
+        let args = [&[how, env!("CARGO_BIN_EXE_boostr")], &serve[..]].concat();
+        Running::of(command_under("env", &args))
+    };
+    let mut server = under("--default-signal=HUP");
+    server.signal("HUP");
+    assert_eq!(server.code(Duration::from_secs(5)), 0);
+    let mut server = under("--ignore-signal=HUP");
+    server.signal("HUP");
+    thread::sleep(Duration::from_millis(200));
+    assert!(server.get("/health", "").starts_with("HTTP/1.1 200 "));
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(5)), 0);
+}
+
+#[test]
+fn it_keeps_conversations_in_a_folder_of_its_own_or_none_where_it_cannot() {
+    let home = folder("serve-home");
+    let serve = || command(&["serve", "--port", "0"]);
+    let mut at_home = serve();
+    at_home.env("XDG_STATE_HOME", &home);
+    let server = Running::of(at_home);
+    assert!(server.get("/v1/sessions", "").starts_with("HTTP/1.1 200 "));
+    assert!(home.join("boostr/served").is_dir());
+    let mut homeless = serve();
+    homeless.env_remove("XDG_STATE_HOME").env_remove("HOME").env_remove("LOCALAPPDATA");
+    let mut server = Running::of(homeless);
+    assert!(server.get("/v1/sessions", "").starts_with("HTTP/1.1 404 "));
+    server.signal("TERM");
+    assert_eq!(server.code(Duration::from_secs(5)), 0);
+    let mut log = String::new();
+    server.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("no conversations are kept"), "{log}");
 }
 
 #[test]
@@ -139,7 +180,7 @@ fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
 fn f9_without_descriptors_it_goes_on_when_there_are_some() {
     let mut limited = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_boostr");
-    limited.args(["-c", "ulimit -n 40 && exec \"$0\" serve --port 0", program]);
+    limited.args(["-c", "ulimit -n 40 && exec \"$0\" serve --port 0 --no-sessions", program]);
     limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut server = Running::of(limited);
     let idle: Vec<TcpStream> =

@@ -159,6 +159,10 @@ fn states_of_conversations_are_compared_and_mixed() {
             .ok();
     assert!(run.stdout.contains("norms of the difference"), "{}", run.stdout);
     assert!(run.stderr.contains("experimental") && read(&run)[0].1 > 0, "{}", run.stderr);
+    // Also where no state is kept any more.
+    let lines = "2\n3\n4\n5\n6\n/branch long\n/rewind 5\n/diff long\n";
+    let long = talk(&model, &sessions, &["--session", "c"], &format!("1\n{lines}")).ok();
+    assert!(long.stdout.contains("norms of the difference"), "{}", long.stdout);
     // All of one is that one.
     let same = talk(&model, &sessions, &["--session", "a"], "/mix a:1,b:0\n/diff a\n").ok();
     assert!(same.stdout.contains("0.0 %") && !same.stdout.contains(" 1.0 %"), "{}", same.stdout);
@@ -278,6 +282,10 @@ fn the_state_of_a_conversation_gets_a_name() {
     save("a").ok();
     save("a").fails(2);
     save("b").fails(2);
+    boostr(&["state", "rm", "--session", "b", "--sessions", sessions]).fails(2);
+    boostr(&["state", "rm", "--session", "a", "--sessions", sessions]).ok();
+    assert!(!Path::new(sessions).join("a").exists());
+    boostr(&["state", "rm"]).fails(2);
     let shown = boostr(&["state", "show", "x", "--states", states, "--json"]).ok().json();
     assert_eq!((shown["has_ids"].as_bool(), shown["dtype"].as_str()), (Some(true), Some("f32")));
 }
