@@ -652,26 +652,23 @@ impl<B: Backend> Session<B> {
     }
 
     /// The state after the head, which where it is not kept is made by running ids again from the nearest that is. It has
-    /// seen all of them but the last that was generated. `None` at the beginning.
+    /// seen all of them, or all but the last that was generated. `None` at the beginning.
     ///
     /// # Errors
     ///
     /// As [`Model::forward`](crate::models::Model::forward).
     pub fn replayed_state(&self, speaker: &Speaker<'_, B>) -> Result<Option<State<B>>> {
-        if let Some(state) = self.state(speaker) {
-            return Ok(Some(state));
-        }
-        let (ids, nearest) = {
+        let (mut ids, end, nearest) = {
             let live = self.any();
             let Live { tree, recent, .. } = &*live;
             let Some(turn) = tree.get(tree.head) else { return Ok(None) };
-            let mut ids = tree.ids(tree.head);
-            ids.truncate(turn.position.saturating_sub(usize::from(turn.generated > 0)));
-            let folder = &self.inner.folder;
-            let recent = recent.as_ref();
+            let end = turn.position.saturating_sub(usize::from(turn.generated > 0));
+            let ids = tree.ids(tree.head);
+            let (folder, recent) = (&self.inner.folder, recent.as_ref());
             let nearest = states::longest(tree, folder, recent, speaker.lm, &ids, ids.len());
-            (ids, nearest)
+            (ids, end, nearest)
         };
+        ids.truncate(end);
         let model = &speaker.lm.model;
         let mut state = nearest.map_or_else(|| model.new_state(), Ok)?;
         if let Some(tokens) = ids.get(state.position()..).filter(|tokens| !tokens.is_empty()) {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use boostr::backend::Cpu;
 use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
+use boostr::models::Model;
 use boostr::session::{STATES, Sessions};
 use boostr_server::{Config, Keys, Limits, Server};
 use tokio::net::TcpListener;
@@ -91,7 +92,15 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
         announce(address, &name, lm, plan, term)?;
-        announce_sessions(folder.as_deref(), args.max_sessions, lm, term)
+        if let Some(folder) = &folder {
+            term.say(format!(
+                "sessions: at most {} in {}, each with up to {STATES} states from {} on",
+                args.max_sessions,
+                folder.display(),
+                system::bytes(plan.saved_bytes)
+            ));
+        }
+        Ok(())
     }));
     // A model that is still being loaded holds nobody up.
     runtime.shutdown_background();
@@ -184,6 +193,8 @@ struct Plan {
     /// Bytes of a sequence that has seen nothing, with all that guessing takes, and whether it grows.
     state_bytes: u64,
     grows: bool,
+    /// Bytes of a state that a session keeps, at least.
+    saved_bytes: u64,
 }
 
 impl Plan {
@@ -196,16 +207,20 @@ impl Plan {
         engine: EngineConfig,
         cache: Option<usize>,
     ) -> Result<Self> {
-        // Who guesses goes back to the state before wrong guesses.
-        let models = match draft {
-            None => vec![&lm.model],
-            Some(Draft::Model(draft)) => vec![&lm.model, &lm.model, &**draft],
-            Some(_) => vec![&lm.model, &lm.model],
+        let bytes =
+            |model: &Model<Cpu>| model.new_state().map(|state| state.size_in_bytes() as u64);
+        let grows = |model: &Model<Cpu>| {
+            model.family().layers().iter().any(|layer| layer.attention.is_some())
         };
-        let (mut state_bytes, mut grows) = (0, false);
-        for model in models {
-            state_bytes += model.new_state()?.size_in_bytes() as u64;
-            grows |= model.family().layers().iter().any(|layer| layer.attention.is_some());
+        let saved_bytes = bytes(&lm.model)?;
+        let (mut state_bytes, mut grow) = (saved_bytes, grows(&lm.model));
+        // Who guesses goes back to the state before wrong guesses.
+        if draft.is_some() {
+            state_bytes += saved_bytes;
+        }
+        if let Some(Draft::Model(draft)) = draft {
+            state_bytes += bytes(draft)?;
+            grow |= grows(draft);
         }
         let running = state_bytes.saturating_mul(engine.max_running as u64);
         let free = free_memory();
@@ -226,7 +241,8 @@ impl Plan {
             return Err(exit::NoMemory(reason).into());
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
-        Ok(Self { engine: EngineConfig { snapshot_bytes, ..engine }, state_bytes, grows })
+        let engine = EngineConfig { snapshot_bytes, ..engine };
+        Ok(Self { engine, state_bytes, grows: grow, saved_bytes })
     }
 }
 
@@ -246,7 +262,7 @@ fn announce(
     plan: &Plan,
     term: &Term,
 ) -> Result<()> {
-    let Plan { engine, state_bytes, grows } = plan;
+    let Plan { engine, state_bytes, grows, .. } = plan;
     let parameters = system::count(lm.model.parameters().0 as u64);
     let growth = if *grows {
         ", and more for each token that attention keeps"
@@ -264,23 +280,6 @@ fn announce(
     let mut out = io::stdout().lock();
     writeln!(out, "http://{address}")?;
     Ok(out.flush()?)
-}
-
-/// Says where conversations are kept, and what they take there.
-fn announce_sessions(
-    folder: Option<&Path>,
-    most: usize,
-    lm: &LanguageModel<Cpu>,
-    term: &Term,
-) -> Result<()> {
-    let Some(folder) = folder else { return Ok(()) };
-    let state = lm.model.new_state()?.size_in_bytes() as u64;
-    term.say(format!(
-        "sessions: at most {most} in {}, each with up to {STATES} states from {} on",
-        folder.display(),
-        system::bytes(state)
-    ));
-    Ok(())
 }
 
 /// The conversations of the server. One that was not told where has a folder for them if only this machine can reach it, or none

@@ -349,7 +349,7 @@ impl<'a> Call<'a> {
 
     /// The columns of `[T, G * N]` that a head uses.
     fn of_group<'r>(&self, rows: Rows<'r>, head: usize, tokens: &Range<usize>) -> Rows<'r> {
-        let (n, group) = (self.input.dstate, head / (self.input.nheads / self.input.ngroups));
+        let (n, group) = (self.input.dstate, self.input.group(head));
         rows.slice(tokens.start, tokens.len()).columns(group * n, n)
     }
 

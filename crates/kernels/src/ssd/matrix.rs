@@ -16,7 +16,7 @@ use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
 
 /// Floats of a cache line.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 /// Rows of a tile of [`multiply`] and [`multiply_transposed`].
 const TILE: usize = 6;
 /// Rows and columns of a tile of [`dots`].
@@ -185,7 +185,7 @@ impl Stack {
 }
 
 /// The first float on a cache line.
-fn start(data: &[f32]) -> usize {
+pub(super) fn start(data: &[f32]) -> usize {
     data.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE)
 }
 

@@ -23,6 +23,7 @@
 use rayon::prelude::*;
 
 use super::cumsum::timestep;
+use super::matrix::{LINE, start};
 use crate::math::exp;
 use crate::norm::{gate, gate_body};
 use crate::rows::{Rows, column_blocks};
@@ -36,8 +37,6 @@ const FEW: usize = 4;
 const PIECE: usize = 128;
 /// Rows whose sums are added up together.
 const ROWS: usize = 4;
-/// Floats of a cache line.
-const LINE: usize = 16;
 
 /// Inputs of [`ssd`] for the tokens of all runs, one after another.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +95,7 @@ impl Ssd<'_> {
 
     /// The group of a head.
     #[inline(always)]
-    fn group(&self, head: usize) -> usize {
+    pub(super) fn group(&self, head: usize) -> usize {
         head / (self.nheads / self.ngroups)
     }
 
@@ -434,7 +433,7 @@ struct Aligned(Vec<f32>);
 impl Aligned {
     /// The first `len` floats, which there must have been.
     fn get(&self, len: usize) -> &[f32] {
-        &self.0[self.start()..][..len]
+        &self.0[start(&self.0)..][..len]
     }
 
     /// The first `len` floats, which may be anything.
@@ -442,12 +441,8 @@ impl Aligned {
         if self.0.len() < len + LINE {
             self.0.resize(len + LINE, 0.0);
         }
-        let start = self.start();
+        let start = start(&self.0);
         &mut self.0[start..][..len]
-    }
-
-    fn start(&self) -> usize {
-        self.0.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE)
     }
 }
 
@@ -507,9 +502,11 @@ fn pass_columns<S: Simd, const W: usize>(
     let c = &S::chunks(c.get(size)).0[first * len..].as_chunks::<W>().0[..len];
     let sums = S::chunks_mut(sums.get_mut(rows * len * S::LANES)).0;
     y.resize(len * rows, 0.0);
-    let mut p = 0;
-    for (state, sums) in state.chunks_mut(ROWS * n).zip(sums.chunks_exact_mut(ROWS * len)) {
-        for (row, sums) in state.chunks_exact_mut(n).zip(sums.chunks_exact_mut(len)) {
+    let fours = state.chunks_mut(ROWS * n).zip(sums.chunks_exact_mut(ROWS * len));
+    for (at, (state, sums)) in (0..).step_by(ROWS).zip(fours) {
+        for (p, (row, sums)) in
+            (at..).zip(state.chunks_exact_mut(n).zip(sums.chunks_exact_mut(len)))
+        {
             let mut s = load_row::<S, W>(simd, row, first);
             let xs = x.chunks_exact(headdim);
             for ((((decay, x), b), c), sum) in decay.iter().zip(xs).zip(b).zip(c).zip(sums) {
@@ -522,18 +519,13 @@ fn pass_columns<S: Simd, const W: usize>(
                 simd.store(total, sum);
             }
             store_row::<S, W>(simd, &s, row, first);
-            p += 1;
         }
         if first + W == vectors {
-            let at = (p - 1) / ROWS * ROWS;
             for (t, y) in y.chunks_exact_mut(rows).enumerate() {
-                let four = [&sums[t], &sums[len + t], &sums[2 * len + t], &sums[3 * len + t]];
-                let four = [
-                    simd.load(four[0]),
-                    simd.load(four[1]),
-                    simd.load(four[2]),
-                    simd.load(four[3]),
-                ];
+                let mut four = [simd.splat(0.0); ROWS];
+                for r in 0..ROWS {
+                    four[r] = simd.load(&sums[r * len + t]);
+                }
                 y[at..][..ROWS].copy_from_slice(&simd.reduce4(four));
             }
         }
