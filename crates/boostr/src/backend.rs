@@ -12,7 +12,6 @@ pub use numr::runtime::cpu::CpuRuntime as Cpu;
 
 pub use crate::ops::{CpuClient, Level};
 
-
 /// A tensor of a backend.
 pub type Tensor<B> = numr::tensor::Tensor<<B as Backend>::Runtime>;
 /// A weight of a backend.

@@ -1,8 +1,8 @@
 //! Attention: causal products of queries with the keys and values that a sequence has kept, latent ones
 //! too, and rotary positions.
 
-use boostr_kernels::{Level, Rows};
 use boostr_kernels::attention::{self as kernels, PAGE};
+use boostr_kernels::{Level, Rows};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;

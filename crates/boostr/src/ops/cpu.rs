@@ -5,14 +5,14 @@ mod attention;
 use boostr_kernels::quant::Packed;
 use boostr_kernels::{self as kernels, Level, Rows, Weights, ssd};
 use numr::dtype::DType;
-use numr::runtime::{Runtime, RuntimeClient};
 use numr::runtime::cpu::{self, CpuRuntime};
+use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
 use super::weight::{self, HostBytes, QuantTensor, Storage};
 use super::{
-    CausalConv, CausalConvOps, Client, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps, Weight,
-    expect, host, shape_error, tensor,
+    CausalConv, CausalConvOps, Client, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps,
+    Weight, expect, host, shape_error, tensor,
 };
 use crate::error::{Error, Result};
 
@@ -56,6 +56,12 @@ impl CpuClient {
 
     fn unchecked(level: Level) -> Self {
         Self { library: CpuRuntime::default_client(&CpuRuntime::default_device()), level }
+    }
+
+    /// The instruction set that the kernels use.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level
     }
 
     /// What the bits of results depend on: the version of boostr, the target and the level.
@@ -270,7 +276,12 @@ impl<C: KernelClient> SsmKernelOps<CpuRuntime> for C {
         let arguments = SsdArguments::new(input)?;
         let mut y = host::zeros(&[dims.tokens, dims.nheads, dims.headdim])?;
         let mut states = slices_mut("states", states)?;
-        ssd::ssd(&arguments.kernel(self.level())?, runs, &mut states, host::slice_mut("y", &mut y)?);
+        ssd::ssd(
+            &arguments.kernel(self.level())?,
+            runs,
+            &mut states,
+            host::slice_mut("y", &mut y)?,
+        );
         Ok(y)
     }
 }

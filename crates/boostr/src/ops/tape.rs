@@ -26,7 +26,7 @@ use numr::runtime::cpu::{self, CpuRuntime};
 use numr::tensor::Tensor;
 
 use self::gradients::Gradients;
-use super::{Client, CpuClient, KernelClient, Level, TensorTree};
+use super::{Client, CpuClient, Level, TensorTree};
 use crate::error::{Error, Result};
 
 type Cpu = Tensor<CpuRuntime>;

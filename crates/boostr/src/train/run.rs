@@ -19,7 +19,7 @@ use super::{
     AdamWConfig, Checkpoints, Metrics, MetricsLog, Saved, Scale, Schedule, TrainableModel,
     TrainerState, read_metrics, write_loss_svg,
 };
-use crate::backend::{Cpu, cpu};
+use crate::backend::Cpu;
 use crate::error::{Error, Result};
 use crate::models::Run as Tokens;
 use crate::ops::IGNORE;

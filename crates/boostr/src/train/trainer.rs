@@ -2,7 +2,7 @@
 
 use super::data::{Batch, Piece};
 use super::{AdamWConfig, Gradients, NamedTensor, Optimizer, Schedule, TrainableModel};
-use crate::backend::{Recorded, cpu};
+use crate::backend::Recorded;
 use crate::error::{Error, Result};
 use crate::models::{Run, State};
 use crate::ops::{IGNORE, Tape, to_vec};

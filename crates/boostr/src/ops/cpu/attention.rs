@@ -19,11 +19,13 @@ fn pages<'a>(
     caches: &'a mut [&mut KvCache<CpuRuntime>],
 ) -> Result<Vec<&'a mut attention::KvCache>> {
     let pages = caches.iter_mut().map(|cache| match &mut cache.storage {
-        KvStorage::Pages(pages) if pages.level() == level => Ok(pages),
-        KvStorage::Pages(pages) => {
-            let reason = format!("expected pages of level {level}, found {}", pages.level());
-            Err(Error::Argument { name: "caches", reason })
-        }
+        KvStorage::Pages(pages) => match pages.level() {
+            found if found == level => Ok(pages),
+            found => {
+                let reason = format!("expected pages of level {level}, found {found}");
+                Err(Error::Argument { name: "caches", reason })
+            }
+        },
         KvStorage::Tensors(_) => {
             let what = "a cache of tensors in the CPU's attention".into();
             Err(Error::Unsupported { what })
@@ -132,7 +134,12 @@ impl<C: KernelClient> ActivationOps<CpuRuntime> for C {
         let (tokens, width) = check_pair(["x", "x"], x, x)?;
         let x = with_rows(x)?;
         let mut out = host::zeros(&[tokens, width])?;
-        activation::activate(self.level(), act, host::rows("x", &x)?, host::slice_mut("out", &mut out)?);
+        activation::activate(
+            self.level(),
+            act,
+            host::rows("x", &x)?,
+            host::slice_mut("out", &mut out)?,
+        );
         Ok(out)
     }
 

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::ops::cpu::{elements, with_rows};
 use crate::ops::weight::Storage;
 use crate::ops::{
-    DType, GatedNorm, HostBytes, Level, LinearOps, NormOps, QuantTensor, Weight, generic, host, to_vec,
+    DType, GatedNorm, HostBytes, Level, LinearOps, NormOps, QuantTensor, Weight, generic, host,
+    to_vec,
 };
 
 impl Tape {
