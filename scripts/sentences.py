@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ("data/corpus/", "fixtures/people/")
 LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s+")
 LINK_TARGET = re.compile(r"\[[^\]]+\]:\s")
-SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[^a-z\s])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[^a-z\s]|boostr\b|numr\b|llama\.cpp)")
 ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|Sec|No)\.\s")
 
 
