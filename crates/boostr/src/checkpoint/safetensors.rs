@@ -6,9 +6,13 @@
 //! the rest   the tensors' bytes, back to back
 //! ```
 //!
-//! Beyond what the format's library checks, the header starts with `{` at once, no name comes
-//! twice, a tensor has its three fields and no other, written as an object, and at most 16
-//! dimensions. NaN and infinity are values like others.
+//! Some rules go beyond those of the format's library:
+//!
+//! - The header starts with `{` at once.
+//! - No name comes twice.
+//! - A tensor is an object of its three fields and no other, with at most 16 dimensions.
+//!
+//! NaN and infinity are values like others.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;

@@ -1,10 +1,10 @@
 //! How BPE tokenizers cut text into words: the names that `tokenizer.ggml.pre` may have.
 //!
-//! A name stands for regular expressions that are applied one after the other; each cuts what the former
-//! left at the edges of its matches. Which name means which is a fact of llama.cpp (`src/llama-vocab.cpp`,
-//! as in the release llama-cpp-python 0.3.36). The expressions are those of the models' own
-//! `tokenizer.json` where these are known, rather than what llama.cpp makes of them for its own engine, so
-//! that a `tokenizer.json` finds its name by them.
+//! A name stands for regular expressions that are applied one after the other. Each cuts the rest of
+//! the one before at the edges of its matches. The meaning of a name is a fact of llama.cpp
+//! (`src/llama-vocab.cpp`, as in the release llama-cpp-python 0.3.36). The expressions are those of the
+//! models' own `tokenizer.json` where these are known, not llama.cpp's versions for its own engine. So
+//! a `tokenizer.json` finds its name by them.
 
 use serde_json::Value;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
