@@ -83,7 +83,7 @@ fn change(random: &mut Random, sealed: &mut Sealed) {
 }
 
 #[test]
-fn e1_damaged_states_cost_neither_a_panic_nor_memory() {
+fn r_e1_damaged_states_cost_neither_a_panic_nor_memory() {
     let _alone = alone();
     let model = model();
     let ids: Vec<u32> = (0..6).collect();
