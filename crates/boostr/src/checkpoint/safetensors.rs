@@ -277,8 +277,9 @@ impl<'de> Deserialize<'de> for Shape {
 
 /// Writes a safetensors file through [`atomic_write`]; each tensor is `(name, type, shape, bytes)`.
 ///
-/// The file is byte for byte that of the format's own library: widest type first, then by name, so
-/// that each tensor is aligned to its type; the header padded with spaces to a multiple of 8.
+/// The file is byte for byte that of the format's own library. The widest type comes first, then
+/// the order is by name, so each tensor is aligned to its type. Spaces pad the header to a multiple
+/// of 8.
 ///
 /// # Errors
 ///

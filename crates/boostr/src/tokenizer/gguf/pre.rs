@@ -19,9 +19,9 @@ pub(super) struct Pre {
     /// The first is the one to write.
     names: &'static [&'static str],
     patterns: &'static [&'static str],
-    /// Whether a word that is a token is that token, whatever the merges make of it.
+    /// A word that is itself in the vocabulary is one token, whatever the merges give.
     pub(super) ignore_merges: bool,
-    /// Whether a text starts with the first token unless the file says otherwise.
+    /// A text starts with BOS unless the file says otherwise.
     pub(super) add_bos: bool,
 }
 

@@ -23,8 +23,9 @@ const ORDERS: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
-    /// Rows are cut from all documents one after another, and nothing passes from piece to piece: a document that
-    /// does not end in its row is cut, and what is left of it starts the next row as if it were another.
+    /// Rows are cut from all documents one after another, and nothing passes from piece to piece. A
+    /// document that does not end in its row is cut. The rest of it starts the next row as if it
+    /// were another document.
     Documents,
     /// Each row of a batch goes on where the same row of the batch before stopped, with its state. These streams are
     /// equal shares of the epoch; a state starts afresh where a document starts, and where a share does. Gradients
