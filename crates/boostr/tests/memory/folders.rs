@@ -1,5 +1,5 @@
-//! Thousands of damaged model folders: each is opened or refused within a second, without a panic and
-//! without memory that the files do not account for.
+//! Thousands of damaged model folders. Each is opened or refused within a second, without a panic
+//! and without memory that the files do not account for.
 
 use std::fs;
 use std::time::{Duration, Instant};

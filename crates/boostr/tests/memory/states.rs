@@ -1,5 +1,5 @@
-//! Tens of thousands of damaged states: each is refused, or a state that can be used; none is a panic, and none
-//! takes memory that its bytes do not account for.
+//! Tens of thousands of damaged states. Each is refused, or a state that can be used. None is a panic,
+//! and none takes memory that its bytes do not account for.
 
 use crate::common::{Folder, Random};
 use crate::counting::{HEAP, alone};
