@@ -486,9 +486,8 @@ mod tests {
         let with = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut out = vec![0.0; 9 * 300];
-            pool.install(|| {
-                linear(Level::detect(), Rows::dense(&x, 100), Weights::F32(&w), &mut out)
-            });
+            let (x, w) = (Rows::dense(&x, 100), Weights::F32(&w));
+            pool.install(|| linear(Level::detect(), x, w, &mut out));
             out
         };
         let one = with(1);
