@@ -1,5 +1,5 @@
-//! Nemotron-H: its configurations in all their spellings, its files in both layouts. Names carry the rows
-//! of the project's list of cases. `golden.rs` compares the models with the original.
+//! Nemotron-H: its configurations in all their spellings, its files in both layouts. `golden.rs`
+//! compares the models with the original. Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
