@@ -422,8 +422,8 @@ fn announce(
     Ok(out.flush()?)
 }
 
-/// The conversations of the server. One that was not told where has a folder for them if only this machine can reach it, or none
-/// where that cannot be.
+/// The conversations of the server. Without `--sessions` it has a folder for them if only this
+/// machine can reach it. It has none if that folder cannot be made.
 fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
     if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
         return Ok(Some(Sessions::open(folder)?));
