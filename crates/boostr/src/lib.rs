@@ -61,4 +61,5 @@ pub mod state_file;
 pub mod tokenizer;
 pub mod train;
 
+pub use backend::numr;
 pub use error::{Error, Result};
