@@ -80,7 +80,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         ..Limits::default()
     };
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
-    server.load(lm, engine, None).map_err(exit::of_server)?;
+    server.load(lm, engine, None, None).map_err(exit::of_server)?;
 
     stream::catch_interrupt();
     let bar = term.bar("{bar:32} {pos}/{len} requests, {eta} left {msg}");

@@ -86,8 +86,8 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
                 EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
-            let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
-            Ok(Ready { lm, engine, sessions, plan })
+            let engine = Engine::start(lm.clone(), plan.engine)?;
+            Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
@@ -111,6 +111,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
 struct Ready {
     lm: Arc<LanguageModel<Cpu>>,
     engine: Engine<Cpu>,
+    draft: Option<Draft<Cpu>>,
     sessions: Option<Sessions<Cpu>>,
     plan: Plan,
 }
@@ -137,8 +138,8 @@ async fn serve(
     };
     tokio::select! {
         ready = tokio::task::spawn_blocking(load) => {
-            let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
-            server.load(lm.clone(), engine, sessions).map_err(exit::of_server)?;
+            let Ready { lm, engine, draft, sessions, plan } = ready.context("loading")??;
+            server.load(lm.clone(), engine, draft, sessions).map_err(exit::of_server)?;
             announce(address, &lm, &plan)?;
         }
         _ = stopped.wait_for(|stop| *stop) => {}

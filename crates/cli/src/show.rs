@@ -9,7 +9,7 @@ use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
-use boostr::models::{Config, Family, Ffn, LayerSpec};
+use boostr::models::{Config, Family, Ffn, LayerSpec, PIECE};
 use boostr::nn::{AttentionConfig, MixerConfig};
 use boostr::ops::KvType;
 use serde_json::{Value, json};
@@ -18,9 +18,6 @@ use crate::args::ShowArgs;
 use crate::model::{Source, bad};
 use crate::system;
 use crate::term::{Style, Term};
-
-/// Tokens of a long prompt that are computed at once, for the estimate of memory.
-const PIECE: usize = 512;
 
 pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;

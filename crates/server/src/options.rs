@@ -170,6 +170,7 @@ impl GenerationOptions {
             max_tokens: self.tokens(&loaded.lm.defaults, limits),
             eos: loaded.lm.eos.clone(),
             sampler,
+            draft: loaded.draft.clone(),
             ..Request::new(ids, loaded.lm.vocab_limit())
         }
     }

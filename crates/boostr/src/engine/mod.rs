@@ -42,7 +42,7 @@ mod service;
 mod store;
 
 pub use draft::{Draft, Guess};
-pub use generate::{Generated, Generation, Observer, generate};
+pub use generate::generate;
 pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, Timings};
 pub use scheduler::Scheduler;
 pub use search::{Beam, beam_search};
@@ -53,8 +53,8 @@ fn run<B: Backend>(model: &Model<B>, state: &mut State<B>, tokens: &[u32]) -> Re
     ops::to_vec(&model.forward(&mut [Run { tokens, state }], Logits::Last)?)
 }
 
-/// Most tokens of a prompt that are computed in a step, which may not be interrupted.
-pub const PIECE: usize = 128;
+/// Most tokens of one prompt in a step. A step cannot be interrupted.
+pub const STEP_PIECE: usize = 128;
 
 /// Sizes of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

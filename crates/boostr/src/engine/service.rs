@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::models::Model;
 
 use super::request::Ticket;
-use super::{Draft, EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
+use super::{EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
 
 /// How long to wait before listeners are asked again whether they are ready.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -89,25 +89,6 @@ impl<B: Backend> Engine<B> {
     where
         M: AsRef<Model<B>> + Send + Sync + 'static,
     {
-        Self::start_with(model, config, None)
-    }
-
-    /// The same, which guesses tokens before it computes them.
-    ///
-    /// # Errors
-    ///
-    /// Also when a draft model has another vocabulary.
-    pub fn start_with<M>(
-        model: Arc<M>,
-        config: EngineConfig,
-        draft: Option<Draft<B>>,
-    ) -> Result<Self>
-    where
-        M: AsRef<Model<B>> + Send + Sync + 'static,
-    {
-        if let Some(draft) = &draft {
-            draft.check((*model).as_ref())?;
-        }
         let cannot = |error: &dyn std::fmt::Display| Error::Argument {
             name: "threads",
             reason: format!("cannot start them: {error}"),
@@ -127,7 +108,7 @@ impl<B: Backend> Engine<B> {
         let thread = thread::Builder::new()
             .name("engine".into())
             // One of the pool's threads serves, so that the others wait for its work awake.
-            .spawn(move || pool.install(move || serve(&own, config, draft, &arrivals)))
+            .spawn(move || pool.install(move || serve(&own, config, &arrivals)))
             .map_err(|e| cannot(&e))?;
         let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
         Ok(Self { shared: Arc::new(Shared { gate, sender, thread, config }) })
@@ -150,7 +131,7 @@ impl<B: Backend> Engine<B> {
         if gate.is_draining.load(Ordering::Acquire) {
             return Err(Rejected::Draining);
         }
-        request.check((*gate.model).as_ref())?;
+        request.check((*gate.model).as_ref(), request.state.as_ref())?;
         let room = config.max_running.max(1) + config.max_queue;
         let taken = gate.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| {
             (open < room).then_some(open + 1)
@@ -215,19 +196,11 @@ impl<B: Backend> Drop for Shared<B> {
 }
 
 /// Takes requests and computes them, until there are no more handles.
-fn serve<B: Backend>(
-    gate: &Gate<B>,
-    config: EngineConfig,
-    draft: Option<Draft<B>>,
-    arrivals: &Receiver<Arrival<B>>,
-) {
+fn serve<B: Backend>(gate: &Gate<B>, config: EngineConfig, arrivals: &Receiver<Arrival<B>>) {
     gate.serving.get_or_init(|| thread::current().id());
     // The gate has counted; it is the only one that refuses.
     let config = EngineConfig { max_queue: usize::MAX, ..config };
     let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
-    if let Some(draft) = draft {
-        scheduler = scheduler.drafting(draft);
-    }
     let mut over = 0;
     let mut is_stuck = false;
     loop {

@@ -64,7 +64,7 @@ impl TestServer {
         if !setup.without_model {
             let started = Engine::start(MODEL.clone(), setup.engine).unwrap();
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
-            server.load(MODEL.clone(), started.clone(), sessions).unwrap();
+            server.load(MODEL.clone(), started.clone(), None, sessions).unwrap();
             engine = Some(started);
         }
         let (stop, stopped) = oneshot::channel();
