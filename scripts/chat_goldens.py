@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders chat templates as transformers does: what crates/boostr/tests/chat_templates.rs compares with.
+"""Renders chat templates as transformers does: what crates/boostr/tests/it/chat_templates.rs compares with.
 
     pip install jinja2==3.1.6
     python scripts/chat_goldens.py [FOLDER]

@@ -6,7 +6,7 @@
 
 SOURCES is a folder with the vocabularies that fixtures/tokenizers/README.md names; a family whose vocabulary is not
 there is left as it is. OUT is fixtures/tokenizers by default. With --whole the tokenizers are not cut: what
-BOOSTR_TOKENIZERS may name for crates/boostr/tests/family_tokenizers.rs.
+BOOSTR_TOKENIZERS may name for crates/boostr/tests/it/family_tokenizers.rs.
 
 Ids are those of the whole tokenizer, and the cut one is checked to give them: a merge that no step of encoding these
 texts chooses can go without changing any step, because each step takes the best-ranked pair that is present.

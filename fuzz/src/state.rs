@@ -9,7 +9,7 @@ use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops::KvType;
 use boostr::state_file::{About, SavedState, StateFile};
 
-#[path = "../../crates/boostr/tests/sealed/mod.rs"]
+#[path = "../../crates/boostr/tests/it/sealed.rs"]
 mod sealed;
 
 use sealed::Sealed;

@@ -1,0 +1,163 @@
+//! What the tests of checkpoints share: a folder that removes itself, random numbers, mutations,
+//! and writers of small files, valid or not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The folders of fixtures/models.
+pub const MODELS: [&str; 11] = [
+    "mamba2-tiny",
+    "mamba2-tiny-g2",
+    "llama-tiny",
+    "bamba-tiny",
+    "granitehybrid-dense-tiny",
+    "granitehybrid-moe-tiny",
+    "falcon-h1-tiny",
+    "falcon-h1-rms-tiny",
+    "nemotron-h-tiny",
+    "nemotron-h-moe-tiny",
+    "zamba2-tiny",
+];
+
+/// What `--exact` takes for the test `name` of the module whose `module_path!()` is given.
+pub fn test_name(module: &str, name: &str) -> String {
+    let (_binary, module) = module.split_once("::").expect("a module of a test binary");
+    format!("{module}::{name}")
+}
+
+/// A new folder for one test.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("boostr-checkpoint-{}-{count}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Marsaglia's xorshift64: the same numbers on every run and every machine.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number below `bound`, or 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % (bound as u64).max(1)) as usize
+    }
+
+    /// One to four changes: flipped bytes, cuts, splices of `other`, repeats, extreme lengths.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>, other: &[u8]) {
+        const EXTREME: [u64; 8] =
+            [0, 1, 0x7fff_ffff, 0xffff_ffff, 1 << 32, i64::MAX as u64, u64::MAX - 7, u64::MAX];
+        const TELLING: &[u8] = b"\x00\x01\x7f\x80\xff{}[]\",:(0123456789tuaeQRbcq.X";
+        for _ in 0..=self.below(4) {
+            let at = self.below(bytes.len());
+            match self.below(8) {
+                0 => bytes.truncate(at),
+                1 => bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << (at % 8)),
+                2 | 3 => {
+                    let byte = TELLING[self.below(TELLING.len())];
+                    bytes.iter_mut().skip(at).take(1).for_each(|b| *b = byte);
+                }
+                4 => {
+                    let from = self.below(other.len());
+                    let len = self.below(24).min(other.len() - from);
+                    bytes.splice(at..at, other[from..from + len].iter().copied());
+                }
+                5 => {
+                    let end = (at + self.below(24)).min(bytes.len());
+                    bytes.drain(at..end);
+                }
+                6 => {
+                    let value = EXTREME[self.below(EXTREME.len())].to_le_bytes();
+                    let size = [1, 2, 4, 8][self.below(4)];
+                    bytes.iter_mut().skip(at).zip(&value[..size]).for_each(|(b, &v)| *b = v);
+                }
+                _ => {
+                    let end = (at + self.below(24)).min(bytes.len());
+                    let part = bytes[at..end].to_vec();
+                    bytes.splice(at..at, part);
+                }
+            }
+        }
+    }
+}
+
+/// A safetensors file of any header and data.
+pub fn safetensors_file(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
+    let header = header.as_ref();
+    [&(header.len() as u64).to_le_bytes(), header, data].concat()
+}
+
+/// A zip file of stored entries, as plain as can be.
+pub fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in entries {
+        let sizes = [0, data.len() as u32, data.len() as u32].map(u32::to_le_bytes).concat();
+        let name_len = (name.len() as u16).to_le_bytes();
+        let offset = (file.len() as u32).to_le_bytes();
+        file.extend([b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0", &sizes[..], &name_len, &[0; 2]].concat());
+        file.extend([name.as_bytes(), data].concat());
+        let fixed = b"PK\x01\x02\x14\0\x14\0\0\0\0\0\0\0\0\0";
+        directory
+            .extend([fixed, &sizes[..], &name_len, &[0; 12], &offset, name.as_bytes()].concat());
+    }
+    let count = (entries.len() as u16).to_le_bytes();
+    let size = (directory.len() as u32).to_le_bytes();
+    let offset = (file.len() as u32).to_le_bytes();
+    file.extend(directory);
+    file.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &size, &offset, &[0; 2]].concat());
+    file
+}
+
+/// A torch file with this pickle and the storages "0", "1", ...
+pub fn torch_zip(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
+    let names: Vec<_> = (0..storages.len()).map(|key| format!("m/data/{key}")).collect();
+    let mut entries = vec![("m/data.pkl", pickle)];
+    entries.extend(names.iter().map(String::as_str).zip(storages.iter().copied()));
+    zip(&entries)
+}
+
+/// The most memory this process ever had in KiB: `VmHWM` touched, `VmPeak` asked for.
+#[cfg(target_os = "linux")]
+pub fn peak(field: &str) -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

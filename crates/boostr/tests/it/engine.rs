@@ -1,0 +1,879 @@
+//! Many requests at once: each gets what it gets alone, to the bit, whatever the others do. Names carry the rows of the
+//! list of cases, and the items of the list of faults.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+
+use crate::common::Random;
+use crate::tiny::{Tiny, fixture, tokens};
+use boostr::Result;
+use boostr::backend::{Cpu, cpu};
+use boostr::engine::{
+    Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request, STEP_PIECE, Scheduler,
+    beam_search,
+};
+use boostr::load::{LanguageModel, OpenOptions};
+use boostr::models::{Logits, Model, Run, State};
+use boostr::ops::to_vec;
+use boostr::sample::{Constraint, SamplerConfig, TokenSet};
+
+const FIXTURES: [&str; 11] = [
+    "bamba-tiny",
+    "falcon-h1-rms-tiny",
+    "falcon-h1-tiny",
+    "granitehybrid-dense-tiny",
+    "granitehybrid-moe-tiny",
+    "llama-tiny",
+    "mamba2-tiny",
+    "mamba2-tiny-g2",
+    "nemotron-h-moe-tiny",
+    "nemotron-h-tiny",
+    "zamba2-tiny",
+];
+
+fn model(name: &str) -> Model<Cpu> {
+    LanguageModel::<Cpu>::open(&fixture(name), &OpenOptions::default(), cpu()).unwrap().model
+}
+
+/// No snapshots: nothing is reused.
+fn forgetful() -> EngineConfig {
+    EngineConfig { snapshot_bytes: 0, snapshot_every: 0, ..EngineConfig::default() }
+}
+
+// The definition
+
+/// What a request is to give: tokens and their log probabilities, by single calls of one sequence.
+#[derive(Debug, Clone, PartialEq)]
+struct Answer {
+    ids: Vec<u32>,
+    logprobs: Vec<f32>,
+}
+
+/// The greedy answer to a prompt that is one call.
+fn clean(model: &Model<Cpu>, prompt: &[u32], max_tokens: usize) -> (Answer, State<Cpu>) {
+    let mut state = model.new_state().unwrap();
+    let run = Run { tokens: prompt, state: &mut state };
+    let mut logits = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
+    let mut answer = Answer { ids: Vec::new(), logprobs: Vec::new() };
+    for i in 0..max_tokens {
+        let row = &logits[..model.vocab_limit()];
+        let best = (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+        let top = f64::from(row[best]);
+        let sum: f64 = row.iter().map(|&x| (f64::from(x) - top).exp()).sum();
+        answer.ids.push(best as u32);
+        answer.logprobs.push(-sum.ln() as f32);
+        if i + 1 < max_tokens {
+            let run = Run { tokens: &[best as u32], state: &mut state };
+            logits = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
+        }
+    }
+    (answer, state)
+}
+
+// What listeners hear
+
+/// All that is told of a request.
+#[derive(Default)]
+struct Heard {
+    answers: BTreeMap<usize, Answer>,
+    pieces: Vec<(usize, usize)>,
+    finished: BTreeMap<usize, (Finish, Option<State<Cpu>>)>,
+    failed: Option<String>,
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Heard>>);
+
+impl Ear {
+    fn listener(&self) -> Box<dyn Listener<Cpu>> {
+        let heard = self.0.clone();
+        Box::new(move |event: Event<Cpu>| {
+            let mut heard = heard.lock().unwrap();
+            match event {
+                Event::Prompt { cached, done, .. } => heard.pieces.push((cached, done)),
+                Event::Token { index, id, logprob, .. } => {
+                    let empty = Answer { ids: Vec::new(), logprobs: Vec::new() };
+                    let answer = heard.answers.entry(index).or_insert(empty);
+                    answer.ids.push(id);
+                    answer.logprobs.push(logprob);
+                }
+                Event::Finished { index, outcome } => {
+                    let ids = heard.answers.get(&index).map_or(&[][..], |answer| &answer.ids);
+                    assert_eq!(outcome.ids, ids, "all tokens were told");
+                    let old = heard.finished.insert(index, (outcome.finish, outcome.state));
+                    assert!(old.is_none() && heard.failed.is_none(), "it ends once");
+                }
+                Event::Failed { error } => {
+                    let old = heard.failed.replace(crate::tiny::message(&error));
+                    assert!(old.is_none(), "it fails once");
+                }
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    fn answer(&self) -> Answer {
+        self.0.lock().unwrap().answers[&0].clone()
+    }
+
+    fn finish(&self) -> Finish {
+        self.0.lock().unwrap().finished[&0].0
+    }
+
+    fn state(&self) -> State<Cpu> {
+        self.0.lock().unwrap().finished[&0].1.clone().unwrap()
+    }
+
+    /// Tokens of the prompt that were known.
+    fn cached(&self) -> usize {
+        self.0.lock().unwrap().pieces[0].0
+    }
+}
+
+fn request(prompt: &[u32], max_tokens: usize, model: &Model<Cpu>) -> Request<Cpu> {
+    let logprobs = Some(0);
+    Request { max_tokens, logprobs, ..Request::new(prompt.to_vec(), model.vocab_limit()) }
+}
+
+/// One request after another in one scheduler.
+fn ask(scheduler: &mut Scheduler<'_, Cpu>, request: Request<Cpu>) -> Ear {
+    let ear = Ear::default();
+    scheduler.submit(request, ear.listener()).unwrap();
+    while scheduler.step() {}
+    ear
+}
+
+// Exactness
+
+#[test]
+fn a_text_cut_anywhere_into_calls_has_the_same_logits_and_states_to_the_bit() {
+    let mut random = Random(0xc07);
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(8, 300, model.vocab_limit());
+        let run = |cuts: &[usize]| {
+            let (mut state, mut logits, mut first) = (model.new_state().unwrap(), Vec::new(), 0);
+            for &cut in cuts.iter().chain([&ids.len()]) {
+                let run = Run { tokens: &ids[first..cut], state: &mut state };
+                logits.extend(to_vec(&model.forward(&mut [run], Logits::All).unwrap()).unwrap());
+                first = cut;
+            }
+            (logits, everything(&state))
+        };
+        let want = run(&[]);
+        let singles: Vec<usize> = (1..ids.len()).collect();
+        assert!(run(&singles) == want, "{name}, token by token");
+        for _ in 0..8 {
+            let mut cuts: Vec<usize> = (0..12).map(|_| 1 + random.below(298)).collect();
+            cuts.sort_unstable();
+            cuts.dedup();
+            assert!(run(&cuts) == want, "{name}, cut at {cuts:?}");
+        }
+    }
+}
+
+#[test]
+fn any_partition_any_batch_any_slot_history_is_one_clean_run() {
+    let mut random = Random(0x5eed);
+    for name in FIXTURES {
+        let model = model(name);
+        let vocab = model.vocab_limit();
+        let asked: Vec<(Vec<u32>, usize)> = (0..12)
+            .map(|i| {
+                let len = [1, 2, 3, 17, 128, 129, 1 + random.below(300)][random.below(7)];
+                (tokens(1 + i, len, vocab), 1 + random.below(20))
+            })
+            .collect();
+        let want: Vec<Answer> = asked.iter().map(|(ids, n)| clean(&model, ids, *n).0).collect();
+        for round in 0..4 {
+            let config = EngineConfig {
+                max_running: 4,
+                step_tokens: [1, 64, 200, 1000][round],
+                ..forgetful()
+            };
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(1 + round % 3).build().unwrap();
+            pool.install(|| {
+                let mut scheduler = Scheduler::new(&model, config);
+                let mut order: Vec<usize> = (0..asked.len()).collect();
+                let mut ears = Vec::new();
+                // They come while others run; finished ones leave their memory full of NaN.
+                while !order.is_empty() || !scheduler.is_idle() {
+                    if !order.is_empty() && random.below(3) == 0 {
+                        let i = order.swap_remove(random.below(order.len()));
+                        let (ids, n) = &asked[i];
+                        let ear = Ear::default();
+                        scheduler.submit(request(ids, *n, &model), ear.listener()).unwrap();
+                        ears.push((i, ear));
+                    }
+                    scheduler.step();
+                }
+                for (i, ear) in &ears {
+                    assert_eq!(ear.answer(), want[*i], "{name}, request {i}, round {round}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(5, 150, model.vocab_limit());
+        let want = clean(&model, &ids, 12).0;
+        let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
+        let mut scheduler = Scheduler::new(&model, config);
+        let request = |ids: &[u32], max_tokens, model: &Model<Cpu>| Request {
+            draft: Some(Draft::Lookup),
+            ..request(ids, max_tokens, model)
+        };
+        assert_eq!(ask(&mut scheduler, request(&ids, 12, &model)).answer(), want, "{name}");
+        // Again, from its own end; then a conversation that went on, and one that was rewound.
+        let again = ask(&mut scheduler, request(&ids, 12, &model));
+        assert_eq!(again.cached(), 150, "{name}");
+        assert_eq!(again.answer(), want, "{name}");
+        let longer = [&ids[..], &want.ids, &[3, 1, 4]].concat();
+        let longer_want = clean(&model, &longer, 5).0;
+        let ear = ask(&mut scheduler, request(&longer, 5, &model));
+        assert!(ear.cached() >= 150, "{name}: {}", ear.cached());
+        assert_eq!(ear.answer(), longer_want, "{name}");
+        let shorter = [&ids[..140], &[2, 7]].concat();
+        let ear = ask(&mut scheduler, request(&shorter, 5, &model));
+        assert_eq!(ear.cached(), 128, "{name}");
+        assert_eq!(ear.answer(), clean(&model, &shorter, 5).0, "{name}");
+        // Forks.
+        let sampler = SamplerConfig { seed: 9, ..SamplerConfig::default() };
+        let forked = Request { count: 3, sampler: sampler.clone(), ..request(&ids, 8, &model) };
+        let forks = ask(&mut scheduler, forked);
+        for index in 0..3 {
+            let sampler = SamplerConfig { seed: 9 + index as u64, ..sampler.clone() };
+            let alone = Request { sampler, ..request(&ids, 8, &model) };
+            let alone = ask(&mut Scheduler::new(&model, EngineConfig::default()), alone).answer();
+            assert_eq!(forks.0.lock().unwrap().answers[&index].ids, alone.ids, "{name}");
+        }
+    }
+}
+
+#[test]
+fn case_1_a_prompt_that_leaves_another_after_150_of_200_tokens_computes_no_more_than_94() {
+    for name in ["bamba-tiny", "granitehybrid-dense-tiny", "nemotron-h-tiny", "mamba2-tiny"] {
+        let model = model(name);
+        let first = tokens(3, 200, model.vocab_limit());
+        let second = [&first[..150], &tokens(4, 30, model.vocab_limit())].concat();
+        let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
+        let mut scheduler = Scheduler::new(&model, config);
+        ask(&mut scheduler, request(&first, 1, &model));
+        let before = scheduler.stats();
+        let ear = ask(&mut scheduler, request(&second, 6, &model));
+        let after = scheduler.stats();
+        assert!(after.prompt_tokens - before.prompt_tokens <= 64 + 30, "{name}");
+        assert_eq!(after.skipped_tokens - before.skipped_tokens, ear.cached() as u64);
+        assert_eq!(ear.answer(), clean(&model, &second, 6).0, "{name}");
+    }
+}
+
+#[test]
+fn case_3_a_snapshot_at_every_length_goes_on_as_a_clean_run_also_among_four_sessions() {
+    for name in ["mamba2-tiny-g2", "bamba-tiny"] {
+        let model = model(name);
+        let vocab = model.vocab_limit();
+        for p in 1..3 * 36 + 2 {
+            let ids = tokens(p as u64, p + 9, vocab);
+            let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+            ask(&mut scheduler, request(&ids[..p], 0, &model));
+            // Three others are computed in the same steps.
+            let others: Vec<Vec<u32>> =
+                (0..3).map(|i| tokens(900 + i, 7 * p % 80 + 1, vocab)).collect();
+            let ears: Vec<Ear> = others
+                .iter()
+                .chain([&ids])
+                .map(|ids| {
+                    let ear = Ear::default();
+                    scheduler.submit(request(ids, 4, &model), ear.listener()).unwrap();
+                    ear
+                })
+                .collect();
+            while scheduler.step() {}
+            assert_eq!(ears[3].cached(), p, "{name}");
+            for (ear, ids) in ears.iter().zip(others.iter().chain([&ids])) {
+                assert_eq!(ear.answer(), clean(&model, ids, 4).0, "{name}, {p}");
+            }
+        }
+    }
+}
+
+#[test]
+fn case_4_after_k_of_8_guesses_were_right_the_state_is_that_of_a_run_of_k_tokens() {
+    for name in FIXTURES {
+        let model = model(name);
+        let vocab = model.vocab_limit();
+        let prompt = tokens(11, 40, vocab);
+        let (want, _) = clean(&model, &prompt, 24);
+        for right in 0..=8 {
+            let truth = [&prompt[..], &want.ids].concat();
+            let guess = move |ids: &[u32], most: usize| -> Vec<u32> {
+                let next = &truth[ids.len().min(truth.len())..];
+                let wrong =
+                    |(i, &id): (usize, &u32)| if i < right { id } else { (id + 1) % vocab as u32 };
+                next.iter().take(most).enumerate().map(wrong).collect()
+            };
+            let draft = Some(Draft::With(Arc::new(guess)));
+            let mut scheduler = Scheduler::new(&model, forgetful());
+            let ear = ask(&mut scheduler, Request { draft, ..request(&prompt, 24, &model) });
+            assert_eq!(ear.answer(), want, "{name}, {right} right");
+            let stats = scheduler.stats();
+            assert!(stats.drafted_tokens > 0 && (stats.accepted_tokens > 0) == (right > 0));
+            // Conv windows, SSM states, keys and values, to the bit.
+            let state = ear.state();
+            let seen = state.position() - prompt.len();
+            let (_, plain) = clean(&model, &prompt, seen + 1);
+            assert_eq!(plain.position(), state.position());
+            assert_eq!(everything(&state), everything(&plain), "{name}, {right} right");
+        }
+    }
+}
+
+/// All that a state holds.
+fn everything(state: &State<Cpu>) -> Vec<f32> {
+    let caches = (0..state.n_layer()).filter_map(|layer| state.kv(layer));
+    let kv = caches.flat_map(|cache| [cache.keys().unwrap(), cache.values().unwrap()].concat());
+    (0..state.n_layer())
+        .flat_map(|layer| [state.conv(layer), state.ssm(layer)])
+        .flatten()
+        .flat_map(|x| to_vec(x).unwrap())
+        .chain(kv)
+        .collect()
+}
+
+#[test]
+fn guesses_change_no_output_of_any_sampler_and_save_forwards_where_text_repeats() {
+    let model = model("mamba2-tiny");
+    let vocab = model.vocab_limit();
+    let draft = Arc::new(self::model("mamba2-tiny"));
+    for draft in [Draft::Lookup, Draft::Model(draft)] {
+        for seed in 0..4 {
+            let prompt = tokens(seed + 1, 9, vocab).repeat(5);
+            let sampler = if seed == 0 {
+                SamplerConfig::greedy()
+            } else {
+                let base = SamplerConfig { seed, top_k: 3, ..SamplerConfig::default() };
+                SamplerConfig { temperature: 0.3, repetition_penalty: 1.1, ..base }
+            };
+            let plain = Request { sampler: sampler.clone(), ..request(&prompt, 60, &model) };
+            let mut alone = Scheduler::new(&model, forgetful());
+            let want = ask(&mut alone, plain).answer();
+            let draft = Some(draft.clone());
+            let drafted = Request { sampler, draft, ..request(&prompt, 60, &model) };
+            let mut scheduler = Scheduler::new(&model, forgetful());
+            assert_eq!(ask(&mut scheduler, drafted).answer(), want);
+        }
+    }
+}
+
+#[test]
+fn case_5_what_ran_before_in_a_slot_leaves_no_trace() {
+    for name in FIXTURES {
+        let model = model(name);
+        let vocab = model.vocab_limit();
+        let mut scheduler = Scheduler::new(&model, EngineConfig { max_running: 1, ..forgetful() });
+        for len in [1, 2, 3, 20] {
+            ask(&mut scheduler, request(&tokens(1, 200, vocab), 3, &model));
+            let ids = tokens(len as u64, len, vocab);
+            let ear = ask(&mut scheduler, request(&ids, 6, &model));
+            assert_eq!(ear.answer(), clean(&model, &ids, 6).0, "{name}, {len} tokens");
+        }
+    }
+}
+
+#[test]
+fn case_18_a_beam_search_finds_what_running_every_prefix_anew_finds() {
+    for name in ["mamba2-tiny", "bamba-tiny"] {
+        let model = model(name);
+        let prompt = tokens(8, 12, model.vocab_limit());
+        let (width, rounds) = (3, 5);
+        let mut state = model.new_state().unwrap();
+        model
+            .forward(&mut [Run { tokens: &prompt[..4], state: &mut state }], Logits::None)
+            .unwrap();
+        let before = everything(&state);
+        let ends = [clean(&model, &prompt, 2).0.ids[1]];
+        for eos in [&[][..], &ends] {
+            let beams = beam_search(&model, &state, &prompt[4..], width, rounds, eos).unwrap();
+            let want = brute_force(&model, &prompt, width, rounds, eos);
+            assert_eq!(
+                beams.iter().map(|beam| &beam.ids).collect::<Vec<_>>(),
+                want.iter().map(|(ids, _)| ids).collect::<Vec<_>>(),
+                "{name}"
+            );
+            for (beam, (_, logprob)) in beams.iter().zip(&want) {
+                assert!((beam.logprob - logprob).abs() < 1e-4);
+                assert_eq!(beam.state.position(), prompt.len() + beam.ids.len() - 1);
+            }
+        }
+        assert_eq!(everything(&state), before, "forks do not touch where they came from");
+    }
+}
+
+/// A beam search whose every sum is of a run of the whole text from the start.
+fn brute_force(
+    model: &Model<Cpu>,
+    prompt: &[u32],
+    width: usize,
+    rounds: usize,
+    eos: &[u32],
+) -> Vec<(Vec<u32>, f64)> {
+    let ended = |ids: &[u32]| ids.last().is_some_and(|id| eos.contains(id));
+    let mut beams = vec![(Vec::new(), 0.0)];
+    for _ in 0..rounds {
+        let mut all = Vec::new();
+        for (ids, sum) in &beams {
+            if ended(ids) {
+                all.push((ids.clone(), *sum));
+                continue;
+            }
+            let mut state = model.new_state().unwrap();
+            let text = [prompt, ids].concat();
+            let run = Run { tokens: &text, state: &mut state };
+            let row = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
+            let row = &row[..model.vocab_limit()];
+            let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+            for (id, &x) in row.iter().enumerate() {
+                let next = [&ids[..], &[id as u32]].concat();
+                all.push((next, sum + f64::from(x) - total.ln()));
+            }
+        }
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(width);
+        beams = all;
+    }
+    beams
+}
+
+#[test]
+fn case_33_and_35_a_state_is_never_cut_back_and_a_longer_one_than_the_prompt_is_refused() {
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(2, 30, model.vocab_limit());
+        let mut state = model.new_state().unwrap();
+        model.forward(&mut [Run { tokens: &ids, state: &mut state }], Logits::None).unwrap();
+        let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+        for len in [1, 29, 30] {
+            let asked = Request { state: Some(state.clone()), ..request(&ids[..len], 3, &model) };
+            let refused = scheduler.submit(asked, Ear::default().listener()).unwrap_err();
+            let text = refused.to_string();
+            let expected = format!("it has seen 30 tokens of a prompt of {len}: expected fewer");
+            assert!(text.contains(&expected), "{name}: {text}");
+        }
+        // What a context shift would do, to drop the oldest tokens, is another prompt: computed anew, and right.
+        ask(&mut scheduler, request(&ids, 3, &model));
+        let shifted = ask(&mut scheduler, request(&ids[10..], 3, &model));
+        assert_eq!(shifted.cached(), 0);
+        assert_eq!(shifted.answer(), clean(&model, &ids[10..], 3).0, "{name}");
+        let cut = ask(&mut scheduler, request(&ids[..20], 3, &model));
+        assert_eq!(cut.answer(), clean(&model, &ids[..20], 3).0, "{name}");
+    }
+}
+
+#[test]
+fn a_given_state_is_gone_on_from_and_stays_its_owners() {
+    for name in ["mamba2-tiny", "bamba-tiny"] {
+        let model = model(name);
+        let ids = tokens(6, 60, model.vocab_limit());
+        let mut state = model.new_state().unwrap();
+        model.forward(&mut [Run { tokens: &ids[..59], state: &mut state }], Logits::None).unwrap();
+        let before = everything(&state);
+        let mut scheduler = Scheduler::new(&model, forgetful());
+        let asked = Request { state: Some(state.clone()), ..request(&ids, 5, &model) };
+        let ear = ask(&mut scheduler, asked);
+        assert_eq!((ear.cached(), scheduler.stats().prompt_tokens), (59, 1));
+        assert_eq!(ear.answer(), clean(&model, &ids, 5).0);
+        assert_eq!(everything(&state), before);
+    }
+}
+
+// Snapshots
+
+#[test]
+fn snapshots_stay_under_their_limit_and_go_by_last_use() {
+    let tiny = Tiny::m("");
+    let model = &tiny.model;
+    let one = tiny.state().size_in_bytes();
+    let config = EngineConfig { snapshot_bytes: 4 * one, ..EngineConfig::default() };
+    let mut scheduler = Scheduler::new(model, config);
+    let prompts: Vec<Vec<u32>> = (0..6).map(|i| tokens(50 + i, 10, 80)).collect();
+    for prompt in &prompts {
+        ask(&mut scheduler, request(prompt, 0, model));
+        // The first is used again and again.
+        assert_eq!(ask(&mut scheduler, request(&prompts[0], 0, model)).cached(), 10);
+        let stats = scheduler.stats();
+        assert!(stats.snapshot_bytes <= 4 * one && stats.snapshots <= 4, "{stats:?}");
+    }
+    for (i, cached, why) in [(0, 10, "was used"), (5, 10, "is new"), (1, 0, "was not used")] {
+        let ear = ask(&mut scheduler, request(&prompts[i], 0, model));
+        assert_eq!(ear.cached(), cached, "{i} {why}");
+    }
+}
+
+#[test]
+fn pages_that_snapshots_share_are_counted_once() {
+    let model = model("llama-tiny");
+    let ids = tokens(5, 1024, model.vocab_limit());
+    let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
+    let mut scheduler = Scheduler::new(&model, config);
+    let ear = ask(&mut scheduler, request(&ids, 1, &model));
+    let stats = scheduler.stats();
+    assert_eq!(stats.snapshots, 16);
+    let own = ear.state().size_in_bytes();
+    assert!(stats.snapshot_bytes < own + own / 4 + 100_000, "{} for {own}", stats.snapshot_bytes);
+}
+
+#[test]
+fn scopes_do_not_see_each_others_snapshots() {
+    let tiny = Tiny::m("");
+    let ids = tokens(5, 50, 80);
+    let mut scheduler = Scheduler::new(&tiny.model, EngineConfig::default());
+    let of = |scope| Request { scope: Some(scope), ..request(&ids, 2, &tiny.model) };
+    assert_eq!(ask(&mut scheduler, of(1)).cached(), 0);
+    assert_eq!(ask(&mut scheduler, of(2)).cached(), 0);
+    assert_eq!(ask(&mut scheduler, of(1)).cached(), 50);
+}
+
+#[test]
+fn a_request_without_a_scope_sees_and_leaves_no_snapshots() {
+    for name in FIXTURES {
+        let model = model(name);
+        let ids = tokens(5, 150, model.vocab_limit());
+        let asked = |len: usize, scope| Request { scope, ..request(&ids[..len], 6, &model) };
+        let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+        // Snapshots of parts of it, and of all.
+        for len in [37, 90, 150] {
+            ask(&mut scheduler, asked(len, Some(0)));
+        }
+        let before = scheduler.stats().snapshots;
+        let ear = ask(&mut scheduler, asked(150, None));
+        assert_eq!(ear.cached(), 0, "{name}");
+        assert_eq!(ear.answer(), clean(&model, &ids, 6).0, "{name}");
+        assert_eq!(scheduler.stats().snapshots, before, "{name}");
+    }
+}
+
+#[test]
+fn marks_are_where_a_rewound_conversation_goes_on_to_the_bit() {
+    let tiny = Tiny::m("");
+    let ids = tokens(5, 100, 80);
+    let marks = vec![45, 50, 90];
+    let mut scheduler = Scheduler::new(&tiny.model, EngineConfig::default());
+    let marked = |ids: &[u32]| Request { marks: marks.clone(), ..request(ids, 4, &tiny.model) };
+    ask(&mut scheduler, marked(&ids));
+    let other = [&ids[..46], &tokens(6, 20, 80)].concat();
+    let ear = ask(&mut scheduler, marked(&other));
+    assert_eq!(ear.cached(), 45);
+    let cold = ask(&mut Scheduler::new(&tiny.model, forgetful()), marked(&other));
+    assert_eq!(ear.answer(), cold.answer());
+}
+
+// Scheduling
+
+#[test]
+fn a_long_prompt_holds_a_decoding_request_up_for_no_more_than_a_step() {
+    let tiny = Tiny::m("");
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let listener = |name: &'static str| {
+        let log = log.clone();
+        Box::new(move |event: Event<Cpu>| {
+            match event {
+                Event::Prompt { cached, done, .. } if done > cached => {
+                    log.lock().unwrap().push(name);
+                }
+                Event::Token { .. } if name == "short" => log.lock().unwrap().push(name),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })
+    };
+    let config = EngineConfig { step_tokens: STEP_PIECE + 10, ..forgetful() };
+    let mut scheduler = Scheduler::new(&tiny.model, config);
+    scheduler.submit(request(&[1], 30, &tiny.model), listener("short")).unwrap();
+    scheduler.step();
+    for name in ["long", "longer"] {
+        scheduler
+            .submit(request(&tokens(1, 10 * STEP_PIECE, 80), 1, &tiny.model), listener(name))
+            .unwrap();
+    }
+    while scheduler.step() {}
+    let log = log.lock().unwrap();
+    let last = log.iter().rposition(|&name| name == "short").unwrap();
+    let (mut since, mut turns) = (0, Vec::new());
+    for name in &log[..last] {
+        since = if *name == "short" { 0 } else { since + 1 };
+        assert!(since <= 1, "one piece between two tokens: {log:?}");
+        turns.extend((*name != "short").then_some(*name));
+    }
+    // And the two long ones take turns.
+    assert!(turns.windows(2).all(|pair| pair[0] != pair[1]), "{turns:?}");
+}
+
+#[test]
+fn prompts_take_turns_however_many_of_them_fit_in_a_step() {
+    let tiny = Tiny::m("");
+    for count in 2..=5 {
+        for fit in 1..=3 {
+            let config = EngineConfig { step_tokens: fit * STEP_PIECE, ..forgetful() };
+            let mut scheduler = Scheduler::new(&tiny.model, config);
+            let done = Arc::new(Mutex::new(vec![0; count]));
+            for i in 0..count {
+                let done = done.clone();
+                let listener = move |event: Event<Cpu>| {
+                    if let Event::Prompt { done: now, .. } = event {
+                        done.lock().unwrap()[i] = now;
+                    }
+                    ControlFlow::Continue(())
+                };
+                let asked = request(&tokens(i as u64, 6 * STEP_PIECE, 80), 0, &tiny.model);
+                scheduler.submit(asked, Box::new(listener)).unwrap();
+            }
+            while scheduler.step() {
+                let done = done.lock().unwrap();
+                let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+                assert!(most - least <= STEP_PIECE, "{fit} of {count}: {done:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
+    let tiny = Tiny::m("");
+    let (short, long) = (tokens(1, 20, 80), tokens(2, 3000, 80));
+    let want = clean(&tiny.model, &short, 40).0;
+    let mut scheduler = Scheduler::new(&tiny.model, EngineConfig { max_running: 2, ..forgetful() });
+    let (kept, cut, queued) = (Ear::default(), Ear::default(), Ear::default());
+    scheduler.submit(request(&short, 40, &tiny.model), kept.listener()).unwrap();
+    let ticket = scheduler.submit(request(&long, 5, &tiny.model), cut.listener()).unwrap();
+    let waiting = scheduler.submit(request(&long, 5, &tiny.model), queued.listener()).unwrap();
+    for _ in 0..3 {
+        scheduler.step();
+    }
+    waiting.cancel();
+    scheduler.step();
+    assert_eq!(queued.finish(), Finish::Cancelled);
+    assert!(queued.0.lock().unwrap().finished[&0].1.is_none(), "it had no state");
+    assert!(cut.0.lock().unwrap().finished.is_empty(), "the running one is not touched");
+    let before = scheduler.stats().prompt_tokens;
+    ticket.cancel();
+    scheduler.step();
+    assert_eq!(cut.finish(), Finish::Cancelled);
+    assert_eq!(scheduler.stats().prompt_tokens, before);
+    assert_eq!(scheduler.stats().running, 1);
+    ticket.cancel();
+    while scheduler.step() {}
+    assert_eq!(kept.answer(), want);
+    let stats = scheduler.stats();
+    assert_eq!((stats.finished, stats.cancelled, stats.failed), (3, 2, 0));
+}
+
+#[test]
+fn a_listener_that_is_not_ready_waits_alone_and_gets_the_same() {
+    struct Slow(Box<dyn Listener<Cpu>>, Arc<Mutex<bool>>);
+    impl Listener<Cpu> for Slow {
+        fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
+            self.0.event(event)
+        }
+        fn is_ready(&self) -> bool {
+            *self.1.lock().unwrap()
+        }
+    }
+    let tiny = Tiny::m("");
+    let ids = tokens(1, 20, 80);
+    let want = clean(&tiny.model, &ids, 10).0;
+    let mut scheduler = Scheduler::new(&tiny.model, forgetful());
+    let (slow, quick, is_ready) = (Ear::default(), Ear::default(), Arc::new(Mutex::new(true)));
+    let listener = Slow(slow.listener(), is_ready.clone());
+    scheduler.submit(request(&ids, 10, &tiny.model), Box::new(listener)).unwrap();
+    for _ in 0..3 {
+        assert!(scheduler.step());
+    }
+    *is_ready.lock().unwrap() = false;
+    scheduler.submit(request(&ids, 10, &tiny.model), quick.listener()).unwrap();
+    while scheduler.step() {}
+    assert_eq!(quick.answer(), want);
+    assert!(slow.0.lock().unwrap().finished.is_empty());
+    assert!(!scheduler.is_idle());
+    *is_ready.lock().unwrap() = true;
+    while scheduler.step() {}
+    assert_eq!(slow.answer(), want);
+}
+
+#[test]
+fn a_stop_in_the_middle_of_guesses_leaves_tokens_and_state_as_without_guesses() {
+    let model = model("bamba-tiny");
+    let prompt = tokens(11, 20, model.vocab_limit());
+    let (want, _) = clean(&model, &prompt, 12);
+    for stop in 1..10 {
+        let truth = [&prompt[..], &want.ids].concat();
+        let guess = move |ids: &[u32], most: usize| -> Vec<u32> {
+            truth[ids.len().min(truth.len())..].iter().take(most).copied().collect()
+        };
+        let draft = Some(Draft::With(Arc::new(guess)));
+        let mut scheduler = Scheduler::new(&model, forgetful());
+        let end = Arc::new(Mutex::new(None));
+        let (slot, mut count) = (end.clone(), 0);
+        let listener = move |event: Event<Cpu>| {
+            match event {
+                Event::Token { .. } => count += 1,
+                Event::Finished { outcome, .. } => *slot.lock().unwrap() = Some(outcome),
+                _ => {}
+            }
+            if count == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let request = Request { draft, ..request(&prompt, 12, &model) };
+        scheduler.submit(request, Box::new(listener)).unwrap();
+        while scheduler.step() {}
+        let outcome = end.lock().unwrap().take().unwrap();
+        assert_eq!((outcome.finish, &outcome.ids[..]), (Finish::Stopped, &want.ids[..stop]));
+        let state = outcome.state.unwrap();
+        assert!(state.position() <= prompt.len() + stop);
+        let (_, plain) = clean(&model, &prompt, state.position() - prompt.len() + 1);
+        assert_eq!(everything(&state), everything(&plain), "stopped after {stop}");
+    }
+}
+
+// What goes wrong
+
+#[test]
+fn f13_a_listener_or_constraint_that_panics_fails_alone() {
+    struct Panics;
+    impl Constraint for Panics {
+        fn allowed(&mut self) -> Result<TokenSet> {
+            panic!("no tokens today")
+        }
+        fn accept(&mut self, _: u32) -> Result<()> {
+            Ok(())
+        }
+        fn is_complete(&self) -> bool {
+            false
+        }
+        fn fork(&self) -> Box<dyn Constraint> {
+            Box::new(Self)
+        }
+    }
+    std::panic::set_hook(Box::new(|_| {}));
+    let tiny = Tiny::m("");
+    let ids = tokens(1, 20, 80);
+    let want = clean(&tiny.model, &ids, 10).0;
+    let mut scheduler = Scheduler::new(&tiny.model, forgetful());
+    let (good, constrained) = (Ear::default(), Ear::default());
+    let panics = |_: Event<Cpu>| -> ControlFlow<()> { panic!("not my day") };
+    scheduler.submit(request(&ids, 10, &tiny.model), Box::new(panics)).unwrap();
+    scheduler.submit(request(&ids, 10, &tiny.model), good.listener()).unwrap();
+    let asked = Request { constraint: Some(Box::new(Panics)), ..request(&ids, 10, &tiny.model) };
+    scheduler.submit(asked, constrained.listener()).unwrap();
+    while scheduler.step() {}
+    let _ = std::panic::take_hook();
+    assert_eq!(good.answer(), want);
+    let heard = constrained.0.lock().unwrap();
+    assert_eq!(heard.failed.as_deref(), Some("the choice of a token panicked: no tokens today"));
+    let stats = scheduler.stats();
+    assert_eq!((stats.finished, stats.failed, stats.panics), (3, 2, 2));
+}
+
+#[test]
+fn logits_that_are_no_numbers_fail_their_request_alone() {
+    let tiny = Tiny::m("");
+    let ids = tokens(1, 20, 80);
+    let mut bad = tiny.state();
+    tiny.run(&ids[..5], &[5], &mut bad);
+    let shape = bad.ssm(0).unwrap().shape().to_vec();
+    let nan = vec![f32::NAN; shape.iter().product()];
+    bad.set_ssm(0, boostr::ops::tensor(&cpu(), &nan, &shape).unwrap()).unwrap();
+    let mut scheduler = Scheduler::new(&tiny.model, forgetful());
+    let (spoiled, good) = (Ear::default(), Ear::default());
+    let asked = Request { state: Some(bad), ..request(&ids, 5, &tiny.model) };
+    scheduler.submit(asked, spoiled.listener()).unwrap();
+    scheduler.submit(request(&ids, 5, &tiny.model), good.listener()).unwrap();
+    while scheduler.step() {}
+    assert!(spoiled.0.lock().unwrap().failed.as_ref().unwrap().contains("NaN"));
+    assert_eq!(good.answer(), clean(&tiny.model, &ids, 5).0);
+}
+
+#[test]
+fn requests_that_cannot_be_computed_are_refused_before_they_wait() {
+    let tiny = Tiny::m("");
+    let model = &tiny.model;
+    let mut scheduler = Scheduler::new(model, EngineConfig::default());
+    let other = Tiny::m(r#", "num_hidden_layers": 3"#);
+    let hot = SamplerConfig { temperature: f32::NAN, ..SamplerConfig::default() };
+    let bad: Vec<(Request<Cpu>, &str)> = vec![
+        (request(&[], 5, model), "at least one token"),
+        (request(&[80], 5, model), "token id 80 is not below"),
+        (Request { count: 0, ..request(&[1], 5, model) }, "count"),
+        (Request { count: 65, ..request(&[1], 5, model) }, "count"),
+        (Request { vocab_limit: 81, ..request(&[1], 5, model) }, "vocab_limit"),
+        (Request { sampler: hot, ..request(&[1], 5, model) }, "temperature"),
+        (Request { state: Some(other.state()), ..request(&[1], 5, model) }, "state layers"),
+    ];
+    for (request, expected) in bad {
+        let refused = scheduler.submit(request, Ear::default().listener()).unwrap_err();
+        assert!(refused.to_string().contains(expected), "{refused}");
+    }
+    assert!(scheduler.is_idle());
+}
+
+// The engine's thread
+
+#[test]
+fn d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
+    let tiny = Tiny::m("");
+    let want = clean(&tiny.model, &[1, 2, 3], 30).0;
+    let config = EngineConfig { max_running: 2, max_queue: 3, threads: 2, ..forgetful() };
+    let engine = Engine::start(Arc::new(tiny.model), config).unwrap();
+    let ask = |ear: &Ear| {
+        let asked =
+            Request { logprobs: Some(0), max_tokens: 30, ..Request::new(vec![1, 2, 3], 80) };
+        engine.submit(asked, ear.listener())
+    };
+    let ears: Vec<Ear> = (0..100).map(|_| Ear::default()).collect();
+    let (mut taken, mut full) = (Vec::new(), 0);
+    for ear in &ears {
+        match ask(ear) {
+            Ok(_) => taken.push(ear),
+            Err(Rejected::QueueFull { waiting }) => (full, ()) = (full + 1, assert!(waiting >= 3)),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(full > 0 && taken.len() >= 5, "{full} {}", taken.len());
+    engine.drain();
+    assert!(matches!(ask(&ears[0]), Err(Rejected::Draining)));
+    while !engine.is_idle() {
+        std::thread::yield_now();
+    }
+    for ear in &taken {
+        assert_eq!(ear.answer(), want);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.finished as usize, stats.running, stats.queued), (taken.len(), 0, 0));
+    engine.stop();
+    assert!(matches!(ask(&ears[0]), Err(Rejected::Stopped)));
+}
+
+#[test]
+fn an_engine_that_is_stopped_or_dropped_ends_every_request() {
+    for is_dropped in [false, true] {
+        let tiny = Tiny::m("");
+        let engine = Engine::start(Arc::new(tiny.model), EngineConfig::default()).unwrap();
+        let ears: Vec<Ear> = (0..40).map(|_| Ear::default()).collect();
+        for ear in &ears {
+            let asked = Request { max_tokens: 1 << 40, ..Request::new(vec![1, 2, 3], 80) };
+            engine.submit(asked, ear.listener()).unwrap();
+        }
+        if is_dropped {
+            drop(engine);
+        } else {
+            engine.stop();
+        }
+        for ear in &ears {
+            assert_eq!(ear.finish(), Finish::Cancelled);
+        }
+    }
+}

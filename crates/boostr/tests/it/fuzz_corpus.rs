@@ -1,0 +1,31 @@
+//! What the fuzzer found to reach all there is of grammars and chat templates, once more: no panic, and none takes long.
+//! fuzz/README.md says how the files are made.
+
+#[path = "../../../../fuzz/src/grammar.rs"]
+mod grammar;
+#[path = "../../../../fuzz/src/template.rs"]
+mod template;
+
+use std::time::{Duration, Instant};
+
+/// Checks each line, a text as JSON.
+fn replay(lines: &str, check: fn(&str)) {
+    let texts: Vec<String> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(texts.len() > 50, "{}", texts.len());
+    for text in texts {
+        let start = Instant::now();
+        check(&text);
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?} for {text}", start.elapsed());
+    }
+}
+
+#[test]
+fn grammars_of_the_fuzzer_are_refused_or_followed() {
+    replay(include_str!("../corpus/grammars.jsonl"), grammar::check);
+}
+
+#[test]
+fn templates_of_the_fuzzer_are_refused_or_run() {
+    replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
