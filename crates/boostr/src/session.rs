@@ -292,7 +292,7 @@ impl<B: Backend> Sessions<B> {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Format`] for a log that is damaged there.
+    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Damaged`] for a log that is damaged there.
     pub fn summary(&self, name: &str) -> Result<Summary> {
         let folder = self.folder_of(name)?;
         let path = folder.join(LOG);
@@ -310,7 +310,7 @@ impl<B: Backend> Sessions<B> {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Format`] for a log that is damaged.
+    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Damaged`] for a log that is damaged.
     pub fn get(&self, name: &str) -> Result<Session<B>> {
         self.get_in(&mut self.lock(), name)
     }
@@ -373,7 +373,7 @@ impl<B: Backend> Sessions<B> {
             match self.get_in(&mut open, name) {
                 Ok(session) => Ok(session),
                 // One that is damaged can be deleted too.
-                Err(SessionError::Other(Error::Format { .. })) => {
+                Err(SessionError::Other(Error::Format { .. } | Error::Damaged { .. })) => {
                     Err(Lock::new(&self.folder, name)?)
                 }
                 Err(error) => return Err(error),
@@ -722,7 +722,7 @@ impl<B: Backend> Live<B> {
     /// Writes a record, and only then takes it for true.
     fn add(&mut self, folder: &Path, record: Record) -> Result<()> {
         self.log.append(&record, &LogSummary::after(&self.tree, &record))?;
-        self.tree.apply(record).map_err(|reason| Error::format(folder, reason))?;
+        self.tree.apply(record).map_err(|reason| Error::damaged(folder, reason))?;
         Ok(())
     }
 
@@ -741,7 +741,7 @@ impl<B: Backend> Live<B> {
 }
 
 fn tree_of(path: &Path, records: Vec<Record>) -> Result<Tree, Error> {
-    Tree::of(records).map_err(|reason| Error::format(path, reason))
+    Tree::of(records).map_err(|reason| Error::damaged(path, reason))
 }
 
 /// Seconds since 1970.

@@ -31,10 +31,7 @@ impl Threads {
     pub fn new(count: usize) -> Result<Self> {
         let pool =
             ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("boostr-{i}"));
-        let pool = pool.build().map_err(|error| Error::Argument {
-            name: "threads",
-            reason: format!("cannot start them: {error}"),
-        })?;
+        let pool = pool.build().map_err(|error| cannot_start(&error))?;
         Ok(Self(Arc::new(pool)))
     }
 
@@ -59,4 +56,9 @@ impl Threads {
             None => work(),
         }
     }
+}
+
+/// The error of threads that the system refuses.
+pub(crate) fn cannot_start(error: &dyn std::fmt::Display) -> Error {
+    Error::Argument { name: "threads", reason: format!("cannot start them: {error}") }
 }

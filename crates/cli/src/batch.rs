@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
@@ -67,7 +68,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let sizes = EngineConfig {
         max_running: parallel,
         max_queue: parallel,
-        threads,
+        threads: Some(Threads::new(threads)?),
         ..EngineConfig::default()
     };
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;

@@ -12,6 +12,7 @@ use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
 use boostr::session::{STATES, Sessions};
+use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -82,8 +83,12 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
             let lm = Arc::new(source.open(&options)?);
-            let engine =
-                EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
+            let engine = EngineConfig {
+                max_running,
+                max_queue,
+                threads: Some(Threads::new(threads)?),
+                ..EngineConfig::default()
+            };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
             let engine = Engine::start(lm.clone(), plan.engine)?;
@@ -283,8 +288,8 @@ fn announce(
     Ok(out.flush()?)
 }
 
-/// The conversations of the server. One that was not told where has a folder for them if only this machine can reach it, or none
-/// where that cannot be.
+/// The folder of conversations: the one that is named. Otherwise a default one if only this machine can reach the server, and
+/// none if it cannot be made.
 fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
     if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
         return Ok(Some(Sessions::open(folder)?));

@@ -22,6 +22,7 @@ mod ids;
 mod io;
 mod job;
 mod listen;
+mod listener;
 mod messages;
 mod metrics;
 mod openapi;
@@ -30,7 +31,6 @@ mod page;
 mod shape;
 mod sse;
 mod turn;
-mod voice;
 
 use std::future::Future;
 use std::sync::Arc;

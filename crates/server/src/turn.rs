@@ -140,7 +140,9 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
             ApiError::field(param, reason)
         }
         // Its log: the session can be deleted, and no more.
-        SessionError::Other(boostr::Error::Format { reason, .. }) => {
+        SessionError::Other(
+            boostr::Error::Format { reason, .. } | boostr::Error::Damaged { reason, .. },
+        ) => {
             let message = format!("the session is damaged: {reason}");
             with(StatusCode::CONFLICT, "session_damaged", message)
         }

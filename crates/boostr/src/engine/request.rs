@@ -14,7 +14,7 @@ use super::Draft;
 
 /// A prompt, and how to continue it. [`Request::new`] fills in the usual rest.
 pub struct Request<B: Backend> {
-    /// All tokens before the generation; at least one. A snapshot of their longest known prefix is found by itself.
+    /// All tokens before the answer; at least one. The engine itself looks for a snapshot of a prefix of them.
     pub prompt: Vec<u32>,
     /// A state that has seen the first tokens of the prompt, fewer than all. It serves unless a snapshot has seen more.
     pub state: Option<State<B>>,

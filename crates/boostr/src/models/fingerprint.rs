@@ -1,9 +1,8 @@
 //! Which model it is, by a hash that costs next to nothing.
 //!
-//! A state belongs to one set of weights: with others it is noise, and nothing would tell. To hash all weights
-//! would read all of a file that is mapped so that only what is used is read. But what makes another model of
-//! the same shape (other training, merging, quantizing) changes all elements of the matrices that it
-//! touches. So the hash is of the configuration, of every tensor's name, type and shape, of small tensors whole, and of
+//! A state belongs to one set of weights: with others it is noise, and nothing would tell. Hashing every weight would
+//! page in the whole memory-mapped file. But what makes another model of the same shape (other training, merging,
+//! quantizing) changes all elements of the matrices that it touches. So the hash is of the configuration, of every tensor's name, type and shape, of small tensors whole, and of
 //! two parts of each larger one: about a kilobyte for each tensor. What it may miss is a change of a few elements,
 //! such as single rows of the embedding: a state of such a model is one of nearly the same model. It is no help
 //! against intent.
@@ -21,7 +20,7 @@ const WHOLE: usize = 4096;
 const PART: usize = 256;
 
 /// The fingerprint of a model, computed once.
-pub(super) struct Fingerprint {
+pub(crate) struct Fingerprint {
     /// Of all but the values.
     shapes: u64,
     parts: Vec<Bytes>,
@@ -30,7 +29,7 @@ pub(super) struct Fingerprint {
 
 impl Fingerprint {
     /// Of a model whose `checkpoint` has the model's own names, `tied` where the embedding is the head.
-    pub(super) fn new(config: &Config, checkpoint: &Checkpoint, tied: bool) -> Self {
+    pub(crate) fn new(config: &Config, checkpoint: &Checkpoint, tied: bool) -> Self {
         let mut hash = Fnv::default();
         let family = config.family();
         hash.text(family.name());
@@ -59,7 +58,7 @@ impl Fingerprint {
     }
 
     /// Sixteen hexadecimal digits.
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         self.text.get_or_init(|| {
             let mut hash = Fnv(self.shapes);
             self.parts.iter().for_each(|part| hash.bytes(part));

@@ -173,7 +173,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
     let (mut records, mut at) = (Vec::new(), 0_usize);
     while let Some(json) = payload(&bytes, at) {
         let record = serde_json::from_slice(json).map_err(|error| {
-            Error::format(path, format!("record at byte {at} is none of a session: {error}"))
+            Error::damaged(path, format!("record at byte {at} is none of a session: {error}"))
         })?;
         records.push(record);
         at = at.saturating_add(HEAD).saturating_add(json.len());
@@ -181,7 +181,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
     let after = at.saturating_add(1)..bytes.len();
     if let Some(next) = after.into_iter().find(|&next| payload(&bytes, next).is_some()) {
         let reason = format!("record at byte {at} is damaged, and a whole one follows at {next}");
-        return Err(Error::format(path, reason));
+        return Err(Error::damaged(path, reason));
     }
     Ok((records, at as u64))
 }

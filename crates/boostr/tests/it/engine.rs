@@ -17,6 +17,7 @@ use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
 use boostr::ops::to_vec;
 use boostr::sample::{Constraint, SamplerConfig, TokenSet};
+use boostr::threads::Threads;
 
 const FIXTURES: [&str; 11] = [
     "bamba-tiny",
@@ -826,7 +827,12 @@ fn requests_that_cannot_be_computed_are_refused_before_they_wait() {
 fn d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
     let tiny = Tiny::m("");
     let want = clean(&tiny.model, &[1, 2, 3], 30).0;
-    let config = EngineConfig { max_running: 2, max_queue: 3, threads: 2, ..forgetful() };
+    let config = EngineConfig {
+        max_running: 2,
+        max_queue: 3,
+        threads: Some(Threads::new(2).unwrap()),
+        ..forgetful()
+    };
     let engine = Engine::start(Arc::new(tiny.model), config).unwrap();
     let ask = |ear: &Ear| {
         let asked =

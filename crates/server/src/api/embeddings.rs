@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Json;
 use axum::extract::State;
 use boostr::backend::Backend;
-use boostr::models::Run;
+use boostr::models::{PIECE, Run};
 use boostr::ops;
 use serde::Serialize;
 use utoipa::ToSchema;

@@ -11,6 +11,7 @@ use boostr::backend::{self, Cpu};
 use boostr::engine::{Engine, EngineConfig, Stats};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::session::Sessions;
+use boostr::threads::Threads;
 use boostr_server::{Config, Server};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -58,7 +59,7 @@ impl TestServer {
 
     pub fn with(mut setup: Setup) -> Self {
         setup.config.model_name = "demo".into();
-        setup.engine.threads = 1;
+        setup.engine.threads = Some(Threads::new(1).unwrap());
         let server = Server::<Cpu>::new(setup.config).unwrap();
         let mut engine = None;
         if !setup.without_model {
