@@ -12,7 +12,7 @@
 //! use serde_json::json;
 //!
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
-//! let lm = LanguageModel::<backend::Cpu>::open(path.as_ref(), &Default::default(), backend::cpu())?;
+//! let lm = LanguageModel::open(path, &Default::default(), backend::cpu())?;
 //! let template = ChatTemplate::plain()?;
 //! let assistant = Assistant { lm: &lm, template: &template, name: "tiny" };
 //!

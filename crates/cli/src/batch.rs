@@ -1,8 +1,8 @@
 //! `boostr batch`: answers a file of requests, many at once, in their order.
 //!
-//! A line of the input is a request of the server's API, a line of the output its answer, both as in OpenAI's batch files.
-//! The output is its own record of what is done: a run that was stopped goes on after the last whole line. A line
-//! has a checksum of what it answers, so that the answers of another input are not gone on with.
+//! A line of the input is a request of the server's API, a line of the output its answer, both as in
+//! OpenAI's batch files. The output is its own record of progress: a stopped run resumes after the last
+//! whole line. A line has a checksum of its request, so the answers of another input are not resumed.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

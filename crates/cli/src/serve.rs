@@ -91,7 +91,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
-            let engine = Engine::start(lm.clone(), plan.engine)?;
+            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
             Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };

@@ -163,10 +163,5 @@ impl Listener<Cpu> for Stream {
 
 /// Why generation ended, in one word.
 pub fn reason(finish: Finish, stopped: bool) -> &'static str {
-    match finish {
-        Finish::Eos => "eos",
-        _ if stopped => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled | Finish::Stopped => "interrupted",
-    }
+    if stopped && finish != Finish::Eos { Finish::StopString.name() } else { finish.name() }
 }

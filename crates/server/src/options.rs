@@ -279,6 +279,7 @@ pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use utoipa::PartialSchema;
 
     fn read(body: Value) -> Result<GenerationOptions> {
         GenerationOptions::read(&mut Fields::of(body)?)

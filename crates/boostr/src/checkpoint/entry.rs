@@ -196,8 +196,8 @@ impl Bytes {
         Self { owner: Arc::clone(&map) as Owner, range, map: Some(map) }
     }
 
-    /// Says that these bytes will not be needed soon: the memory of a mapped file is given back, and
-    /// read again from the file when it is touched after all. Others stay as they are.
+    /// Says that these bytes will not be needed soon. The memory of a mapped file is given back,
+    /// and read again from the file if it is touched. Others stay as they are.
     pub fn release(&self) {
         if let Some(map) = &self.map {
             map.release(self.range.clone());

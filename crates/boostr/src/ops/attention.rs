@@ -1,5 +1,5 @@
-//! Attention: causal products of queries with the keys and values that a sequence has kept, latent ones
-//! too, and rotary positions.
+//! Attention: causal products of queries with the keys and values of a sequence, latent attention, and
+//! rotary positions.
 
 use boostr_kernels::Rows;
 use boostr_kernels::attention::{self as kernels, PAGE};

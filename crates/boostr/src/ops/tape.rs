@@ -1,16 +1,18 @@
-//! A client that records what it computes, and takes gradients of it.
+//! A client that records its operations, and takes their gradients.
 //!
-//! A model is written once, for any [`Backend`](crate::backend::Backend). On [`Recorded`](crate::backend::Recorded) its operations run on the CPU
-//! as ever, and each leaves behind how its gradients are made. So what is trained is the very forward that
-//! runs later, and a family's file knows nothing of training.
+//! A model is written once, for any [`Backend`](crate::backend::Backend). On
+//! [`Recorded`](crate::backend::Recorded) its operations run on the CPU as ever, and each leaves its
+//! gradient function behind. So training runs the very forward that generates later, and a family's
+//! file knows nothing of training.
 //!
-//! Tensors are known by their memory: a view shares the gradient of the tensor that it is a view of. An
-//! operation writes to new memory (its inputs are held, so nothing is updated in place), which makes a
-//! gradient as large as each storage enough. What an operation is given must come from the tape itself: a
-//! copy that was made behind its back would lose its gradient, and is an error.
+//! - Tensors are known by their memory: a view shares the gradient of its base.
+//! - An operation writes to new memory. Its inputs are held, so nothing is updated in place. One
+//!   gradient, as large as the storage, is then enough for each.
+//! - The inputs of an operation must come from the tape itself. A copy made behind its back would lose
+//!   its gradient, and is an error.
 //!
-//! Gradients are exact derivatives of the operations as they are computed in f32; sums over tokens are in a
-//! fixed order, so they have the same bits on any number of threads.
+//! Gradients are exact derivatives of the operations as they are computed in f32. Sums over tokens are
+//! in a fixed order, so they have the same bits on any number of threads.
 
 mod activation;
 mod attention;

@@ -304,8 +304,8 @@ impl TrainableModel {
     }
 }
 
-/// Values of a new parameter, as mamba_ssm and PyTorch's layers begin: products keep the size of what they
-/// are given, and what is added to the residual stream is small.
+/// Values of a new parameter, as mamba_ssm and PyTorch's layers begin. Products keep the size of
+/// their input, and additions to the residual stream are small.
 ///
 /// | name | value |
 /// |---|---|

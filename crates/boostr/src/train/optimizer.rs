@@ -1,4 +1,5 @@
-//! AdamW over parameters by name: clipping, decay groups, averaged weights, and a state that is saved exactly.
+//! AdamW over parameters by name: clipping, decay groups, averaged weights, and a state that is saved
+//! exactly.
 //!
 //! ```text
 //! g      = (sum of the gradients of all batches) / divisor
@@ -8,11 +9,11 @@
 //! ema   += (1 - min(ema_decay, (1 + t) / (10 + t))) * (w - ema)    after step t, from 1
 //! ```
 //!
-//! Clipping is that of Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural
-//! networks"; the average warms up as TensorFlow's does, so that it soon forgets the first weights.
+//! Clipping follows Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural
+//! networks". The average warms up as TensorFlow's does, so it soon forgets the first weights.
 //!
-//! Parameters are visited in the order of their names and the order of every sum depends on lengths alone:
-//! the result does not depend on the number of threads, to the bit.
+//! Parameters are visited in the order of their names, and the order of every sum depends on lengths
+//! alone. So the result does not depend on the number of threads, to the bit.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

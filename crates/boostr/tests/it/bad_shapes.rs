@@ -1,5 +1,5 @@
-//! Arguments that disagree are errors of every operation in both bodies, never a panic; views that are
-//! not contiguous are no disagreement.
+//! Arguments that disagree are errors of every operation in both bodies, never a panic. Views that are
+//! not contiguous do not disagree.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Bamba and Granite 4: their configurations, their names in files, and the way through GGUF and back.
-//! Names carry the rows of the project's list of cases; `golden.rs` compares with the originals' outputs.
+//! `golden.rs` compares with the originals' outputs. Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,6 @@
-//! Bugs that users of other implementations reported, as properties of single operations: portable bodies
-//! and CPU kernels, each against the definition in f64. Names carry the rows of the list of cases.
+//! Bugs that users of other implementations reported, as properties of single operations. Portable
+//! bodies and CPU kernels are each compared with the definition in f64. Ids in names:
+//! `fixtures/CASES.md`.
 
 use crate::bodies::{BODIES, Body};
 use crate::common::Random;
@@ -94,7 +95,7 @@ impl Problem {
 }
 
 #[test]
-fn case_09_heads_belong_to_groups_by_blocks() {
+fn case_9_heads_belong_to_groups_by_blocks() {
     // Group 0 says 1, group 1 says 10; without any other state or decay that is what a head sees.
     let problem = Problem {
         sizes: [4, 1, 2, 1],
@@ -118,7 +119,7 @@ fn case_09_heads_belong_to_groups_by_blocks() {
 }
 
 #[test]
-fn case_09_the_gated_norm_is_over_each_group_alone() {
+fn case_9_the_gated_norm_is_over_each_group_alone() {
     let client = cpu();
     let y = tensor(&client, &[1.0, 1.0, 100.0, 100.0], &[1, 4]).unwrap();
     let z = tensor(&client, &[20.0; 4], &[1, 4]).unwrap();

@@ -1,5 +1,5 @@
-//! What the tests of checkpoints share: a folder that removes itself, random numbers, mutations,
-//! and writers of small files, valid or not.
+//! Shared by the tests of checkpoints: a folder that removes itself, random numbers, mutations, and
+//! writers of small files, valid or not.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Falcon-H1: its multipliers each in its place and once, from any file (case 14), and what files may say.
+//! Falcon-H1: its multipliers, each in its place and once, from any file (`case_14`), and the contents
+//! of its files.
 
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Latent attention equals its definition in f64, which makes the keys and values that it does without:
-//! portable body and CPU kernel, each against the definition, none against the other.
+//! Latent attention equals its definition in f64, which makes the keys and values explicitly. Portable
+//! body and CPU kernel are each compared with the definition, not with each other.
 
 use crate::bodies::{BODIES, Body, Floats, laid_out, weight};
 use crate::common::Random;

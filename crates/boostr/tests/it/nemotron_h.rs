@@ -1,9 +1,10 @@
-//! Nemotron-H: its configurations in all their spellings, its files in both layouts. Names carry the rows
-//! of the project's list of cases. `golden.rs` compares the models with the original.
+//! Nemotron-H: its configurations in all their spellings, its files in both layouts. `golden.rs`
+//! compares the models with the original. Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::common::{Folder, Random};
 use crate::tiny::{close, edited, entry, fixture, floats, message, run, save, tokens, widened};
@@ -78,7 +79,7 @@ fn load(config: &Config, checkpoint: &Checkpoint) -> Model<Cpu> {
     Model::load(config.clone(), checkpoint.clone(), cpu()).unwrap()
 }
 
-fn open(path: &Path) -> Model<Cpu> {
+fn open(path: &Path) -> Arc<Model<Cpu>> {
     LanguageModel::open(path, &Default::default(), cpu()).unwrap().model
 }
 

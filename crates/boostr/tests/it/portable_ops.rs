@@ -1,5 +1,5 @@
-//! Operations of any shape and layout equal their definition in f64: portable bodies and CPU kernels,
-//! each against the definition, none against the other.
+//! Operations of any shape and layout equal their definition in f64. Portable bodies and CPU kernels
+//! are each compared with the definition, not with each other.
 
 use crate::bodies::{BODIES, Body, laid_out, weight};
 use crate::common::Random;

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 
 use crate::common::Random;
 
-/// The model "M" of the list of cases: two groups, so that a head of the wrong group shows.
+/// The model of most `case_` tests: two groups, so that a head of the wrong group shows.
 const M: &str = r#""model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "head_dim": 32,
     "state_size": 16, "n_groups": 2, "conv_kernel": 4, "num_hidden_layers": 2, "vocab_size": 80"#;
 

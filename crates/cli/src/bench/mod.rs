@@ -1,7 +1,7 @@
-//! `boostr bench`: speeds beside what the machine can do, measured in the same run.
+//! `boostr bench`: speeds beside the limits of the machine, measured in the same run.
 //!
-//! Machines share their memory and their cores with others, so each speed is taken in turn with the
-//! machine's own rate, several times, and what is reported is the median of the ratios of neighbours.
+//! Machines share their memory and their cores with others. So each speed is measured in turn with the
+//! machine's own rate, several times. The report has the median of the ratios of neighbours.
 
 mod attention;
 mod machine;

@@ -22,7 +22,7 @@ use crate::client::{self, Reply};
 /// The embedded model, read from its folder.
 pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
-    Arc::new(LanguageModel::open(path.as_ref(), &OpenOptions::default(), backend::cpu()).unwrap())
+    Arc::new(LanguageModel::open(path, &OpenOptions::default(), backend::cpu()).unwrap())
 });
 
 /// A server that is running, until it is dropped.
