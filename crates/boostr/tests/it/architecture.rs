@@ -505,7 +505,7 @@ fn the_order_is_one_and_the_document_states_it() {
         }
     }
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < session < convert < engine < evaluate < train";
+    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < session < convert < engine < text < evaluate < train";
     assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
 }
 

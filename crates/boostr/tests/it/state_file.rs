@@ -15,8 +15,9 @@ use boostr::models::{Config, Logits, Model, Run, State};
 use boostr::ops::{KvType, Tape, tensor, to_vec};
 use boostr::state_file::{About, LayerNorms, SavedState, StateFile, StateType, diff, mix, norms};
 
-fn open(name: &str) -> Arc<Model<Cpu>> {
-    LanguageModel::open(&fixture(name), &Default::default(), cpu()).unwrap().model
+fn open(name: &str) -> Model<Cpu> {
+    let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
+    Arc::into_inner(lm.model).unwrap()
 }
 
 fn synthetic(text: &str) -> Model<Cpu> {
