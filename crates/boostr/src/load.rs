@@ -104,6 +104,12 @@ pub struct LanguageModel<B: Backend> {
     base: Arc<Base<B>>,
 }
 
+/// A model, and what others with other adapters are made of.
+struct Opened<B: Backend> {
+    model: Arc<Model<B>>,
+    base: Arc<Base<B>>,
+}
+
 /// What models with other adapters are made of.
 struct Base<B: Backend> {
     /// The weights that are made.
@@ -190,7 +196,7 @@ impl<B: Backend> LanguageModel<B> {
             rayon::join(|| Tokenizer::from_gguf(metadata), || weights.open(config, client));
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
-        let (model, base) = model?;
+        let Opened { model, base } = model?;
         file.check_unchanged()?;
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
@@ -253,7 +259,7 @@ impl<B: Backend> LanguageModel<B> {
         let files_of_weights = weights.checkpoint.summary();
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
-        let (model, base) = weights.open(Config::read(file)?, client)?;
+        let Opened { model, base } = weights.open(Config::read(file)?, client)?;
         let tokenizer = files.tokenizer;
         let (path, files) = (path.to_path_buf(), files_of_weights);
         Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos, base })
@@ -363,17 +369,14 @@ struct Weights<'a> {
 
 impl Weights<'_> {
     /// The model, and what others with other adapters are made of.
-    fn open<B: Backend>(
-        mut self,
-        config: Config,
-        client: B::Client,
-    ) -> Result<(Arc<Model<B>>, Arc<Base<B>>)> {
+    fn open<B: Backend>(mut self, config: Config, client: B::Client) -> Result<Opened<B>> {
         let (files, options) = (self.checkpoint.clone(), self.options.clone());
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.adopt(&config)?;
         let weights = SharedWeights::default();
         let model = self.model(config, tied, client, &weights, &files)?;
-        Ok((Arc::new(model), Arc::new(Base { weights, fingerprint, options, embedded })))
+        let base = Arc::new(Base { weights, fingerprint, options, embedded });
+        Ok(Opened { model: Arc::new(model), base })
     }
 
     /// Gives the weights the model's own names. Whether the embedding is the head, and the fingerprint without adapters.
