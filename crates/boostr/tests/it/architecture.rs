@@ -107,7 +107,7 @@ const WALL_CLOCK: [&str; 6] = [
     "boostr/src/chat/answers.rs",
     "boostr/src/load/conversation.rs",
     "boostr/src/session.rs",
-    "cli/src/sampling.rs",
+    "cli/src/options/sampling.rs",
     "server/src/app.rs",
 ];
 
