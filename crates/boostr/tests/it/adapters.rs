@@ -1,5 +1,5 @@
-//! Adapters beside a model: in the names of transformers, found from their folder, and refused if they
-//! do not fit.
+//! Adapters beside a model, in the names of transformers. They are found from their folder, and refused
+//! if they do not fit.
 
 use std::fs;
 use std::ops::ControlFlow;

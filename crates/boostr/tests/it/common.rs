@@ -1,4 +1,4 @@
-//! Shared by the tests of checkpoints: a folder that removes itself, random numbers, mutations, and
+//! Shared by the tests of checkpoints: a folder that removes itself, random numbers, mutations. Also
 //! writers of small files, valid or not.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Falcon-H1: its multipliers, each in its place and once, from any file (`case_14`), and the contents
-//! of its files.
+//! Falcon-H1 and the contents of its files. Its multipliers act in their place and once, from any file
+//! (`case_14`).
 
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};

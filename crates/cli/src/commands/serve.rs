@@ -428,8 +428,8 @@ fn announce(
     Ok(out.flush()?)
 }
 
-/// The folder of conversations: the one that is named. Otherwise a default one if only this machine can reach the server, and
-/// none if it cannot be made.
+/// The conversations of the server. Without `--sessions` it has a folder for them if only this
+/// machine can reach it. It has none if that folder cannot be made.
 fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
     if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
         return Ok(Some(Sessions::open(folder)?));
