@@ -6,10 +6,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, edited, entry, fixture, message, states, with};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, Dtype};
 use boostr::engine::{Event, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::engine::{
     Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request, STEP_PIECE, Scheduler,
     beam_search,

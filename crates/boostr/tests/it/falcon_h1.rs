@@ -4,9 +4,9 @@
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::tiny::{close, entry, fixture, floats, message, widened};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::gguf::Metadata;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::convert::{Options, Types, convert};

@@ -4,9 +4,9 @@ use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{fixture, message};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};

@@ -4,9 +4,9 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Finish, Outcome, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};

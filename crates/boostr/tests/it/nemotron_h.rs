@@ -6,10 +6,10 @@ use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::tiny::{close, edited, entry, fixture, floats, message, run, save, tokens, widened};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::gguf::Metadata;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, gguf};
 use boostr::convert::{Options, Types, convert};

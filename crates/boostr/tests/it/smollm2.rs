@@ -7,11 +7,13 @@ use std::env;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::Options;
 use boostr::engine::{Finish, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use serde_json::json;
+
+use crate::common::cpu;
 
 fn file() -> PathBuf {
     let default = "../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf";

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, LazyLock};
 
-use crate::common::{Folder, MODELS, Random, test_name};
+use crate::common::{Folder, MODELS, Random, cpu, test_name};
 use crate::sealed::Sealed;
 use crate::tiny::{Tiny, checkpoint, fixture, m, message, tokens, with};
 use boostr::Error;
-use boostr::backend::{Cpu, Recorded, cpu};
+use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
