@@ -30,6 +30,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+pub(crate) use fingerprint::Fingerprint;
 pub use gguf::Keys;
 pub use hybrid::Hybrid;
 pub use model::{Decoder, Logits, Model, PIECE, Run};
