@@ -22,12 +22,12 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, mlp_table, rope_factors};
 use super::hybrid::{self, Hybrid, TokenMixer};
-use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names};
+use super::{Decoder, Family, Frame, MAX_SIZE, Names};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
-use crate::nn::{Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors};
+use crate::nn::{Batch, LayerSpec, Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors};
 
 /// What `config.json` calls this family.
 pub(super) const MODEL_TYPES: &[&str] = &["bamba"];
@@ -151,7 +151,7 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        self.hybrid.layers(&Ffn::Mlp(self.mlp.clone()))
+        self.hybrid.layers(&self.mlp)
     }
 
     fn parameters(&self, rows: usize, with_head: bool) -> Tensors {

@@ -18,16 +18,16 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table};
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
-    limit_json, read_limit, shortest,
+    Decoder, Family, Frame, MAX_SIZE, Names, SILU, expect_activation, limit_json, read_limit,
+    shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, How, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Params, RmsNorm,
-    RopeConfig, Row, Tensors,
+    Attention, AttentionConfig, Batch, How, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig,
+    Params, RmsNorm, RopeConfig, Row, Tensors,
 };
 use crate::ops::{self, ActivationOps};
 
@@ -286,13 +286,13 @@ impl<B: Backend> Decoder<B> for FalconH1<B> {
         let layer = &self.layers[i];
         let u = layer.input_layernorm.forward(client, &h)?;
         let onto = (h, config.ssm_out_multiplier);
-        h = layer.mamba.forward_onto(client, &u, onto, batch.mixers())?;
+        h = layer.mamba.forward_onto(client, &u, onto, batch)?;
         let u = match &self.attention_in {
             None => u,
             Some(factors) => client.scale_columns(&u, factors)?,
         };
         let onto = (h, config.attention_out_multiplier);
-        h = layer.self_attn.forward_onto(client, &u, onto, batch.caches())?;
+        h = layer.self_attn.forward_onto(client, &u, onto, batch)?;
         let u = layer.pre_ff_layernorm.forward(client, &h)?;
         h = layer.feed_forward.forward_onto(client, &u, h, config.down_multiplier)?;
         Ok(h)
@@ -337,11 +337,8 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = LayerSpec {
-            mixer: Some(self.mixer.clone()),
-            attention: Some(self.attention.clone()),
-            ffn: Ffn::Mlp(self.mlp.clone()),
-        };
+        let layer = LayerSpec::of(self.mixer.clone());
+        let layer = layer.and(self.attention.clone()).and(self.mlp.clone());
         vec![layer; self.n_layer]
     }
 

@@ -19,13 +19,14 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, mlp_table, moe_table, rope_factors};
 use super::hybrid::{self, Hybrid, TokenMixer};
-use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, shortest};
+use super::{Decoder, Family, Frame, MAX_SIZE, Names, shortest};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Mlp, MlpConfig, Moe, MoeConfig, Params, RmsNorm, RopeConfig, Routing, Row, Tensors,
+    Batch, LayerSpec, Mlp, MlpConfig, Moe, MoeConfig, MoePart, Params, RmsNorm, RopeConfig,
+    Routing, Row, Tensors,
 };
 
 /// What `config.json` calls this family.
@@ -243,11 +244,13 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let shared = self.shared_mlp.clone();
-        self.hybrid.layers(&match &self.moe {
-            None => Ffn::Mlp(shared),
-            Some(moe) => Ffn::Moe { moe: moe.clone(), shared: Some(shared) },
-        })
+        match &self.moe {
+            None => self.hybrid.layers(&self.shared_mlp),
+            Some(moe) => {
+                let shared = Some(self.shared_mlp.clone());
+                self.hybrid.layers(&MoePart { moe: moe.clone(), shared })
+            }
+        }
     }
 
     fn parameters(&self, rows: usize, with_head: bool) -> Tensors {

@@ -8,14 +8,16 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
 use super::{
-    Batch, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expand_of, expect_activation, limit_json,
-    read_limit, shortest,
+    Frame, MAX_SIZE, Names, SILU, expand_of, expect_activation, limit_json, read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionConfig, Mamba2Mixer, MixerConfig, Params, Row, Tensors};
+use crate::nn::{
+    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Params, Part, Row,
+    Tensors,
+};
 
 /// What GGUF calls models that have mixers.
 pub(super) const ARCH: &str = "granitehybrid";
@@ -120,12 +122,14 @@ impl Hybrid {
         }
     }
 
-    /// The layers, each with `ffn`.
-    pub(super) fn layers(&self, ffn: &Ffn) -> Vec<LayerSpec> {
-        let layer = |&is_attention: &bool| LayerSpec {
-            mixer: (!is_attention).then(|| self.mixer.clone()),
-            attention: is_attention.then(|| self.attention.clone()),
-            ffn: ffn.clone(),
+    /// The layers, each with the feed-forward part `ffn`.
+    pub(super) fn layers<P: Part + Clone>(&self, ffn: &P) -> Vec<LayerSpec> {
+        let layer = |&is_attention: &bool| {
+            let mixer = match is_attention {
+                true => LayerSpec::of(self.attention.clone()),
+                false => LayerSpec::of(self.mixer.clone()),
+            };
+            mixer.and(ffn.clone())
         };
         self.is_attention.iter().map(layer).collect()
     }
@@ -332,8 +336,8 @@ impl<B: Backend> TokenMixer<B> {
         batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         match self {
-            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch.mixers()),
-            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch.caches()),
+            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch),
+            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch),
         }
     }
 

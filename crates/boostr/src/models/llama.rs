@@ -16,16 +16,14 @@
 use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, attention_table, mlp_table, rope_factors};
-use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
-    shortest,
-};
+use super::{Decoder, Family, Frame, MAX_SIZE, Names, SILU, expect_activation, shortest};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors,
+    Attention, AttentionConfig, Batch, LayerSpec, Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row,
+    Tensors,
 };
 
 /// What `config.json` calls this family.
@@ -192,7 +190,7 @@ impl<B: Backend> Decoder<B> for Llama<B> {
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch.caches())?;
+        h = layer.self_attn.forward_onto(client, &u, (h, 1.0), batch)?;
         let u = layer.post_attention_layernorm.forward(client, &h)?;
         h = layer.mlp.forward_onto(client, &u, h, 1.0)?;
         Ok(h)
@@ -228,10 +226,9 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = |&window: &Option<usize>| LayerSpec {
-            mixer: None,
-            attention: Some(AttentionConfig { window, ..self.attention.clone() }),
-            ffn: Ffn::Mlp(self.mlp.clone()),
+        let layer = |&window: &Option<usize>| {
+            LayerSpec::of(AttentionConfig { window, ..self.attention.clone() })
+                .and(self.mlp.clone())
         };
         self.windows.iter().map(layer).collect()
     }

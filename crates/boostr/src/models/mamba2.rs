@@ -17,14 +17,14 @@ use serde_json::{Value, json};
 
 use super::gguf::{Keys, KeysMut, mixer_table};
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expand_of,
-    expect_activation, limit_json, read_limit, shortest,
+    Decoder, Family, Frame, MAX_SIZE, Names, SILU, expand_of, expect_activation, limit_json,
+    read_limit, shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{Mamba2Mixer, MixerConfig, Params, RmsNorm, Row, Tensors};
+use crate::nn::{Batch, LayerSpec, Mamba2Mixer, MixerConfig, Params, RmsNorm, Row, Tensors};
 
 /// What `config.json` calls this family; files of mamba_ssm and Codestral do not say.
 pub(super) const MODEL_TYPES: &[&str] = &["mamba2"];
@@ -233,7 +233,7 @@ impl<B: Backend> Decoder<B> for Mamba2<B> {
     ) -> Result<Tensor<B>> {
         let layer = &self.0[i];
         let u = layer.norm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch.mixers())?;
+        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch)?;
         Ok(h)
     }
 
@@ -267,8 +267,7 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let mixer = Some(self.mixer.clone());
-        vec![LayerSpec { mixer, attention: None, ffn: Ffn::None }; self.n_layer]
+        vec![LayerSpec::of(self.mixer.clone()); self.n_layer]
     }
 
     fn parameters(&self, rows: usize, with_head: bool) -> Tensors {

@@ -33,19 +33,15 @@ use serde_json::Value;
 pub use gguf::Keys;
 pub use hybrid::Hybrid;
 pub use model::{Decoder, Logits, Model, PIECE, Run};
-pub use state::{Batch, State};
+pub use state::State;
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Cpu};
+use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{
-    AttentionConfig, How, Layout, MixerConfig, MixerState, MlpConfig, MoeConfig, Params, Row,
-    Tensors,
-};
-use crate::ops::KvType;
+use crate::nn::{How, LayerSpec, Layout, MixerConfig, Params, Part, Row, Slot, SlotSize, Tensors};
 
 /// Largest size that a configuration may name.
 pub const MAX_SIZE: usize = 1 << 24;
@@ -124,13 +120,14 @@ impl Config {
     /// ```
     /// use boostr::checkpoint::ConfigFile;
     /// use boostr::models::Config;
+    /// use boostr::nn::MixerConfig;
     ///
     /// let file = ConfigFile::parse("config.json", r#"{
     ///     "d_model": 768, "n_layer": 24, "vocab_size": 50277, "ssm_cfg": {"layer": "Mamba2"},
     ///     "pad_vocab_size_multiple": 16, "tie_embeddings": true
     /// }"#)?;
     /// let config = Config::read(&file)?;
-    /// assert_eq!(config.family().layers()[0].mixer.as_ref().unwrap().nheads, 24);
+    /// assert_eq!(config.family().layers()[0].part::<MixerConfig>().unwrap().nheads, 24);
     /// # Ok::<(), boostr::Error>(())
     /// ```
     pub fn read(file: &ConfigFile) -> Result<Self> {
@@ -201,75 +198,33 @@ impl Config {
             ("pad_vocab_size_multiple", frame.pad_vocab_size_multiple),
             ("hidden_size", frame.d_model),
         ];
-        for layer in &layers {
-            if let Some(mixer) = &layer.mixer {
-                sizes.extend([
-                    ("num_heads", mixer.nheads),
-                    ("head_dim", mixer.headdim),
-                    ("n_groups", mixer.ngroups),
-                    ("state_size", mixer.d_state),
-                    ("conv_kernel", mixer.d_conv),
-                ]);
-            }
-            if let Some(attention) = &layer.attention {
-                sizes.extend([
-                    ("num_attention_heads", attention.nheads),
-                    ("num_key_value_heads", attention.nheads_kv),
-                    ("head_dim", attention.headdim),
-                ]);
-            }
-            match &layer.ffn {
-                Ffn::None => {}
-                Ffn::Mlp(mlp) => sizes.push(("intermediate_size", mlp.d_ff)),
-                Ffn::Moe { moe, .. } => sizes.extend([
-                    ("num_experts", moe.experts),
-                    ("num_experts_per_tok", moe.used),
-                    ("n_group", moe.ngroups),
-                    ("topk_group", moe.topk_group),
-                    ("expert intermediate_size", moe.expert.d_ff),
-                ]),
-            }
-        }
+        let parts = || layers.iter().flat_map(LayerSpec::parts);
+        sizes.extend(parts().flat_map(Part::sizes));
         for (field, size) in sizes {
             if !(1..=MAX_SIZE).contains(&size) {
                 let reason = format!("expected 1 to {MAX_SIZE}, found {size}");
                 return Err(error(field.into(), reason));
             }
         }
-        for layer in &layers {
-            if let Some(mixer) =
-                layer.mixer.as_ref().filter(|m| !m.nheads.is_multiple_of(m.ngroups))
-            {
-                let reason =
-                    format!("{} groups do not divide {} heads", mixer.ngroups, mixer.nheads);
-                return Err(error("n_groups".into(), reason));
-            }
-            let attention = layer.attention.as_ref();
-            if let Some(a) = attention.filter(|a| !a.nheads.is_multiple_of(a.nheads_kv)) {
-                let reason = format!("{} do not divide {} heads", a.nheads_kv, a.nheads);
-                return Err(error("num_key_value_heads".into(), reason));
-            }
-            if let Ffn::Moe { moe, .. } = &layer.ffn
-                && let Err((field, reason)) = moe.check()
-            {
-                return Err(error(field.into(), reason));
-            }
+        for part in parts() {
+            part.check().map_err(|(field, reason)| error(field.into(), reason))?;
         }
-        let experts = |layer: &LayerSpec| match &layer.ffn {
-            Ffn::Moe { moe, .. } => moe.experts,
-            _ => 0,
-        };
-        let experts: usize = layers.iter().map(experts).sum();
+        let experts = parts().map(Part::experts).fold(0, usize::saturating_add);
         if experts > MAX_EXPERTS {
             let reason = format!("{experts} in all layers, at most {MAX_EXPERTS} are supported");
             return Err(error("num_experts".into(), reason));
         }
-        let bytes = state_bytes(&layers);
+        let slots: Vec<Slot> = layers.iter().flat_map(LayerSpec::slots).collect();
+        let bytes = slots.iter().map(Slot::fixed_bytes);
+        let bytes = bytes.fold(Some(0usize), |sum, bytes| sum?.checked_add(bytes?));
         if bytes.is_some_and(|bytes| bytes <= MAX_STATE) {
             return Ok(());
         }
-        let mixer = layers.iter().find_map(|layer| layer.mixer.as_ref());
-        let (heads, p, n) = mixer.map_or((0, 0, 0), |m| (m.nheads, m.headdim, m.d_state));
+        let by_head = slots.iter().find_map(|slot| match slot.size() {
+            SlotSize::Fixed(shape) => <[usize; 3]>::try_from(&shape[..]).ok(),
+            SlotSize::Rows { .. } => None,
+        });
+        let [heads, p, n] = by_head.unwrap_or_default();
         let bytes = bytes.map_or_else(|| "more than can be counted".into(), |b| b.to_string());
         let reason = format!(
             "{heads} heads of {p} x {n} in {} layers make a state of {bytes} bytes for each sequence, at \
@@ -325,15 +280,6 @@ impl Config {
         }
         Ok(tied)
     }
-}
-
-/// Bytes of one sequence's mixers; `None` when that is more than a `usize` counts.
-fn state_bytes(layers: &[LayerSpec]) -> Option<usize> {
-    let mixers = layers.iter().filter_map(|layer| layer.mixer.as_ref());
-    mixers
-        .flat_map(MixerState::<Cpu>::shapes)
-        .map(|shape| shape.iter().try_fold(4usize, |n, &dim| n.checked_mul(dim)))
-        .try_fold(0usize, |sum, bytes| sum.checked_add(bytes?))
 }
 
 /// A head that is stored although it is tied must be the embedding.
@@ -509,63 +455,6 @@ impl Names {
         if with_head {
             tensors.add(format!("{}.weight", self.head), &[rows, d_model]);
         }
-    }
-}
-
-/// What one layer is made of.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LayerSpec {
-    /// The Mamba-2 mixer, if it has one.
-    pub mixer: Option<MixerConfig>,
-    /// The attention, if it has any.
-    pub attention: Option<AttentionConfig>,
-    /// The feed-forward part.
-    pub ffn: Ffn,
-}
-
-/// The feed-forward part of a layer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Ffn {
-    /// There is none.
-    None,
-    /// One for all tokens.
-    Mlp(MlpConfig),
-    /// Experts, of which each token gets a few.
-    Moe {
-        /// Those that are chosen from.
-        moe: MoeConfig,
-        /// The one that every token gets.
-        shared: Option<MlpConfig>,
-    },
-}
-
-impl LayerSpec {
-    /// What the layer is, in a word for each part.
-    #[must_use]
-    pub fn kind(&self) -> String {
-        let mixer = self.mixer.as_ref().map(|_| "mamba2");
-        let attention = self.attention.as_ref().map(|_| "attention");
-        let ffn = match self.ffn {
-            Ffn::None => None,
-            Ffn::Mlp(_) => Some("mlp"),
-            Ffn::Moe { .. } => Some("moe"),
-        };
-        [mixer, attention, ffn].into_iter().flatten().collect::<Vec<_>>().join(" + ")
-    }
-
-    /// Bytes of a sequence's state of this layer: the constant part, and what each token adds, up to the
-    /// window if there is one.
-    #[must_use]
-    pub fn state_bytes(&self, kind: KvType) -> (usize, usize) {
-        let constant = state_bytes(std::slice::from_ref(self)).unwrap_or(usize::MAX);
-        let growing = self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes_per_token());
-        (constant, growing)
-    }
-
-    /// Bytes of the growing part after `tokens`, at most.
-    #[must_use]
-    pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> usize {
-        self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes(tokens, a.window))
     }
 }
 

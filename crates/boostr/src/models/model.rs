@@ -7,12 +7,11 @@
 use std::sync::Arc;
 
 use super::fingerprint::Fingerprint;
-use super::state::Batch;
-use super::{Config, Family, Frame, LayerSpec, State};
+use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, Params, RmsNorm, synthetic};
+use crate::nn::{Batch, Linear, Params, RmsNorm, Slot, synthetic};
 use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
 
 /// A forward computes so many tokens of a run at once, so that its memory is bounded.
@@ -73,7 +72,8 @@ pub enum Logits {
 pub struct Model<B: Backend> {
     config: Config,
     frame: Frame,
-    specs: Vec<LayerSpec>,
+    /// What a sequence remembers of each layer.
+    slots: Vec<Arc<[Slot]>>,
     client: B::Client,
     /// `[V, d_model]`
     embeddings: Weight<B>,
@@ -133,15 +133,16 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let params = Params::<B>::new(checkpoint, &client);
         let frame = config.family().frame();
-        let specs = config.family().layers();
+        let layers = config.family().layers();
+        let slots: Vec<Arc<[Slot]>> = layers.iter().map(|layer| layer.slots().into()).collect();
         // Outliers of the stream, which attention makes, would round the rest of a row away.
-        let precise_head = specs.iter().any(|layer| layer.attention.is_some());
+        let precise_head = slots.iter().any(|slots| slots.iter().any(Slot::grows));
         let head = (!tied).then(|| {
             let head = Linear::load(&params.under(frame.names.head), false)?;
             Ok::<_, Error>(if precise_head { head.precise() } else { head })
         });
         Ok(Self {
-            specs,
+            slots,
             precise_head,
             embeddings: params.under(frame.names.embeddings).weight("weight")?,
             decoder: config.decoder(&params)?,
@@ -251,7 +252,7 @@ impl<B: Backend> Model<B> {
     /// [`Error::Shape`] or [`Error::Unsupported`] when layers keep something else, [`Error::Argument`] when a
     /// window has forgotten what a layer of this model sees.
     pub fn check_state(&self, state: &State<B>) -> Result<()> {
-        state.check(&self.specs)
+        state.check(&self.slots)
     }
 
     /// The state of a sequence that has seen nothing.
@@ -260,7 +261,7 @@ impl<B: Backend> Model<B> {
     ///
     /// When memory is short.
     pub fn new_state(&self) -> Result<State<B>> {
-        State::new(&self.specs, self.kv_type, &self.client)
+        State::new(&self.slots, self.kv_type, &self.client)
     }
 
     /// Runs sequences through the model: prompts, single tokens, pieces of either, all in one call.
@@ -461,7 +462,7 @@ impl<B: Backend> Model<B> {
                 let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
                 return Err(Error::Argument { name: "tokens", reason });
             }
-            run.state.check(&self.specs)?;
+            run.state.check(&self.slots)?;
         }
         Ok(())
     }
@@ -488,15 +489,16 @@ impl<B: Backend> Model<B> {
         let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
         let mut h = scaled::<B>(client, h, self.frame.embedding_scale)?;
         let lengths: Vec<usize> = pass.iter().map(|&(_, len)| len).collect();
-        let mut batch = Batch::new(&lengths, &states, h.clone());
+        let positions: Vec<usize> = states.iter().map(|state| state.position()).collect();
+        let mut batch = Batch::new(&lengths, &positions, h.clone());
         for i in 0..self.decoder.n_layer() {
-            batch.swap(i, &mut states);
+            swap(i, &mut batch, &mut states);
             let decoder = self.decoder.clone();
             (h, batch) = client.segment((h, batch), move |client, (h, mut batch)| {
                 let h = decoder.forward_layer(client, i, h, &mut batch)?;
                 Ok((h, batch))
             })?;
-            batch.swap(i, &mut states);
+            swap(i, &mut batch, &mut states);
         }
         for (state, len) in states.into_iter().zip(lengths) {
             state.set_position(state.position() + len);
@@ -513,6 +515,13 @@ impl<B: Backend> Model<B> {
             None => client.linear(h, &self.embeddings, None, None)?,
         };
         scaled::<B>(client, logits, self.frame.logits_scale)
+    }
+}
+
+/// Brings in what `states` remember of `layer`, or takes it back to them.
+fn swap<B: Backend>(layer: usize, batch: &mut Batch<B>, states: &mut [&mut State<B>]) {
+    for (slots, state) in batch.slots_mut().iter_mut().zip(states) {
+        state.swap(layer, slots);
     }
 }
 

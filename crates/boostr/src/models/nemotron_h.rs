@@ -32,16 +32,16 @@ use super::gguf::{
     ARCHITECTURE, Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table,
 };
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expect_activation,
-    limit_json, read_limit, shortest,
+    Decoder, Family, Frame, MAX_SIZE, Names, SILU, expect_activation, limit_json, read_limit,
+    shortest,
 };
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Moe, MoeConfig, Params,
-    RmsNorm, Routing, Row, Tensors,
+    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Moe,
+    MoeConfig, MoePart, Params, RmsNorm, Routing, Row, Tensors,
 };
 
 /// What `config.json` calls this family.
@@ -380,14 +380,12 @@ impl Block {
     }
 
     fn spec(&self) -> LayerSpec {
-        let mut spec = LayerSpec { mixer: None, attention: None, ffn: Ffn::None };
         match self.clone() {
-            Self::Mamba2(mixer) => spec.mixer = Some(mixer),
-            Self::Attention(attention) => spec.attention = Some(attention),
-            Self::Mlp(mlp) => spec.ffn = Ffn::Mlp(mlp),
-            Self::Moe { moe, shared } => spec.ffn = Ffn::Moe { moe, shared: Some(shared) },
+            Self::Mamba2(mixer) => LayerSpec::of(mixer),
+            Self::Attention(attention) => LayerSpec::of(attention),
+            Self::Mlp(mlp) => LayerSpec::of(mlp),
+            Self::Moe { moe, shared } => LayerSpec::of(MoePart { moe, shared: Some(shared) }),
         }
-        spec
     }
 
     /// Adds the layer's parameters to `tensors`, under `name`.
@@ -469,10 +467,8 @@ impl<B: Backend> Decoder<B> for NemotronH<B> {
         let layer = &self.0[i];
         let u = layer.norm.forward(client, &h)?;
         h = match &layer.mixer {
-            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch.mixers())?,
-            Mixer::Attention(attention) => {
-                attention.forward_onto(client, &u, (h, 1.0), batch.caches())?
-            }
+            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch)?,
+            Mixer::Attention(attention) => attention.forward_onto(client, &u, (h, 1.0), batch)?,
             Mixer::Mlp(mlp) => mlp.forward_onto(client, &u, h, 1.0)?,
             Mixer::Moe { moe, shared } => {
                 let h = moe.forward_onto(client, &u, h, 1.0)?;

@@ -22,16 +22,16 @@ use std::collections::btree_map::Entry;
 use serde_json::{Value, json};
 
 use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, expand_of, expect_activation,
-    limit_json, read_limit, shortest,
+    Decoder, Family, Frame, MAX_SIZE, Names, expand_of, expect_activation, limit_json, read_limit,
+    shortest,
 };
-use crate::backend::{Backend, KvCache, Tensor};
+use crate::backend::{Backend, Tensor};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Adapter, Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params,
-    RmsNorm, RopeConfig, Row, Tensors,
+    Adapter, Attention, AttentionConfig, Batch, LayerSpec, Linear, Mamba2Mixer, MixerConfig,
+    MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors,
 };
 use crate::ops::{Activation, ActivationOps};
 
@@ -290,7 +290,7 @@ impl<B: Backend> Block<B> {
         client: &B::Client,
         x: &Tensor<B>,
         own: &Hybrid<B>,
-        (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let x = self.input_layernorm.forward(client, x)?;
         let mut qkv = self.self_attn.project(client, &x)?; // [T, H D], twice [T, Hk D]
@@ -302,7 +302,7 @@ impl<B: Backend> Block<B> {
                 of_v.add_to(client, v, &x)?,
             ];
         }
-        let y = self.self_attn.attend(client, qkv, runs, positions, &mut caches)?;
+        let y = self.self_attn.attend(client, qkv, batch)?;
         let y = self.self_attn.output(client, &y)?; // [T, d_model]
 
         let y = self.pre_ff_layernorm.forward(client, &y)?;
@@ -369,11 +369,11 @@ impl<B: Backend> Decoder<B> for Zamba2<B> {
         if let Some(hybrid) = &layer.hybrid {
             let x = client.concat_columns(&h, batch.embeddings())?; // [T, 2 d_model]
             let block = &self.blocks[hybrid.block];
-            let t = block.forward(client, &x, hybrid, batch.caches())?; // [T, d_model]
+            let t = block.forward(client, &x, hybrid, batch)?; // [T, d_model]
             u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
         }
         let u = layer.input_layernorm.forward(client, &u)?;
-        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers())?;
+        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch)?;
         Ok(h)
     }
 
@@ -413,10 +413,9 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = |&is_hybrid: &bool| LayerSpec {
-            mixer: Some(self.mixer.clone()),
-            attention: is_hybrid.then(|| self.attention.clone()),
-            ffn: if is_hybrid { Ffn::Mlp(self.mlp.clone()) } else { Ffn::None },
+        let layer = |&is_hybrid: &bool| {
+            let layer = LayerSpec::of(self.mixer.clone());
+            if is_hybrid { layer.and(self.attention.clone()).and(self.mlp.clone()) } else { layer }
         };
         self.hybrid.iter().map(layer).collect()
     }

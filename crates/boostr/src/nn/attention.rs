@@ -8,11 +8,16 @@
 //!
 //! Letters: T tokens, H heads of queries, Hk heads of keys and values, D the width of a head.
 
+use serde_json::{Map, Value, json};
+
+use super::batch::Batch;
 use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
 use super::params::{Params, Tensors};
+use super::part::Part;
 use super::rope::RopeConfig;
-use crate::backend::{Backend, KvCache, Tensor};
+use super::slots::Slot;
+use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, ActivationOps, AttentionOps, KvSizes, KvType, Rope, split_last};
 
@@ -96,6 +101,61 @@ impl AttentionConfig {
     }
 }
 
+impl Part for AttentionConfig {
+    fn kind(&self) -> &'static str {
+        "attention"
+    }
+
+    /// `kv`, a key and a value of each head for each token within the window.
+    fn slots(&self) -> Vec<Slot> {
+        vec![Slot::rows("kv", self.cache(KvType::F32), self.window)]
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_attention_heads", self.nheads),
+            ("num_key_value_heads", self.nheads_kv),
+            ("head_dim", self.headdim),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.nheads.is_multiple_of(self.nheads_kv) {
+            return Ok(());
+        }
+        let reason = format!("{} do not divide {} heads", self.nheads_kv, self.nheads);
+        Err(("num_key_value_heads", reason))
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let Self { nheads, nheads_kv, headdim, .. } = self;
+        let positions = match &self.rope {
+            None => "no positions".to_owned(),
+            Some(rope) if rope.rotary_dim == *headdim => format!("rotary, base {}", rope.theta),
+            Some(rope) => format!("rotary, base {}, {} of {headdim}", rope.theta, rope.rotary_dim),
+        };
+        let window = self.window.map_or_else(String::new, |w| format!(", window {w}"));
+        let kv = format!("{nheads_kv} of keys and values");
+        vec![("attention", format!("{nheads} heads of {headdim}, {kv}, {positions}{window}"))]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let attention = json!({
+            "nheads": self.nheads,
+            "nheads_kv": self.nheads_kv,
+            "headdim": self.headdim,
+            "rope_theta": self.rope.as_ref().map(|rope| rope.theta),
+            "rotary_dim": self.rope.as_ref().map(|rope| rope.rotary_dim),
+            "window": self.window,
+        });
+        [("attention".to_owned(), attention)].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        (3 * self.nheads + 3 * self.nheads_kv) * self.headdim
+    }
+}
+
 /// The layer's weights.
 pub struct Attention<B: Backend> {
     config: AttentionConfig,
@@ -133,7 +193,7 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// What attention of the tokens `u` `[T, d_in]` of all runs at `positions` gives, times `factor`,
+    /// What attention of the tokens `u` `[T, d_in]` of all runs gives, times `factor`,
     /// added to `residual` `[T, d_model]`.
     ///
     /// # Errors
@@ -144,10 +204,10 @@ impl<B: Backend> Attention<B> {
         client: &B::Client,
         u: &Tensor<B>,
         (residual, factor): (Tensor<B>, f32),
-        (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let qkv = self.project(client, u)?;
-        let y = self.attend(client, qkv, runs, positions, &mut caches)?;
+        let y = self.attend(client, qkv, batch)?;
         self.o_proj.forward_onto(client, &y, residual, factor)
     }
 
@@ -178,11 +238,10 @@ impl<B: Backend> Attention<B> {
         &self,
         client: &B::Client,
         [q, k, v]: [Tensor<B>; 3],
-        runs: &[usize],
-        positions: &[usize],
-        caches: &mut [&mut KvCache<B>],
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
+        let (runs, positions, mut caches) = batch.rows("kv")?;
         let tokens = positions.len();
         let k = match &self.key_scale {
             Some(factors) => client.scale_columns(&k, factors)?,
@@ -210,7 +269,7 @@ impl<B: Backend> Attention<B> {
             window: config.window,
             softcap: config.softcap,
         };
-        let y = client.attention(&input, runs, caches)?; // [T, H, D]
+        let y = client.attention(&input, runs, &mut caches)?; // [T, H, D]
         for cache in caches {
             cache.forget(cache.first_seen(config.window));
         }

@@ -11,8 +11,13 @@
 
 use std::ops::Range;
 
+use serde_json::{Map, Value};
+
+use super::batch::Batch;
 use super::linear::Linear;
 use super::params::{Params, Tensors};
+use super::part::Part;
+use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
@@ -140,33 +145,60 @@ impl MixerConfig {
     }
 }
 
-/// What one sequence must remember of one mixer; cloning shares until one of the two is written.
-#[derive(Debug, Clone)]
-pub struct MixerState<B: Backend> {
-    /// Last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`.
-    pub conv: Tensor<B>,
-    /// SSM state `[H, P, N]`.
-    pub ssm: Tensor<B>,
-}
-
-impl<B: Backend> MixerState<B> {
-    /// The state before the first token: zeros.
-    ///
-    /// # Errors
-    ///
-    /// When memory is short.
-    pub fn new(config: &MixerConfig, client: &B::Client) -> Result<Self> {
-        let [conv, ssm] = Self::shapes(config);
-        Ok(Self { conv: ops::zeros(client, &conv)?, ssm: ops::zeros(client, &ssm)? })
+impl Part for MixerConfig {
+    fn kind(&self) -> &'static str {
+        "mamba2"
     }
 
-    /// Shapes of `conv` and `ssm`.
-    #[must_use]
-    pub fn shapes(config: &MixerConfig) -> [Vec<usize>; 2] {
-        [
-            vec![config.d_conv - 1, config.conv_dim()],
-            vec![config.nheads, config.headdim, config.d_state],
+    /// `conv`, the last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`; and `ssm`
+    /// `[H, P, N]`.
+    fn slots(&self) -> Vec<Slot> {
+        vec![
+            Slot::fixed("conv", vec![self.d_conv - 1, self.conv_dim()]),
+            Slot::fixed("ssm", vec![self.nheads, self.headdim, self.d_state]),
         ]
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_heads", self.nheads),
+            ("head_dim", self.headdim),
+            ("n_groups", self.ngroups),
+            ("state_size", self.d_state),
+            ("conv_kernel", self.d_conv),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.nheads.is_multiple_of(self.ngroups) {
+            return Ok(());
+        }
+        Err(("n_groups", format!("{} groups do not divide {} heads", self.ngroups, self.nheads)))
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("heads", format!("{} of {}", self.nheads, self.headdim)),
+            ("groups", self.ngroups.to_string()),
+            ("state width", self.d_state.to_string()),
+            ("convolution", format!("{} taps", self.d_conv)),
+        ]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let sizes = [
+            ("d_inner", self.d_inner()),
+            ("nheads", self.nheads),
+            ("headdim", self.headdim),
+            ("ngroups", self.ngroups),
+            ("d_state", self.d_state),
+            ("d_conv", self.d_conv),
+        ];
+        sizes.into_iter().map(|(name, size)| (name.to_owned(), size.into())).collect()
+    }
+
+    fn work_width(&self) -> usize {
+        self.d_in_proj() + self.conv_dim() + 2 * self.d_inner()
     }
 }
 
@@ -232,7 +264,7 @@ impl<B: Backend> Mamba2Mixer<B> {
         client: &B::Client,
         u: &Tensor<B>,
         (residual, factor): (Tensor<B>, f32),
-        (runs, mut states): (&[usize], Vec<&mut MixerState<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
         let (d_inner, heads) = (config.d_inner(), [config.nheads, config.headdim]);
@@ -254,7 +286,7 @@ impl<B: Backend> Mamba2Mixer<B> {
 
         let conv =
             CausalConv { weight: &self.conv1d_weight, bias: self.conv1d_bias.as_ref(), silu: true };
-        let mut windows: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.conv).collect();
+        let (runs, mut windows) = batch.tensors("conv")?;
         let xbc = client.causal_conv1d(&xbc, &conv, runs, &mut windows)?; // [T, conv_dim]
 
         let gate = match self.norm {
@@ -273,7 +305,7 @@ impl<B: Backend> Mamba2Mixer<B> {
             dt_softplus: true,
             dt_limit: config.dt_limit,
         };
-        let mut ssm: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.ssm).collect();
+        let (runs, mut ssm) = batch.tensors("ssm")?;
         let y = client.ssd(&input, runs, &mut ssm)?; // [T, H, P]
         let y = y.reshape(&[y.shape()[0], d_inner])?;
 
@@ -326,7 +358,8 @@ mod tests {
     use super::*;
     use crate::backend::{Cpu, cpu};
     use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
-    use crate::nn::synthetic;
+    use crate::nn::{Slots, synthetic};
+    use crate::ops::KvType;
 
     const WIDTH: usize = 8;
 
@@ -355,8 +388,9 @@ mod tests {
         let input: Vec<f32> = (0..5 * WIDTH).map(|i| (i as f32 * 0.7).sin()).collect();
         let u = ops::tensor(&client, &input, &[5, WIDTH]).unwrap();
         let zeros = ops::zeros(&client, &[5, WIDTH]).unwrap();
-        let mut state = MixerState::new(config, &client).unwrap();
-        let y = mixer.forward_onto(&client, &u, (zeros, 1.0), (&[5], vec![&mut state])).unwrap();
+        let mut batch = Batch::new(&[5], &[0], u.clone());
+        batch.slots_mut()[0] = Slots::new(config.slots().into(), KvType::F32, &client).unwrap();
+        let y = mixer.forward_onto(&client, &u, (zeros, 1.0), &mut batch).unwrap();
         ops::to_vec(&y).unwrap()
     }
 

@@ -1,8 +1,11 @@
 //! Feed-forward layers: two projections with an activation between, gated or not, and mixtures of them.
 
+use serde_json::{Map, Value, json};
+
 use super::joined::Joined;
 use super::linear::Linear;
 use super::params::{Params, Tensors};
+use super::part::Part;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
@@ -53,6 +56,28 @@ impl MlpConfig {
                 tensors.add(format!("{name}.{projection}.bias"), &shape[..1]);
             }
         }
+    }
+}
+
+impl Part for MlpConfig {
+    fn kind(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![("intermediate_size", self.d_ff)]
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![("feed-forward", format!("width {}", self.d_ff))]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        [("feed_forward".to_owned(), json!({ "width": self.d_ff }))].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        3 * self.d_ff
     }
 }
 
@@ -264,13 +289,67 @@ impl<B: Backend> Moe<B> {
     }
 }
 
+/// A mixture of experts as a part of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoePart {
+    /// Those that are chosen from.
+    pub moe: MoeConfig,
+    /// The one that every token gets beside them.
+    pub shared: Option<MlpConfig>,
+}
+
+impl Part for MoePart {
+    fn kind(&self) -> &'static str {
+        "moe"
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_experts", self.moe.experts),
+            ("num_experts_per_tok", self.moe.used),
+            ("n_group", self.moe.ngroups),
+            ("topk_group", self.moe.topk_group),
+            ("expert intermediate_size", self.moe.expert.d_ff),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        self.moe.check()
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let shared = match &self.shared {
+            Some(mlp) => format!(", and one of {} for all", mlp.d_ff),
+            None => String::new(),
+        };
+        let MoeConfig { used, experts, expert, .. } = &self.moe;
+        let text = format!("{used} of {experts} experts of width {}{shared}", expert.d_ff);
+        vec![("feed-forward", text)]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let experts = json!({
+            "experts": self.moe.experts,
+            "used": self.moe.used,
+            "width": self.moe.expert.d_ff,
+            "shared": self.shared.as_ref().map(|mlp| mlp.d_ff),
+        });
+        [("feed_forward".to_owned(), experts)].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        let shared = self.shared.as_ref().map_or(0, |mlp| mlp.d_ff);
+        3 * self.moe.expert.d_ff.max(shared) + self.moe.d_model
+    }
+
+    fn experts(&self) -> usize {
+        self.moe.experts
+    }
+}
+
 impl MoeConfig {
-    /// Refuses what no token could be given: the field and the reason.
-    ///
-    /// # Errors
-    ///
-    /// When groups do not divide the experts, or fewer experts can be chosen than are to be.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
+    /// Refuses groups that do not divide the experts, and fewer experts to choose from than are chosen.
+    fn check(&self) -> Result<(), (&'static str, String)> {
         let &Self { experts, used, ngroups, topk_group, .. } = self;
         if ngroups == 0 || !experts.is_multiple_of(ngroups) {
             return Err(("n_group", format!("{ngroups} groups do not divide {experts} experts")));

@@ -12,7 +12,8 @@ use boostr::backend::{Cpu, cpu};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, gguf};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;
-use boostr::models::{Config, Ffn, Logits, Model, Run, State};
+use boostr::models::{Config, Logits, Model, Run, State};
+use boostr::nn::{AttentionConfig, LayerSpec, MoePart};
 use boostr::ops::{tensor, to_vec};
 use serde_json::{Value, json};
 
@@ -537,8 +538,12 @@ fn case_43_every_way_to_list_the_layers_gives_the_same_list() {
     let new = json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
     for (name, key) in [("bamba-tiny", "attn_layer_indices"), (MOE, "layer_types")] {
         let want = read(&config_of(name, &json!({}))).unwrap();
-        let kinds: Vec<bool> =
-            want.family().layers().iter().map(|layer| layer.attention.is_some()).collect();
+        let kinds: Vec<bool> = want
+            .family()
+            .layers()
+            .iter()
+            .map(|layer| layer.part::<AttentionConfig>().is_some())
+            .collect();
         assert_eq!(kinds, [false, false, true, false]);
         for list in [
             json!({ "layer_types": old }),
@@ -646,7 +651,7 @@ fn missing_fields_have_the_values_that_transformers_gives_them() {
 fn layers_are_what_the_configuration_says() {
     let parts = |name: &str| {
         let config = read(&config_of(name, &json!({}))).unwrap();
-        config.family().layers().iter().map(boostr::models::LayerSpec::kind).collect::<Vec<_>>()
+        config.family().layers().iter().map(LayerSpec::kind).collect::<Vec<_>>()
     };
     let of = |mixer: &str, ffn: &str| format!("{mixer} + {ffn}");
     for (name, ffn) in MODELS.into_iter().zip(["mlp", "mlp", "moe"]) {
@@ -655,8 +660,8 @@ fn layers_are_what_the_configuration_says() {
     }
     let config = read(&config_of(MOE, &json!({}))).unwrap();
     for layer in config.family().layers() {
-        let Ffn::Moe { moe, shared } = layer.ffn else { panic!("{:?}", layer.ffn) };
-        assert_eq!((moe.expert.d_ff, shared.unwrap().d_ff), (48, 96));
+        let MoePart { moe, shared } = layer.part().unwrap();
+        assert_eq!((moe.expert.d_ff, shared.as_ref().unwrap().d_ff), (48, 96));
     }
 }
 
