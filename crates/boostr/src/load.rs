@@ -10,7 +10,7 @@ use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::models::{Config, Model};
+use crate::models::{Config, Families, Model};
 use crate::ops::KvType;
 use crate::tokenizer::{Tokenizer, ensure_bos};
 
@@ -41,6 +41,8 @@ pub struct OpenOptions {
     pub no_mmap: bool,
     /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
     pub adapter: Option<PathBuf>,
+    /// The families that the files may be of; the built-in ones by default.
+    pub families: Families,
 }
 
 /// The files of a model that is part of the program.
@@ -132,8 +134,12 @@ impl<B: Backend> LanguageModel<B> {
             let files = TextFiles::read(&folder, options)?;
             let checkpoint = Checkpoint::open_by(path, options.allow_pickle, options.access())?;
             let adapter = adapters_of(options)?;
-            let mut lm =
-                Self::assemble(path, &config, checkpoint.clone(), files, adapter.as_ref(), client)?;
+            let model = |client| {
+                let config = options.families.read(&config)?;
+                model(config, checkpoint.clone(), adapter.as_ref(), client)
+            };
+            let summary = checkpoint.summary();
+            let mut lm = Self::assemble(path, &config, summary, files, || model(client))?;
             check_unchanged(&checkpoint, adapter.as_ref())?;
             lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
             return Ok(lm);
@@ -146,7 +152,7 @@ impl<B: Backend> LanguageModel<B> {
         let Some(metadata) = checkpoint.gguf() else {
             return Err(Error::format(path, "expected a GGUF file"));
         };
-        let config = Config::read_gguf(&checkpoint, metadata)?;
+        let config = options.families.read_gguf(&checkpoint, metadata)?;
         let adapter = adapters_of(options)?;
         // A large vocabulary takes as long as the weights.
         let (text, model) = rayon::join(
@@ -195,33 +201,34 @@ impl<B: Backend> LanguageModel<B> {
         let folder = Path::new(files.name);
         let tokenizer =
             Tokenizer::from_bytes(folder.join("tokenizer.json"), files.tokenizer.as_bytes())?;
+        let file = ConfigFile::parse(folder.join("config.json"), files.config)?;
+        let checkpoint = Checkpoint::from_safetensors(files.name, files.weights)?;
+        let summary = checkpoint.summary();
+        let model = || Model::load(Config::read(&file)?, checkpoint, client);
         Self::assemble(
             folder,
-            &ConfigFile::parse(folder.join("config.json"), files.config)?,
-            Checkpoint::from_safetensors(files.name, files.weights)?,
+            &file,
+            summary,
             TextFiles {
                 tokenizer: Some(tokenizer),
                 tokenizer_config: Some(files.tokenizer_config.into()),
                 generation_config: Some(files.generation_config.into()),
                 chat_templates: Vec::new(),
             },
-            None,
-            client,
+            model,
         )
     }
 
     fn assemble(
         path: &Path,
         file: &ConfigFile,
-        checkpoint: Checkpoint,
+        summary: Summary,
         files: TextFiles,
-        adapter: Option<&Adapters>,
-        client: B::Client,
+        model: impl FnOnce() -> Result<Model<B>>,
     ) -> Result<Self> {
-        let summary = checkpoint.summary();
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
-        let model = model(Config::read(file)?, checkpoint, adapter, client)?;
+        let model = model()?;
         let tokenizer = files.tokenizer;
         let path = path.to_path_buf();
         Ok(Self { path, files: summary, model, tokenizer, defaults, eos, chat_template, bos })
@@ -279,7 +286,7 @@ fn model<B: Backend>(
     adapter: Option<&Adapters>,
     client: B::Client,
 ) -> Result<Model<B>> {
-    let tied = config.adopt(&mut weights)?;
+    let tied = config.prepare(&mut weights)?;
     if let Some(adapters) = adapter {
         adapters.put_beside(&config, &mut weights)?;
     }

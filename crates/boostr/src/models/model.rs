@@ -26,23 +26,14 @@ impl<B: Backend> AsRef<Self> for Model<B> {
     }
 }
 
-/// The layers of a family: what it does between embedding and head.
-pub trait Decoder<B: Backend>: Send + Sync {
-    /// Number of layers.
-    fn n_layer(&self) -> usize;
-
-    /// Rows `h` `[T, d_model]` through layer `i`, whose states are in `batch`.
+/// One layer of a model: what it does between embedding and head.
+pub trait Layer<B: Backend>: Send + Sync {
+    /// Rows `h` `[T, d_model]` through the layer, whose states are in `batch`.
     ///
     /// # Errors
     ///
     /// When shapes disagree or memory is short.
-    fn forward_layer(
-        &self,
-        client: &B::Client,
-        i: usize,
-        h: Tensor<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>>;
+    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>>;
 
     /// Bytes of matrices that one token's pass reads.
     fn weight_bytes(&self) -> usize;
@@ -77,7 +68,7 @@ pub struct Model<B: Backend> {
     client: B::Client,
     /// `[V, d_model]`
     embeddings: Weight<B>,
-    decoder: Arc<dyn Decoder<B>>,
+    layers: Vec<Arc<dyn Layer<B>>>,
     norm: RmsNorm<B>,
     /// `[V, d_model]`; `None` when the embedding serves
     head: Option<Linear<B>>,
@@ -98,11 +89,11 @@ impl<B: Backend> Model<B> {
         client: B::Client,
     ) -> Result<Self> {
         let config = config.into();
-        let tied = config.adopt(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint)?;
         Self::from_parameters(config, &checkpoint, tied, client)
     }
 
-    /// Takes weights that have the model's own names ([`Config::adopt`]), `tied` where the embedding is the
+    /// Takes weights that have the model's own names ([`Config::prepare`]), `tied` where the embedding is the
     /// head.
     ///
     /// # Errors
@@ -116,16 +107,16 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let config = config.into();
         let fingerprint = Fingerprint::new(&config, checkpoint, tied);
-        let model = Self::lent(config, checkpoint, tied, client)?;
+        let model = Self::of_borrowed(config, checkpoint, tied, client)?;
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
-    /// The same for weights that are lent for a moment, as those that are trained: without a fingerprint.
+    /// The same for weights that are borrowed for a moment, as those that are trained: without a fingerprint.
     ///
     /// # Errors
     ///
     /// As [`from_parameters`](Self::from_parameters).
-    pub(crate) fn lent(
+    pub(crate) fn of_borrowed(
         config: Config,
         checkpoint: &Checkpoint,
         tied: bool,
@@ -133,20 +124,23 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let params = Params::<B>::new(checkpoint, &client);
         let frame = config.family().frame();
-        let layers = config.family().layers();
-        let slots: Vec<Arc<[Slot]>> = layers.iter().map(|layer| layer.slots().into()).collect();
+        let specs = config.family().layers();
+        let slots: Vec<Arc<[Slot]>> = specs.iter().map(|layer| layer.slots().into()).collect();
         // Outliers of the stream, which attention makes, would round the rest of a row away.
         let precise_head = slots.iter().any(|slots| slots.iter().any(Slot::grows));
+        let embeddings = params.under(frame.names.embeddings);
+        let rows = embeddings.shape("weight")?.first().copied().unwrap_or(0);
+        let table = [rows, frame.d_model];
         let head = (!tied).then(|| {
-            let head = Linear::load(&params.under(frame.names.head), false)?;
+            let head = Linear::load(&params.under(frame.names.head), table, false)?;
             Ok::<_, Error>(if precise_head { head.precise() } else { head })
         });
         Ok(Self {
             slots,
             precise_head,
-            embeddings: params.under(frame.names.embeddings).weight("weight")?,
-            decoder: config.decoder(&params)?,
-            norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
+            embeddings: embeddings.weight("weight", table)?,
+            layers: config.load(&params)?.into_iter().map(Arc::from).collect(),
+            norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
             fingerprint: None,
@@ -168,7 +162,7 @@ impl<B: Backend> Model<B> {
         config.check(|field, reason| Error::Config { path: "synthetic".into(), field, reason })?;
         let frame = config.family().frame();
         let with_head = frame.tie_embeddings == Some(false);
-        let layout = config.family().hf_layout(frame.padded_vocab(), with_head);
+        let layout = config.family().hf_layout(frame.padded_vocab(), with_head)?;
         let checkpoint = synthetic::checkpoint(&layout.tensors(), dtype)?;
         Self::load(config, checkpoint, client)
     }
@@ -216,8 +210,9 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn parameters(&self) -> (usize, usize) {
         let layout = self.family().hf_layout(self.vocab_rows(), self.head.is_some());
+        let tensors = layout.map(|layout| layout.tensors()).unwrap_or_default();
         let count = |(_, shape): (&str, &[usize])| shape.iter().product::<usize>();
-        let total = layout.tensors().iter().map(count).sum();
+        let total = tensors.iter().map(count).sum();
         let tables = 1 + usize::from(self.head.is_some());
         (total, total - tables * self.vocab_rows() * self.frame.d_model)
     }
@@ -226,7 +221,7 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
-        self.decoder.weight_bytes() + head.size_in_bytes()
+        self.layers.iter().map(|layer| layer.weight_bytes()).sum::<usize>() + head.size_in_bytes()
     }
 
     /// What runs the model's operations.
@@ -491,11 +486,11 @@ impl<B: Backend> Model<B> {
         let lengths: Vec<usize> = pass.iter().map(|&(_, len)| len).collect();
         let positions: Vec<usize> = states.iter().map(|state| state.position()).collect();
         let mut batch = Batch::new(&lengths, &positions, h.clone());
-        for i in 0..self.decoder.n_layer() {
+        for (i, layer) in self.layers.iter().enumerate() {
             swap(i, &mut batch, &mut states);
-            let decoder = self.decoder.clone();
+            let layer = layer.clone();
             (h, batch) = client.segment((h, batch), move |client, (h, mut batch)| {
-                let h = decoder.forward_layer(client, i, h, &mut batch)?;
+                let h = layer.forward(client, h, &mut batch)?;
                 Ok((h, batch))
             })?;
             swap(i, &mut batch, &mut states);

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::batch::Batch;
 use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
-use super::params::{Params, Tensors};
+use super::params::Params;
 use super::part::Part;
 use super::rope::RopeConfig;
 use super::slots::Slot;
@@ -78,26 +78,6 @@ impl AttentionConfig {
     pub fn cache(&self, kind: KvType) -> KvSizes {
         let (nheads, headdim) = (self.nheads_kv, self.headdim);
         KvSizes { nheads, d_key: headdim, d_value: headdim, kind, latent: false }
-    }
-
-    /// Adds the layer's parameters to `tensors`, under `name`.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        let (q, kv) = (self.nheads * self.headdim, self.nheads_kv * self.headdim);
-        for (projection, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-            tensors.add(format!("{name}.{projection}.weight"), &[rows, self.d_in]);
-            if self.qkv_bias {
-                tensors.add(format!("{name}.{projection}.bias"), &[rows]);
-            }
-        }
-        tensors.add(format!("{name}.o_proj.weight"), &[self.d_model, q]);
-        if self.out_bias {
-            tensors.add(format!("{name}.o_proj.bias"), &[self.d_model]);
-        }
-        if self.qk_norm_eps.is_some() {
-            for norm in ["q_norm", "k_norm"] {
-                tensors.add(format!("{name}.{norm}.weight"), &[self.headdim]);
-            }
-        }
     }
 }
 
@@ -176,19 +156,18 @@ impl<B: Backend> Attention<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &AttentionConfig, params: &Params<'_, B>) -> Result<Self> {
-        let norm = |name, eps| RmsNorm::load(&params.under(name), eps);
+        let (q, kv) = (config.nheads * config.headdim, config.nheads_kv * config.headdim);
+        let norm = |name, eps| RmsNorm::load(&params.under(name), config.headdim, eps);
         let norms = |eps| -> Result<_> { Ok([norm("q_norm", eps)?, norm("k_norm", eps)?]) };
-        let kv = config.nheads_kv * config.headdim;
-        let key_scale = (config.key_scale != 1.0)
-            .then(|| ops::tensor(params.client(), &vec![config.key_scale; kv], &[kv]));
+        let qkv = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let out = [config.d_model, q];
         Ok(Self {
             // Scores amplify what rounding changes of their input, most of all in models with outliers.
-            qkv_proj: Joined::load(params, &["q_proj", "k_proj", "v_proj"], config.qkv_bias)?
-                .precise(),
+            qkv_proj: Joined::load(params, &qkv, config.d_in, config.qkv_bias)?.precise(),
             qk_norm: config.qk_norm_eps.map(norms).transpose()?,
-            o_proj: Linear::load(&params.under("o_proj"), config.out_bias)?,
+            o_proj: Linear::load(&params.under("o_proj"), out, config.out_bias)?,
             rope: config.rope.as_ref().map(RopeConfig::rope),
-            key_scale: key_scale.transpose()?,
+            key_scale: params.factors(&[(kv, config.key_scale)])?,
             config: config.clone(),
         })
     }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use super::batch::Batch;
 use super::linear::Linear;
-use super::params::{Params, Tensors};
+use super::params::Params;
 use super::part::Part;
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
@@ -120,29 +120,6 @@ impl MixerConfig {
     pub fn d_in_proj(&self) -> usize {
         self.d_inner() + self.conv_dim() + self.nheads
     }
-
-    /// Adds the mixer's tensors to `tensors`, under `name`.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        let conv = self.conv_dim();
-        tensors.add(format!("{name}.in_proj.weight"), &[self.d_in_proj(), self.d_model]);
-        tensors.add(format!("{name}.out_proj.weight"), &[self.d_model, self.d_inner()]);
-        if self.in_bias {
-            tensors.add(format!("{name}.in_proj.bias"), &[self.d_in_proj()]);
-        }
-        if self.out_bias {
-            tensors.add(format!("{name}.out_proj.bias"), &[self.d_model]);
-        }
-        tensors.add(format!("{name}.conv1d.weight"), &[conv, 1, self.d_conv]);
-        if self.conv_bias {
-            tensors.add(format!("{name}.conv1d.bias"), &[conv]);
-        }
-        for parameter in ["A_log", "D", "dt_bias"] {
-            tensors.add(format!("{name}.{parameter}"), &[self.nheads]);
-        }
-        if self.rms_norm {
-            tensors.add(format!("{name}.norm.weight"), &[self.d_inner()]);
-        }
-    }
 }
 
 impl Part for MixerConfig {
@@ -229,27 +206,30 @@ impl<B: Backend> Mamba2Mixer<B> {
     ///
     /// When a parameter is missing, is no float, or A_log is not finite.
     pub fn load(config: &MixerConfig, params: &Params<'_, B>) -> Result<Self> {
-        let client = params.client();
+        let (heads, d_inner) = (config.nheads, config.d_inner());
         let (channels, taps) = (config.conv_dim(), config.d_conv);
-        let conv = params.tensor("conv1d.weight")?.reshape(&[channels, taps])?; // of [conv_dim, 1, d_conv]
-        let factors = |all: Vec<f32>| -> Result<Option<Tensor<B>>> {
-            let matters = all.iter().any(|&factor| factor != 1.0);
-            matters.then(|| ops::tensor(client, &all, &[all.len()])).transpose()
-        };
-        let sections = config.sections().into_iter().zip(config.section_scales);
+        let conv = params.tensor("conv1d.weight", &[channels, 1, taps])?;
+        let conv =
+            params.computed(|client| client.transpose(&conv.reshape(&[channels, taps])?))?;
+        let sections: Vec<(usize, f32)> =
+            config.sections().into_iter().zip(config.section_scales).collect();
+        let conv_bias = || params.tensor("conv1d.bias", &[channels]);
+        let norm = || params.tensor("norm.weight", &[d_inner]);
+        let [in_proj, out_proj] =
+            [[config.d_in_proj(), config.d_model], [config.d_model, d_inner]];
         Ok(Self {
             scales: [
-                factors(vec![config.in_scale; config.d_model])?,
-                factors(sections.flat_map(|(width, factor)| vec![factor; width]).collect())?,
+                params.factors(&[(config.d_model, config.in_scale)])?,
+                params.factors(&sections)?,
             ],
-            in_proj: Linear::load(&params.under("in_proj"), config.in_bias)?,
-            conv1d_weight: client.transpose(&conv)?,
-            conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
-            dt_bias: params.tensor("dt_bias")?,
-            a: decay_rates(params)?,
-            d: params.tensor("D")?,
-            norm: config.rms_norm.then(|| params.tensor("norm.weight")).transpose()?,
-            out_proj: Linear::load(&params.under("out_proj"), config.out_bias)?,
+            in_proj: Linear::load(&params.under("in_proj"), in_proj, config.in_bias)?,
+            conv1d_weight: conv,
+            conv1d_bias: config.conv_bias.then(conv_bias).transpose()?,
+            dt_bias: params.tensor("dt_bias", &[heads])?,
+            a: decay_rates(params, heads)?,
+            d: params.tensor("D", &[heads])?,
+            norm: config.rms_norm.then(norm).transpose()?,
+            out_proj: Linear::load(&params.under("out_proj"), out_proj, config.out_bias)?,
             config: config.clone(),
         })
     }
@@ -332,23 +312,25 @@ impl<B: Backend> Mamba2Mixer<B> {
 }
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
-fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Tensor<B>> {
+fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> {
     let name = if params.has("A") { "A" } else { "A_log" };
-    let parameter = params.tensor(name)?;
-    let a = match name {
-        "A" => parameter.clone(),
-        _ => params.client().decay_rates(&parameter)?,
-    };
-    let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
-    let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
-    match (0..rates.len()).find(|&i| is_bad(i)) {
-        None => Ok(a),
-        Some(head) => {
-            let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
-            let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
-            Err(params.error(name, &reason))
+    let parameter = params.tensor(name, &[heads])?;
+    params.computed(|client| {
+        let a = match name {
+            "A" => parameter.clone(),
+            _ => client.decay_rates(&parameter)?,
+        };
+        let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
+        let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
+        match (0..rates.len()).find(|&i| is_bad(i)) {
+            None => Ok(a),
+            Some(head) => {
+                let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+                let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
+                Err(params.error(name, &reason))
+            }
         }
-    }
+    })
 }
 
 #[cfg(test)]
@@ -358,7 +340,7 @@ mod tests {
     use super::*;
     use crate::backend::{Cpu, cpu};
     use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
-    use crate::nn::{Slots, synthetic};
+    use crate::nn::{Slots, Tensors, synthetic};
     use crate::ops::KvType;
 
     const WIDTH: usize = 8;
@@ -375,9 +357,9 @@ mod tests {
     }
 
     fn tensors(config: &MixerConfig) -> Tensors {
-        let mut tensors = Tensors::default();
-        config.expect(&mut tensors, "m");
-        tensors
+        let client = cpu();
+        let load = |params: &Params<'_, Cpu>| Mamba2Mixer::load(config, &params.under("m")).map(drop);
+        Params::list(&client, load).unwrap()
     }
 
     /// What the mixer gives for five tokens, added to nothing.

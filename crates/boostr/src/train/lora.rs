@@ -217,7 +217,7 @@ impl TrainableModel {
     pub fn write_adapters(&self, folder: &Path, base: &str, config: &LoraConfig) -> Result<()> {
         let family = self.config().family();
         let mut written = Vec::new();
-        for stored in family.hf_layout(family.frame().padded_vocab(), true).0 {
+        for stored in family.hf_layout(family.frame().padded_vocab(), true)?.0 {
             let of = |name: &str| -> Option<[&Parameter; 2]> {
                 let layer = name.strip_suffix(".weight")?;
                 let of = |which| self.parameters().get(&format!("{layer}.lora_{which}.weight"));
