@@ -4,8 +4,8 @@
 //! folder or GGUF ─ Checkpoint, Config ─ plan: each tensor's name, shape and type in the new file ─ written one by one
 //! ```
 //!
-//! Matrices get the type asked for ([`Types`]); everything small (convolutions, decays, biases, norms,
-//! routers) stays f32, because a few hundred numbers cost no memory and every token depends on them.
+//! Matrices get the type asked for ([`Types`]). Small tensors (convolutions, decays, biases, norms,
+//! routers) stay f32: a few hundred numbers cost no memory, and every token depends on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

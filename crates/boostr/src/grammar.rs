@@ -1,8 +1,10 @@
-//! Text that follows a grammar: JSON that a schema describes, a regular expression, or rules in Lark's notation.
+//! Text that follows a grammar: JSON that a schema describes, a regular expression, or rules in Lark's
+//! notation.
 //!
-//! A [`Grammar`] says what a text may be, a [`Vocabulary`] what bytes each token of a tokenizer adds to it. Together
-//! they make a [`Constraint`](crate::sample::Constraint): before each token the set of those that keep the text within
-//! the grammar, which [`Sampler::choose`](crate::sample::Sampler::choose) takes. The work is done by the llguidance crate.
+//! A [`Grammar`] describes a text; a [`Vocabulary`] holds the bytes that each token of a tokenizer adds
+//! to it. Together they make a [`Constraint`](crate::sample::Constraint). Before each token it gives
+//! the set of allowed tokens, and [`Sampler::choose`](crate::sample::Sampler::choose) takes one of
+//! them. The llguidance crate does the work.
 //!
 //! ```no_run
 //! use boostr::grammar::{Grammar, Vocabulary};
@@ -24,21 +26,25 @@
 //! # Ok::<(), boostr::Error>(())
 //! ```
 //!
-//! # What is understood
+//! # Syntax
 //!
-//! - JSON schema, draft 2020-12 and older: types, `properties`, `required`, `additionalProperties`, `patternProperties`,
-//!   `items`, `prefixItems`, `minItems`, `maxItems`, `enum`, `const`, `anyOf`, `allOf`, `oneOf` whose options exclude each
-//!   other, limits of numbers and lengths, `pattern`, `format`, and `$ref` within the schema. A keyword that would have to
-//!   be ignored is an error. Between tokens of the JSON one space, or one or two line ends and an indentation, are allowed.
-//!   A schema may recur, as that of a tree does, so long as some value ends.
-//! - Regular expressions: those of the regex crate without anchors and word boundaries; the whole text has to match.
-//! - Lark: rules in lower case, terminals in upper case, `start` first; `%json {schema}` puts JSON into a rule,
-//!   `<[17]>` is the token 17, whatever it is.
+//! - JSON schema, draft 2020-12 and older.
+//!   - Keywords: `type`, `properties`, `required`, `additionalProperties`, `patternProperties`,
+//!     `items`, `prefixItems`, `minItems`, `maxItems`, `enum`, `const`, `anyOf`, `allOf`, limits of
+//!     numbers and lengths, `pattern`, `format`. `oneOf` needs options that exclude each other, `$ref`
+//!     stays within the schema.
+//!   - A keyword that would have to be ignored is an error.
+//!   - Between tokens of the JSON one space is allowed, or one or two line ends and an indentation.
+//!   - A schema may recur, as a tree's does, if some value of it ends.
+//! - Regular expressions: those of the regex crate without anchors and word boundaries. The whole text
+//!   has to match.
+//! - Lark: rules in lower case, terminals in upper case, `start` first. `%json {schema}` puts JSON into
+//!   a rule, `<[17]>` is the token 17.
 //!
 //! # Limits
 //!
-//! Grammars come from strangers. Before one is read its size and nesting are checked; then each step of work is
-//! counted, and what takes too many is an error in the place of a mask:
+//! Grammars come from strangers. The size and nesting of one are checked before it is read. Then each
+//! step of work is counted, and too many are an error instead of a mask:
 //!
 //! | what | at most |
 //! |---|---|

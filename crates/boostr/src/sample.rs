@@ -2,7 +2,7 @@
 //!
 //! # Order of the filters
 //!
-//! As in transformers and llama.cpp, each filter works on what the one before it left:
+//! As in transformers and llama.cpp, each filter works on the result of the one before it:
 //!
 //! ```text
 //! repetition penalty  l > 0 ? l / penalty : l * penalty, once per distinct token of the window
@@ -16,9 +16,10 @@
 //!
 //! # Reproducibility
 //!
-//! The generator is `SplitMix64` (Steele, Lea, Flood 2014): 64 bits of state, one step per sampled token,
-//! none for a greedy one, the same numbers on every platform. Probabilities are computed in f64; the only
-//! operation that may differ between platforms is the C library's `exp`, by about 1 part in 10^16.
+//! The generator is `SplitMix64` (Steele, Lea, Flood 2014). It has 64 bits of state, takes one step per
+//! sampled token and none for a greedy one, and gives the same numbers on every platform. Probabilities
+//! are computed in f64. Only the C library's `exp` may differ between platforms, by about 1 part in
+//! 10^16.
 
 use crate::error::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! A sequence's state as a file: what a text cost to read is kept, and the next process goes on from there.
+//! A sequence's state as a file: a text is read once, and the next process continues from there.
 //!
 //! ```
 //! use boostr::models::{Config, Logits, Model, Run};
@@ -18,7 +18,7 @@
 //!
 //! let saved = SavedState::open(&path)?;
 //! let prompt = [5, 17, 3, 9];
-//! let rest = saved.rest_of(&prompt).expect("it goes on where the state ends");
+//! let rest = saved.rest_of(&prompt).expect("the prompt continues the state");
 //! let mut state = saved.restore(&model)?;
 //! model.forward(&mut [Run { tokens: rest, state: &mut state }], Logits::Last)?;
 //! assert_eq!((rest, state.position()), (&[9][..], 4));
@@ -27,7 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The file is safetensors, and its metadata say whose state it is:
+//! The file is safetensors, and its metadata identify the state:
 //!
 //! | metadata | value |
 //! |---|---|
@@ -35,7 +35,7 @@
 //! | `model`, `family` | the model's name, for people; its family |
 //! | `fingerprint` | [`Model::fingerprint`] |
 //! | `dtype` | `f32`, or `bf16` where the state was rounded |
-//! | `kv_type` | what attention keeps elements as: `f32`, `f16`, `bf16`, `q8_0`; none without attention |
+//! | `kv_type` | type of the KV cache: `f32`, `f16`, `bf16`, `q8_0`; absent without attention |
 //! | `position` | tokens seen |
 //! | `checksum` | CRC-32 of all other metadata and all tensors, in 8 hexadecimal digits |
 //!
@@ -45,17 +45,17 @@
 //! | `layers.I.ssm` | `[H, P, N]` | `dtype` |
 //! | `layers.I.keys` | `[n, Hk, d_key]`, the last n positions | `kv_type` if that is a 16-bit float, else `dtype` |
 //! | `layers.I.values` | `[n, Hk, d_value]` | the same; none where values are channels of the keys |
-//! | `ids` | `[position]` | U32; may be missing |
+//! | `ids` | `[position]` | U32; may be absent |
 //!
-//! The checksum is over, for each key of the metadata in order, the key, a zero byte, the value and a zero byte;
-//! then for each tensor by name: the name, a zero byte, the type, a zero byte, the dimensions with commas
-//! between them, a zero byte, and the data.
+//! The checksum covers the metadata: for each key in order the key, a zero byte, the value and a zero
+//! byte. Then it covers each tensor by name: the name, a zero byte, the type, a zero byte, the
+//! dimensions with commas between them, a zero byte, and the data.
 //!
-//! A state saved as f32 has the same bits when it comes back, whatever its keys and values are kept as. As bf16 it
-//! takes half, and a continuation differs: see [`StateType::Bf16`].
+//! A state saved as f32 has the same bits when it comes back, whatever the type of its KV cache. As
+//! bf16 it takes half the space, and a continuation differs: see [`StateType::Bf16`].
 //!
-//! A file is taken as hostile, like a checkpoint: what opens has passed all checks that need no model, and
-//! [`SavedState::restore`] makes the rest before it makes a tensor.
+//! A file is taken as hostile, like a checkpoint. A file that opens has passed all checks that need no
+//! model. [`SavedState::restore`] makes the rest before it makes a tensor.
 
 #![cfg_attr(
     not(test),

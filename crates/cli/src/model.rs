@@ -11,7 +11,7 @@ use boostr::checkpoint::Checkpoint;
 use boostr::load::{self, LanguageModel, OpenOptions, adapters};
 use boostr::models::Config;
 
-use crate::args::{self, FileArgs, ModelArgs};
+use crate::cli;
 use crate::exit::{BadModel, usage};
 
 /// Names that an error suggests.
@@ -194,44 +194,6 @@ fn from_env() -> Option<PathBuf> {
     env::var_os("BOOSTR_MODEL").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-impl ModelArgs {
-    /// The model that a command line names, and what the library needs to know to open it. Adapters without a
-    /// model are beside the one that they name.
-    pub fn source(&self, named: Option<&Path>) -> Result<(Source, OpenOptions)> {
-        let source = match (Source::named(named), &self.adapter) {
-            (None, Some(folder)) => Source::Path(folder.clone()),
-            (Some(source), _) => source,
-            (None, None) => Source::of(None)?,
-        };
-        let (source, named) = source.with_adapter()?;
-        let adapter = match (named, &self.adapter) {
-            (Some(of), Some(other)) if of != *other => {
-                let of = of.display();
-                let reason = format!("--adapter: `{of}` is adapters itself, not a model");
-                return Err(usage(reason));
-            }
-            (named, given) => named.or_else(|| given.clone()),
-        };
-        let options = OpenOptions {
-            allow_pickle: self.allow_pickle,
-            tokenizer: self.tokenizer.clone(),
-            kv_type: Some(self.kv_type.into()),
-            exact: self.exact,
-            no_mmap: self.no_mmap,
-            adapter,
-        };
-        Ok((source, options))
-    }
-}
-
-impl FileArgs {
-    /// What the library needs to know to open the model.
-    pub fn options(&self) -> OpenOptions {
-        let (allow_pickle, tokenizer) = (self.allow_pickle, self.tokenizer.clone());
-        OpenOptions { allow_pickle, tokenizer, ..OpenOptions::default() }
-    }
-}
-
 /// An error about the model at `path`, with names that may have been meant.
 pub fn bad(path: &Path, error: boostr::Error) -> BadModel {
     let is_missing = matches!(
@@ -259,7 +221,7 @@ fn help_for_missing(path: &Path) -> Option<String> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     let mut lines = Vec::new();
     if folder.is_none() {
-        let commands = args::command_names();
+        let commands = cli::command_names();
         if let Some(command) = nearest(&name, commands.iter().map(String::as_str)).first() {
             lines.push(format!("did you mean the command `boostr {command}`?"));
         }

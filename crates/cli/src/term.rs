@@ -8,7 +8,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
-use crate::args::{Color, Common};
+use crate::cli::{Color, Common};
 
 /// What a bar shows of things that are counted.
 pub const COUNT: &str = "{msg} {bar:32} {pos}/{len} {eta}";

@@ -63,8 +63,12 @@ impl Part for ShortConv {
 
 // The family: fields, layers, and how a layer loads and runs.
 
-const NAMES: Names =
-    Names { embeddings: "toy.embeddings", layers: "toy.layers", norm: "toy.norm", head: "toy.head" };
+const NAMES: Names = Names {
+    embeddings: "toy.embeddings",
+    layers: "toy.layers",
+    norm: "toy.norm",
+    head: "toy.head",
+};
 
 #[derive(Debug, Clone, PartialEq)]
 struct Toy {
@@ -196,7 +200,7 @@ fn state(lm: &LanguageModel<Cpu>, folder: &Path) -> std::result::Result<(), Box<
     let path = folder.join("sea.state");
     StateFile::lock(&path)?.save(&lm.model, &state, &About::new("toy"))?;
     let mut restored = SavedState::open(&path)?.restore(&lm.model)?;
-    let mut next = |state| -> Result<Vec<f32>> {
+    let next = |state| -> Result<Vec<f32>> {
         to_vec(&lm.model.forward(&mut [Run { tokens: &ids[..1], state }], Logits::Last)?)
     };
     if next(&mut state)? != next(&mut restored)? {

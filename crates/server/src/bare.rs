@@ -1,8 +1,8 @@
-//! Answers to what is no request: hyper writes them itself, as a status without a body, and here they get one.
+//! Answers to requests that hyper cannot read: hyper writes a bare status, and here it gets a body.
 //!
-//! hyper refuses a head that it cannot read, or that is longer than it keeps, before any handler is called, and nothing can
-//! be said to it about how. So its answer is known by its form when it is written to the socket (a head alone, without the
-//! id that every answer of ours has), and another is written in its place.
+//! hyper refuses a head that it cannot read, or that is too long, before any handler is called. It
+//! takes no instruction about the answer. So the answer is known by its form when it is written to the
+//! socket: a head alone, without the id of our answers. Another one is written in its place.
 
 use axum::http::StatusCode;
 use boostr::backend::Backend;

@@ -1,4 +1,4 @@
-//! Bodies: those that come, with a limit of size and time, and those that go, whose end is noticed.
+//! Bodies of requests, with limits of size and time, and bodies of answers, whose end is noticed.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f12_no_time_is_too_long_to_wait_for() {
+    fn r_f12_no_time_is_too_long_to_wait_for() {
         let now = Instant::now();
         assert!(after(Duration::MAX) >= now + FAR);
         let soon = after(Duration::from_secs(5));

@@ -1,7 +1,7 @@
-//! A JSON object read field by field: what is wrong is named, with what was expected and found.
+//! A JSON object read field by field: an error names the field, the expected value and the found one.
 //!
-//! A field that is `null` counts as absent; of a key that is there twice the last value counts; fields that nobody asks for
-//! are ignored.
+//! A field that is `null` counts as absent. Of a key that is there twice the last value counts. Fields
+//! that nobody asks for are ignored.
 
 use std::ops::RangeInclusive;
 

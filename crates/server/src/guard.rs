@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn f13_a_handler_that_panics_is_a_500_that_is_counted() {
+    async fn r_f13_a_handler_that_panics_is_a_500_that_is_counted() {
         let panics = AtomicU64::new(0);
         let answer = caught(&panics, async { panic!("as the test wants") }).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);

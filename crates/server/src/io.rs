@@ -1,7 +1,7 @@
-//! A socket that gives up on a client who is too slow.
+//! A socket that cuts clients who are too slow.
 //!
-//! hyper has one timer, for the head of a request, which runs also while a connection is idle. Here the phases of a
-//! connection have times of their own, and so has a client that does not read what is sent to it.
+//! hyper has one timer, for the head of a request, which also runs while a connection is idle. Here
+//! each phase of a connection has a time of its own, and so has a client that does not read its answer.
 //!
 //! ```text
 //! head ─ first byte of the next request ┐

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn d4_what_is_no_message_is_named() {
+    fn r_d4_what_is_no_message_is_named() {
         for (messages, field) in [
             (json!([]), "messages"),
             (json!("hello"), "messages"),

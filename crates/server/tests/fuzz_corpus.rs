@@ -1,5 +1,5 @@
-//! What the fuzzer found to reach all there is of the reading of requests, once more: each is answered or refused.
-//! fuzz/README.md says how the file is made.
+//! The fuzzer's corpus of requests, once more: each is answered or refused. `fuzz/README.md` says how
+//! the file is made.
 
 #[path = "../../../fuzz/src/request.rs"]
 mod request;

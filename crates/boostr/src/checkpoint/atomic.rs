@@ -31,8 +31,8 @@ const MAX_STEM: usize = 180;
 /// # Errors
 ///
 /// [`Error::Io`] with the path for whatever fails, `write` included. The old file is then intact,
-/// unless it was the very last step, forcing the folder to disk, that failed: then the new file is
-/// in place but may not survive a power cut.
+/// with one exception. If forcing the folder to disk failed, the very last step, the new file is in
+/// place but may not survive a power cut.
 ///
 /// ```
 /// let path = std::env::temp_dir().join(format!("boostr-doc-{}", std::process::id()));

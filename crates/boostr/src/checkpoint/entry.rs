@@ -5,6 +5,7 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
+use boostr_kernels::Level;
 use boostr_kernels::quant::{self, Format};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -151,7 +152,8 @@ impl Dtype {
                     reason: format!("{} are no whole blocks of {}", values.len(), format.name()),
                 })?;
                 let mut blocks = vec![0; size];
-                quant::encode(format, values, &mut blocks);
+                // The bytes do not depend on the level.
+                quant::encode(Level::detect(), format, values, &mut blocks);
                 blocks
             }
             other => {
@@ -196,8 +198,8 @@ impl Bytes {
         Self { owner: Arc::clone(&map) as Owner, range, map: Some(map) }
     }
 
-    /// Says that these bytes will not be needed soon: the memory of a mapped file is given back, and
-    /// read again from the file when it is touched after all. Others stay as they are.
+    /// Says that these bytes will not be needed soon. The memory of a mapped file is given back,
+    /// and read again from the file if it is touched. Others stay as they are.
     pub fn release(&self) {
         if let Some(map) = &self.map {
             map.release(self.range.clone());

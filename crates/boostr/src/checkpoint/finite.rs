@@ -1,7 +1,7 @@
-//! Values that are no numbers, which opening a file does not look at.
+//! NaN and infinities, which opening a file does not look for.
 //!
-//! A block whose scale is NaN or infinite decodes to values that are not finite, whatever its
-//! codes, for every format has its scale in every product.
+//! Every format has its scale in every product. So a block whose scale is NaN or infinite decodes to
+//! values that are not finite, whatever its codes.
 
 use std::ops::Range;
 

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn f7_what_was_read_stays_whatever_becomes_of_the_file() {
+    fn r_f7_what_was_read_stays_whatever_becomes_of_the_file() {
         for access in [Access::Map, Access::Read] {
             let (path, bytes) = file("read");
             let read = bytes_of(&path, access).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn f7_a_file_that_is_cut_short_between_opening_and_reading_is_an_error() {
+    fn r_f7_a_file_that_is_cut_short_between_opening_and_reading_is_an_error() {
         let (path, _) = file("short");
         for (len, words) in [(5999, "has 5999"), (0, "has 0")] {
             let (file, metadata) = open(&path);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn f7_a_mapped_file_that_was_cut_within_its_last_page_is_noticed() {
+    fn r_f7_a_mapped_file_that_was_cut_within_its_last_page_is_noticed() {
         let (path, bytes) = file("mapped");
         let (file, metadata) = open(&path);
         let map = Bytes::mapped(Map::new(&path, file, metadata).unwrap());

@@ -1,17 +1,17 @@
 //! Checkpoints: bytes in, named tensors and metadata out.
 //!
-//! A [`Checkpoint`] is a sorted table of names, each with a type, a shape and a view into bytes
-//! that stay where they are: a memory-mapped file, what was read of a small one, or an array compiled into the
-//! program. Nothing is converted or copied on opening (the one exception: a transposed tensor of a torch file).
+//! A [`Checkpoint`] is a sorted table of names. Each has a type, a shape and a view into bytes that
+//! stay in place: a memory-mapped file, a small file that was read, or an array compiled into the
+//! program. Opening converts and copies nothing, except a transposed tensor of a torch file.
 //!
-//! Every file is taken as hostile. Whatever its bytes, opening returns a checkpoint or an error
-//! that names the file, the tensor, what was expected and what was found; it does not panic, does
-//! not run anything, and does not allocate out of proportion to the file.
+//! Every file is taken as hostile. Whatever its bytes, opening returns a checkpoint or an error. The
+//! error names the file, the tensor, the expected value and the found one. Opening does not panic, runs
+//! nothing, and does not allocate out of proportion to the file.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `entry` | [`Dtype`], [`Bytes`], [`TensorEntry`] |
-//! | `folder` | which files of a folder make the checkpoint |
+//! | `folder` | the files of a folder that make the checkpoint |
 //! | [`ConfigFile`] | the fields of `config.json` |
 //! | `map` | files read or mapped, the only unsafe code here |
 //! | [`safetensors`], [`gguf`] | those formats, both ways |

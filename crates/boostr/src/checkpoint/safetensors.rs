@@ -6,9 +6,13 @@
 //! the rest   the tensors' bytes, back to back
 //! ```
 //!
-//! Beyond what the format's library checks, the header starts with `{` at once, no name comes
-//! twice, a tensor has its three fields and no other, written as an object, and at most 16
-//! dimensions. NaN and infinity are values like others.
+//! Some rules go beyond those of the format's library:
+//!
+//! - The header starts with `{` at once.
+//! - No name comes twice.
+//! - A tensor is an object of its three fields and no other, with at most 16 dimensions.
+//!
+//! NaN and infinity are values like others.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -273,8 +277,9 @@ impl<'de> Deserialize<'de> for Shape {
 
 /// Writes a safetensors file through [`atomic_write`]; each tensor is `(name, type, shape, bytes)`.
 ///
-/// The file is byte for byte that of the format's own library: widest type first, then by name, so
-/// that each tensor is aligned to its type; the header padded with spaces to a multiple of 8.
+/// The file is byte for byte that of the format's own library. The widest type comes first, then
+/// the order is by name, so each tensor is aligned to its type. Spaces pad the header to a multiple
+/// of 8.
 ///
 /// # Errors
 ///

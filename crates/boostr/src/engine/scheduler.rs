@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn f13_a_step_of_several_that_panics_is_computed_again_to_the_bit() {
+    fn r_f13_a_step_of_several_that_panics_is_computed_again_to_the_bit() {
         std::panic::set_hook(Box::new(|_| {}));
         let model = model();
         let bare = EngineConfig { snapshot_bytes: 0, ..EngineConfig::default() };

@@ -96,7 +96,10 @@ impl Config {
     }
 
     /// The layers with the weights of `params`.
-    pub(crate) fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Vec<Box<dyn Layer<B>>>> {
+    pub(crate) fn load<B: Backend>(
+        &self,
+        params: &Params<'_, B>,
+    ) -> Result<Vec<Box<dyn Layer<B>>>> {
         let builder = self.0.builder(TypeId::of::<B>());
         let Some(load) = builder.as_ref().and_then(|of| of.downcast_ref::<Builder<B>>()) else {
             let what = format!("models on the backend {}", type_name::<B>());

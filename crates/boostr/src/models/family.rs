@@ -262,8 +262,7 @@ pub trait FamilyType {
 }
 
 /// Makes the layer of a number of its parameters.
-pub(super) type Builder<B> =
-    fn(&dyn Family, usize, &Params<'_, B>) -> Result<Box<dyn Layer<B>>>;
+pub(super) type Builder<B> = fn(&dyn Family, usize, &Params<'_, B>) -> Result<Box<dyn Layer<B>>>;
 
 /// [`Family::layer`] of a family whose type is known, called of one whose type is not.
 fn layer_of<F: Family, B: Backend>(

@@ -1,14 +1,18 @@
-//! Which model it is, by a hash that costs next to nothing.
+//! The identity of a model, by a hash that costs next to nothing.
 //!
-//! A state belongs to one set of weights: with others it is noise, and nothing would tell. To hash all weights
-//! would read all of a file that is mapped so that only what is used is read. But what makes another model of
-//! the same shape (other training, merging, quantizing) changes all elements of the matrices that it
-//! touches. So the hash is of the configuration, of every tensor's name, type and shape, of small tensors whole, and of
-//! two parts of each larger one: about a kilobyte for each tensor. What it may miss is a change of a few elements,
-//! such as single rows of the embedding: a state of such a model is one of nearly the same model. It is no help
-//! against intent.
+//! A state belongs to one set of weights: with others it is noise, and nothing would tell. Hashing
+//! every weight would page in the whole memory-mapped file. But training, merging and quantizing change
+//! all elements of the matrices that they touch. So the hash covers:
 //!
-//! Mapped files are looked at when somebody asks, for each part that is touched makes the system read much more.
+//! - the configuration;
+//! - every tensor's name, type and shape;
+//! - small tensors whole, and two parts of each larger one: about a kilobyte for each tensor.
+//!
+//! It may miss a change of a few elements, for example of single rows of the embedding. A state of such
+//! a model is one of nearly the same model. The hash is no help against intent.
+//!
+//! Mapped files are read when somebody asks for the fingerprint: the system reads ahead around each
+//! part that is touched.
 
 use std::sync::OnceLock;
 

@@ -255,7 +255,8 @@ impl Config {
                 used = keys.size("expert_used_count")?;
             }
             // Without experts what they share is all there is, whatever the width of the others.
-            d_shared = if experts == 0 { found.unwrap_or(d_ff) } else { found.ok_or_else(missing)? };
+            d_shared =
+                if experts == 0 { found.unwrap_or(d_ff) } else { found.ok_or_else(missing)? };
         } else {
             f.size(shared, &mut d_shared, Required)?;
             let is_moe = match f.json() {

@@ -203,12 +203,13 @@ fn visit_mixer(
     if let Some(file) = f.json() {
         let d_inner = m.d_model.saturating_mul(expand);
         let auto = d_inner / m.nheads;
-        let headdim = file.get(&["mamba_d_head"], "\"auto\" or a whole number", |value| {
-            match value.as_str() {
-                Some("auto") => Some(auto),
-                _ => usize::try_from(value.as_u64()?).ok(),
-            }
-        })?;
+        let headdim =
+            file.get(&["mamba_d_head"], "\"auto\" or a whole number", |value| {
+                match value.as_str() {
+                    Some("auto") => Some(auto),
+                    _ => usize::try_from(value.as_u64()?).ok(),
+                }
+            })?;
         m.headdim = headdim.unwrap_or(auto);
         if m.nheads.saturating_mul(m.headdim) != d_inner {
             let [heads, headdim] = [m.nheads, m.headdim];
@@ -278,11 +279,7 @@ pub(super) enum TokenMixer<B: Backend> {
 
 impl<B: Backend> TokenMixer<B> {
     /// Loads that of a layer from its `params`.
-    pub(super) fn load(
-        config: &Hybrid,
-        layer: usize,
-        params: &Params<'_, B>,
-    ) -> Result<Self> {
+    pub(super) fn load(config: &Hybrid, layer: usize, params: &Params<'_, B>) -> Result<Self> {
         if config.is_attention[layer] {
             let params = params.under("self_attn");
             let attention = Attention::load(&config.attention, &params)?;

@@ -179,7 +179,8 @@ impl Family for Config {
 
     fn layers(&self) -> Vec<LayerSpec> {
         let layer = |&window: &Option<usize>| {
-            LayerSpec::of(AttentionConfig { window, ..self.attention.clone() }).and(self.mlp.clone())
+            LayerSpec::of(AttentionConfig { window, ..self.attention.clone() })
+                .and(self.mlp.clone())
         };
         self.windows.iter().map(layer).collect()
     }

@@ -125,7 +125,10 @@ mod tests {
             Joined::load(&params, &LAYERS, 64, bias).unwrap().forward(&client, &x).unwrap()
         } else {
             LAYERS.map(|(name, rows)| {
-                Linear::load(&params.under(name), [rows, 64], bias).unwrap().forward(&client, &x).unwrap()
+                Linear::load(&params.under(name), [rows, 64], bias)
+                    .unwrap()
+                    .forward(&client, &x)
+                    .unwrap()
             })
         };
         y.iter().map(|y| ops::to_vec(y).unwrap()).collect()
@@ -151,7 +154,10 @@ mod tests {
         let count = |dtype: Dtype| {
             let checkpoint = synthetic::checkpoint(&tensors, dtype).unwrap();
             let params = Params::<Cpu>::new(&checkpoint, &client);
-            Joined::load(&params, &[("a", 8), ("b", 8), ("c", 8)], 32, false).unwrap().products.len()
+            Joined::load(&params, &[("a", 8), ("b", 8), ("c", 8)], 32, false)
+                .unwrap()
+                .products
+                .len()
         };
         assert_eq!(count(Dtype::Block(Format::Q8_0)), 1);
         assert_eq!(count(Dtype::BF16), 3);

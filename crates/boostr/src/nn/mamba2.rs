@@ -209,14 +209,12 @@ impl<B: Backend> Mamba2Mixer<B> {
         let (heads, d_inner) = (config.nheads, config.d_inner());
         let (channels, taps) = (config.conv_dim(), config.d_conv);
         let conv = params.tensor("conv1d.weight", &[channels, 1, taps])?;
-        let conv =
-            params.computed(|client| client.transpose(&conv.reshape(&[channels, taps])?))?;
+        let conv = params.computed(|client| client.transpose(&conv.reshape(&[channels, taps])?))?;
         let sections: Vec<(usize, f32)> =
             config.sections().into_iter().zip(config.section_scales).collect();
         let conv_bias = || params.tensor("conv1d.bias", &[channels]);
         let norm = || params.tensor("norm.weight", &[d_inner]);
-        let [in_proj, out_proj] =
-            [[config.d_in_proj(), config.d_model], [config.d_model, d_inner]];
+        let [in_proj, out_proj] = [[config.d_in_proj(), config.d_model], [config.d_model, d_inner]];
         Ok(Self {
             scales: [
                 params.factors(&[(config.d_model, config.in_scale)])?,
@@ -358,7 +356,8 @@ mod tests {
 
     fn tensors(config: &MixerConfig) -> Tensors {
         let client = cpu();
-        let load = |params: &Params<'_, Cpu>| Mamba2Mixer::load(config, &params.under("m")).map(drop);
+        let load =
+            |params: &Params<'_, Cpu>| Mamba2Mixer::load(config, &params.under("m")).map(drop);
         Params::list(&client, load).unwrap()
     }
 

@@ -185,11 +185,7 @@ impl<'a, B: Backend> Params<'a, B> {
     /// # Errors
     ///
     /// What `load` returns.
-    pub fn each<T>(
-        &self,
-        count: usize,
-        load: impl Fn(usize) -> Result<T>,
-    ) -> Result<Vec<T>> {
+    pub fn each<T>(&self, count: usize, load: impl Fn(usize) -> Result<T>) -> Result<Vec<T>> {
         let mut all = Vec::new();
         for i in 0..count {
             let made = load(i)?;
@@ -205,7 +201,10 @@ impl<'a, B: Backend> Params<'a, B> {
     /// # Errors
     ///
     /// What `make` returns.
-    pub fn computed(&self, make: impl FnOnce(&B::Client) -> Result<Tensor<B>>) -> Result<Tensor<B>> {
+    pub fn computed(
+        &self,
+        make: impl FnOnce(&B::Client) -> Result<Tensor<B>>,
+    ) -> Result<Tensor<B>> {
         match &self.source {
             Source::List(listing) => Ok(listing.tensor.clone()),
             Source::Checkpoint { .. } => make(self.client),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::slots::Slot;
-use crate::ops::KvType;
+use crate::ops::{KvType, Level};
 
 /// The configuration of one part of a layer: a mixer, attention, a feed-forward part.
 ///
@@ -128,18 +128,18 @@ impl LayerSpec {
     /// Bytes of a sequence's state of this layer: the constant part, and what each token adds, up to the
     /// window if there is one.
     #[must_use]
-    pub fn state_bytes(&self, kind: KvType) -> (usize, usize) {
+    pub fn state_bytes(&self, level: Level, kind: KvType) -> (usize, usize) {
         let slots = self.slots();
         let constant = slots.iter().map(|slot| slot.fixed_bytes().unwrap_or(usize::MAX));
-        let growing = slots.iter().map(|slot| slot.bytes_per_token(kind));
+        let growing = slots.iter().map(|slot| slot.bytes_per_token(level, kind));
         (constant.fold(0, usize::saturating_add), growing.fold(0, usize::saturating_add))
     }
 
     /// Bytes of the growing part after `tokens`, at most.
     #[must_use]
-    pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> usize {
+    pub fn kv_bytes(&self, level: Level, kind: KvType, tokens: usize) -> usize {
         let slots = self.slots();
-        slots.iter().map(|slot| slot.row_bytes(kind, tokens)).fold(0, usize::saturating_add)
+        slots.iter().map(|slot| slot.row_bytes(level, kind, tokens)).fold(0, usize::saturating_add)
     }
 
     /// Whether a sequence's state of the layer grows with each token.

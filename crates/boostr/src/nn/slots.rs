@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, DType, KvCache, Tensor};
 use crate::error::{Error, Result};
-use crate::ops::{self, AttentionOps, KvSizes, KvType};
+use crate::ops::{self, AttentionOps, KvSizes, KvType, Level};
 
 /// One thing that a sequence remembers of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,21 +68,23 @@ impl Slot {
         }
     }
 
-    /// Bytes that each token adds, its elements of type `kind`.
+    /// Bytes that each token adds, its elements of type `kind`, on the CPU at `level`.
     #[must_use]
-    pub fn bytes_per_token(&self, kind: KvType) -> usize {
+    pub fn bytes_per_token(&self, level: Level, kind: KvType) -> usize {
         match self.size {
             SlotSize::Fixed(_) => 0,
-            SlotSize::Rows { sizes, .. } => KvSizes { kind, ..sizes }.bytes_per_token(),
+            SlotSize::Rows { sizes, .. } => KvSizes { kind, ..sizes }.bytes_per_token(level),
         }
     }
 
     /// Bytes of rows after `tokens`, at most.
     #[must_use]
-    pub fn row_bytes(&self, kind: KvType, tokens: usize) -> usize {
+    pub fn row_bytes(&self, level: Level, kind: KvType, tokens: usize) -> usize {
         match self.size {
             SlotSize::Fixed(_) => 0,
-            SlotSize::Rows { sizes, window } => KvSizes { kind, ..sizes }.bytes(tokens, window),
+            SlotSize::Rows { sizes, window } => {
+                KvSizes { kind, ..sizes }.bytes(level, tokens, window)
+            }
         }
     }
 }

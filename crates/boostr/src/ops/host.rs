@@ -1,7 +1,7 @@
 //! Views of CPU tensors as slices, and of borrowed bytes as tensors: all the unsafe code of `ops`.
 //!
-//! The tensor library trusts the shapes it is given and hands out no slices; here a layout is checked
-//! against its storage before a slice is made of it.
+//! The tensor library trusts given shapes and hands out no slices. Here a layout is checked against its
+//! storage before a slice is made of it.
 
 use boostr_kernels::Rows;
 use numr::dtype::DType;

@@ -1,16 +1,18 @@
-//! A client that records what it computes, and takes gradients of it.
+//! A client that records its operations, and takes their gradients.
 //!
-//! A model is written once, for any [`Backend`](crate::backend::Backend). On [`Recorded`](crate::backend::Recorded) its operations run on the CPU
-//! as ever, and each leaves behind how its gradients are made. So what is trained is the very forward that
-//! runs later, and a family's file knows nothing of training.
+//! A model is written once, for any [`Backend`](crate::backend::Backend). On
+//! [`Recorded`](crate::backend::Recorded) its operations run on the CPU as ever, and each leaves its
+//! gradient function behind. So training runs the very forward that generates later, and a family's
+//! file knows nothing of training.
 //!
-//! Tensors are known by their memory: a view shares the gradient of the tensor that it is a view of. An
-//! operation writes to new memory (its inputs are held, so nothing is updated in place), which makes a
-//! gradient as large as each storage enough. What an operation is given must come from the tape itself: a
-//! copy that was made behind its back would lose its gradient, and is an error.
+//! - Tensors are known by their memory: a view shares the gradient of its base.
+//! - An operation writes to new memory. Its inputs are held, so nothing is updated in place. One
+//!   gradient, as large as the storage, is then enough for each.
+//! - The inputs of an operation must come from the tape itself. A copy made behind its back would lose
+//!   its gradient, and is an error.
 //!
-//! Gradients are exact derivatives of the operations as they are computed in f32; sums over tokens are in a
-//! fixed order, so they have the same bits on any number of threads.
+//! Gradients are exact derivatives of the operations as they are computed in f32. Sums over tokens are
+//! in a fixed order, so they have the same bits on any number of threads.
 
 mod activation;
 mod attention;
@@ -22,11 +24,11 @@ mod ssm;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use numr::runtime::cpu::{self, CpuRuntime};
 use numr::tensor::Tensor;
 
 use self::gradients::Gradients;
-use super::{Client, TensorTree};
+use super::{Client, CpuClient, Level, TensorTree};
 use crate::error::{Error, Result};
 
 type Cpu = Tensor<CpuRuntime>;
@@ -106,6 +108,11 @@ impl Tape {
     /// Forgets what was recorded.
     pub fn clear(&self) {
         drop(std::mem::take(&mut *self.lock()));
+    }
+
+    /// The instruction set of its kernels.
+    fn level(&self) -> Level {
+        self.inner.level()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Recording> {
@@ -190,10 +197,10 @@ impl std::fmt::Debug for Tape {
 }
 
 impl Client<CpuRuntime> for Tape {
-    type Library = CpuClient;
+    type Library = cpu::CpuClient;
 
-    fn library(&self) -> &CpuClient {
-        &self.inner
+    fn library(&self) -> &cpu::CpuClient {
+        self.inner.library()
     }
 
     fn made(&self, name: Option<&str>, x: &Cpu) {

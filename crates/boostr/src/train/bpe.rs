@@ -1,10 +1,10 @@
 //! Makes a tokenizer for texts: byte-level byte pair encoding, as GPT-2's.
 //!
-//! Texts are split into words as GPT-2 does, a word with the space before it; a word is its bytes, and the pair of
-//! neighbours that is most frequent becomes a token, again and again (Sennrich, Haddow and Birch 2016,
+//! Texts are split into words as GPT-2 does, a word with the space before it. A word is its bytes. The
+//! most frequent pair of neighbours becomes a token, again and again (Sennrich, Haddow and Birch 2016,
 //! <https://arxiv.org/abs/1508.07909>). Since every byte is a token, every text can be spelled.
 //!
-//! The tokenizers crate does it; here are its limits, and what it reads.
+//! The tokenizers crate does it. Here are its limits, and its input.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,22 +1,23 @@
 //! Training data: from files to batches.
 //!
 //! ```text
-//! DataFile ─ Documents ─ Encoder ─ TokenFile ─ Batches ─ Batch: pieces of documents with what is to follow
+//! DataFile ─ Documents ─ Encoder ─ TokenFile ─ Batches ─ Batch: pieces of documents with their targets
 //! ```
 //!
-//! Documents are read as a stream, tokenized by all threads, and written once to a [`TokenFile`], which is mapped: no
-//! step needs memory for more than a few megabytes of text. [`Batches`] reads it in an order that depends on a seed
-//! alone.
+//! Documents are read as a stream, tokenized by all threads, and written once to a [`TokenFile`]. That
+//! is mapped: no step needs memory for more than a few megabytes of text. [`Batches`] reads it in an
+//! order that depends on a seed alone.
 //!
-//! A document's tokens are inputs, each with the token after it as target; the last one's target is the end-of-text
-//! token, which is no input. So in an epoch each token but the first of each document is a target exactly once.
+//! A document's tokens are inputs, each with the token after it as target. The last one's target is the
+//! end-of-text token, which is no input. So in an epoch each token but the first of each document is a
+//! target exactly once.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `documents` | [`DataFile`], [`Documents`]: what the files hold, and where |
-//! | `encode` | [`Encoder`]: a document as ids, and which of them count |
+//! | `documents` | [`DataFile`], [`Documents`]: the contents of the files, and their places |
+//! | `encode` | [`Encoder`]: a document as ids, and those of them that count |
 //! | `tokens` | [`TokenFile`]: the tokens of all documents, mapped |
-//! | `batches` | [`Batches`]: pieces of documents, and a cursor to go on from |
+//! | `batches` | [`Batches`]: pieces of documents, and a cursor to resume from |
 //! | `pairs` | [`read_pairs`]: contexts with continuations, for evaluation |
 
 mod batches;

@@ -1,8 +1,8 @@
-//! `metrics.jsonl`: what a run measured, one JSON object a line.
+//! `metrics.jsonl`: the measurements of a run, one JSON object a line.
 //!
-//! A line is handed to the system in one piece, at the file's end: whoever reads finds whole lines, and at
-//! most one half after a power cut. This file is the one that is not replaced whole: it grows with every
-//! step, and a lost tail costs no more than a piece of a curve.
+//! A line is handed to the system in one piece, at the file's end. Readers find whole lines, and at
+//! most one half line after a power cut. This is the one file that is not replaced whole. It grows with
+//! every step, and a lost tail costs no more than a piece of a curve.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};

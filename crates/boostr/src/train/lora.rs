@@ -44,9 +44,9 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// The layers that get adapters where none are named: projections of mixers, attention and feed-forward
-    /// layers but for experts, whose adapters PEFT has in another form, and `out_proj`, which it refuses
-    /// beside Mamba-2, Falcon-H1 and Nemotron-H.
+    /// The layers that get adapters if none are named: projections of mixers, attention and
+    /// feed-forward layers. Two are left out: experts, whose adapters have another form in PEFT,
+    /// and `out_proj`, which PEFT refuses beside Mamba-2, Falcon-H1 and Nemotron-H.
     pub const USUAL: [&str; 8] =
         ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 

@@ -1,11 +1,11 @@
-//! Training: what turns text and a model into a better model, and survives being stopped.
+//! Training: from text and a model to a better model, in runs that survive being stopped.
 //!
 //! ```text
 //! files ─ data::TokenFile ─ Batches ─ Trainer: Model<Recorded> ─ Tape ─ gradients ─ Optimizer ─ parameters ┐
 //!                                        └──────────────────── the next step's model ─────────────────────┘
 //! ```
 //!
-//! There is no second forward: a step makes the model of `models` on a client that records
+//! There is no second forward. A step makes the model of `models` on a client that records
 //! ([`Tape`](crate::ops::Tape)), and takes its parameters back when it has the gradients.
 
 pub mod bpe;

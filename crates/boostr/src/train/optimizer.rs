@@ -1,4 +1,5 @@
-//! AdamW over parameters by name: clipping, decay groups, averaged weights, and a state that is saved exactly.
+//! AdamW over parameters by name: clipping, decay groups, averaged weights, and a state that is saved
+//! exactly.
 //!
 //! ```text
 //! g      = (sum of the gradients of all batches) / divisor
@@ -8,16 +9,16 @@
 //! ema   += (1 - min(ema_decay, (1 + t) / (10 + t))) * (w - ema)    after step t, from 1
 //! ```
 //!
-//! Clipping is that of Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural
-//! networks"; the average warms up as TensorFlow's does, so that it soon forgets the first weights.
+//! Clipping follows Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural
+//! networks". The average warms up as TensorFlow's does, so it soon forgets the first weights.
 //!
-//! Parameters are visited in the order of their names and the order of every sum depends on lengths alone:
-//! the result does not depend on the number of threads, to the bit.
+//! Parameters are visited in the order of their names, and the order of every sum depends on lengths
+//! alone. So the result does not depend on the number of threads, to the bit.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use boostr_kernels::{AdamW, adamw, sum_of_squares};
+use boostr_kernels::{AdamW, Level, adamw, sum_of_squares};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -230,7 +231,8 @@ impl Optimizer {
         for ((name, moments), parameter) in self.moments.iter_mut().zip(parameters.values_mut()) {
             let Moments { shape, m, v, ema } = moments;
             let weight_decay = if decays(name, shape) { weight_decay } else { 0.0 };
-            let config = AdamW { lr, beta1, beta2, eps, weight_decay };
+            // The bits of a step do not depend on the level.
+            let config = AdamW { level: Level::detect(), lr, beta1, beta2, eps, weight_decay };
             let w = &mut parameter.values;
             adamw(&config, self.steps, factor, w, &gradients[name], m, v);
             if let Some(ema) = ema {
@@ -258,7 +260,7 @@ impl Optimizer {
             };
             check_len(name, shape, gradient.len())?;
             // In f64, where no sum of squares of finite f32 overflows.
-            let squares = sum_of_squares(gradient);
+            let squares = sum_of_squares(Level::detect(), gradient);
             if !squares.is_finite() {
                 let at = gradient.iter().position(|g| !g.is_finite()).unwrap_or(0);
                 let (found, step) = (gradient.get(at).copied().unwrap_or(f32::NAN), self.steps + 1);

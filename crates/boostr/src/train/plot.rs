@@ -177,8 +177,8 @@ impl Axis {
         Self { low: first as f64 * each, high: last as f64 * each, scale: Scale::Linear, ticks }
     }
 
-    /// A little more than from `low` to `high`, both above 0, with ticks at 1, 2 and 5 of each decade; at
-    /// powers of ten where those would be too many, at round differences where they would be too few.
+    /// A little more than from `low` to `high`, both above 0, with ticks at 1, 2 and 5 of each
+    /// decade. Too many of them become powers of ten, too few round differences.
     fn log(low: f64, high: f64) -> Self {
         let margin = (high / low).powf(0.04).max(1.02);
         let (low, high) = (low / margin, high * margin);

@@ -1,4 +1,4 @@
-//! Checkpoints of a run: all that it takes to go on, in a folder that is there as a whole or not at all.
+//! Checkpoints of a run: all that a run needs to resume, in a folder that is whole or absent.
 //!
 //! ```text
 //! runs/a/step-000500/   the model's files as transformers reads them
@@ -9,15 +9,16 @@
 //! runs/a/.lock          held by the process that trains, so that there is one
 //! ```
 //!
-//! A checkpoint is written under a temporary name, every file and folder of it is forced to disk, it takes
-//! its name in one step, and the folder above is forced to disk. So whatever kills the process or the
-//! machine, a folder called `step-N` is whole, and the name alone would tell which are. The manifest is for
-//! what happens to files afterwards: a copy that was cut short, a disk that rots, a hand that deletes. The
-//! newest checkpoint is found by looking, and is taken only if every file is the one that was saved; a file
-//! `latest` would be one more thing that can be wrong.
+//! A checkpoint is written under a temporary name, and every file and folder of it is forced to disk.
+//! It takes its name in one step, and the folder above is forced to disk. So whatever kills the process
+//! or the machine, a folder called `step-N` is whole.
 //!
-//! Only then are old checkpoints removed. They lose their name first, so a removal that is interrupted
-//! leaves no half of one. A checkpoint of a step that is there already takes the old one's place: that is
+//! The manifest is for later damage: a copy that was cut short, a disk that rots, a hand that deletes.
+//! The newest checkpoint is found by looking, and is taken only if every file is the one that was
+//! saved. A file `latest` would be one more thing that can be wrong.
+//!
+//! Only then are old checkpoints removed. They lose their name first, so an interrupted removal leaves
+//! no half of one. A checkpoint of a step that exists already takes the old one's place. The old one is
 //! called `step-N.old` until the new one has its name, and counts as long as there is no new one.
 
 use std::borrow::Cow;

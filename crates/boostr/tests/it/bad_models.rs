@@ -1,15 +1,15 @@
-//! Model folders that are wrong, and calls that are: each gets one clear error at once, never a panic.
-//! Names carry the ids of the project's list of bad inputs.
+//! Wrong model folders and wrong calls: each gets one clear error at once, never a panic. Ids in names:
+//! `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, edited, entry, fixture, message, states, with};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, Dtype};
 use boostr::engine::{Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
@@ -80,7 +80,7 @@ fn replace_weights(folder: &Folder, checkpoint: &Checkpoint) {
 }
 
 #[test]
-fn b8_missing_extra_and_misshapen_tensors_are_listed_five_of_each() {
+fn r_b8_missing_extra_and_misshapen_tensors_are_listed_five_of_each() {
     let folder = copy();
     let lost = |name: &str| name.contains("layers.1.mixer.");
     replace_weights(&folder, &edited(&weights(), |name, t| (!lost(name)).then(|| t.clone())));
@@ -109,7 +109,7 @@ fn b8_missing_extra_and_misshapen_tensors_are_listed_five_of_each() {
 }
 
 #[test]
-fn b8_a_tensor_of_integers_is_refused_by_type() {
+fn r_b8_a_tensor_of_integers_is_refused_by_type() {
     for wrong in ["backbone.layers.0.mixer.D", "backbone.embeddings.weight"] {
         let folder = copy();
         let whole = edited(&weights(), |name, t| {
@@ -123,7 +123,7 @@ fn b8_a_tensor_of_integers_is_refused_by_type() {
 }
 
 #[test]
-fn b9_a_missing_configuration_says_where_to_get_one() {
+fn r_b9_a_missing_configuration_says_where_to_get_one() {
     let folder = copy();
     fs::remove_file(folder.path().join("config.json")).unwrap();
     let text = refusal(&folder, folder.path().to_str().unwrap());
@@ -131,7 +131,7 @@ fn b9_a_missing_configuration_says_where_to_get_one() {
 }
 
 #[test]
-fn b9_an_unknown_model_type_lists_what_is_supported() {
+fn r_b9_an_unknown_model_type_lists_what_is_supported() {
     let folder = copy();
     for value in [r#""gpt2""#, r#""mamba""#, r#""\u001b[31m""#] {
         let text = refused_with(&folder, "model_type", value);
@@ -144,7 +144,7 @@ fn b9_an_unknown_model_type_lists_what_is_supported() {
 }
 
 #[test]
-fn b9_impossible_sizes_are_refused_by_field_and_value() {
+fn r_b9_impossible_sizes_are_refused_by_field_and_value() {
     let folder = copy();
     // With it the ids of config.json do not count.
     fs::remove_file(folder.path().join("generation_config.json")).unwrap();
@@ -192,7 +192,7 @@ fn b9_impossible_sizes_are_refused_by_field_and_value() {
 }
 
 #[test]
-fn b9_giant_sizes_fail_before_any_memory_is_taken() {
+fn r_b9_giant_sizes_fail_before_any_memory_is_taken() {
     let folder = copy();
     for (key, value) in [
         ("vocab_size", "16777216"),
@@ -216,7 +216,7 @@ fn b9_giant_sizes_fail_before_any_memory_is_taken() {
 }
 
 #[test]
-fn b9_a_configuration_that_is_no_object_is_refused() {
+fn r_b9_a_configuration_that_is_no_object_is_refused() {
     let folder = copy();
     let deep = "[".repeat(200_000);
     for text in ["", "{", "[]", "null", "\u{feff}{}", "<html>", &deep] {
@@ -233,13 +233,13 @@ fn b9_a_configuration_that_is_no_object_is_refused() {
 }
 
 #[test]
-fn b10_tied_embeddings_without_a_head_are_valid() {
+fn r_b10_tied_embeddings_without_a_head_are_valid() {
     assert!(weights().get("lm_head.weight").is_none());
     assert!(open(&copy(), false).is_ok());
 }
 
 #[test]
-fn b9_bad_companions_of_the_configuration_are_named() {
+fn r_b9_bad_companions_of_the_configuration_are_named() {
     for (file, text) in [
         ("generation_config.json", r#"{"eos_token_id": -1}"#),
         ("generation_config.json", r#"{"top_p": NaN}"#),
@@ -257,7 +257,7 @@ fn b9_bad_companions_of_the_configuration_are_named() {
 
 #[cfg(unix)]
 #[test]
-fn b11_a_link_to_nothing_is_an_incomplete_download_whatever_the_file() {
+fn r_b11_a_link_to_nothing_is_an_incomplete_download_whatever_the_file() {
     use std::os::unix::fs::symlink;
     for file in [
         "config.json",
@@ -277,7 +277,7 @@ fn b11_a_link_to_nothing_is_an_incomplete_download_whatever_the_file() {
 
 #[cfg(unix)]
 #[test]
-fn b13_a_loop_of_links_is_an_error_of_the_system() {
+fn r_b13_a_loop_of_links_is_an_error_of_the_system() {
     use std::os::unix::fs::symlink;
     for file in ["config.json", "generation_config.json", "tokenizer.json"] {
         let folder = copy();
@@ -290,7 +290,7 @@ fn b13_a_loop_of_links_is_an_error_of_the_system() {
 }
 
 #[test]
-fn b14_a_pickle_is_refused_with_advice_and_never_run() {
+fn r_b14_a_pickle_is_refused_with_advice_and_never_run() {
     let folder = copy();
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     let shell = b"\x80\x02cposix\nsystem\nX\x17\x00\x00\x00touch boostr-was-executed\x85R.";
@@ -303,7 +303,7 @@ fn b14_a_pickle_is_refused_with_advice_and_never_run() {
 }
 
 #[test]
-fn c1_a_merge_longer_than_any_token_is_refused_on_opening() {
+fn r_c1_a_merge_longer_than_any_token_is_refused_on_opening() {
     let folder = copy();
     let path = folder.path().join("tokenizer.json");
     let valid: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
@@ -404,7 +404,7 @@ fn weights_of_nan_stop_generation_with_an_error_not_a_token() {
 }
 
 #[test]
-fn b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
+fn r_b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
     let json = r#"{"model_type": "mamba2", "hidden_size": 65536, "num_heads": 2048, "head_dim": 64,
         "state_size": 131072, "n_groups": 1, "num_hidden_layers": 4, "vocab_size": 32}"#;
     let file = boostr::checkpoint::ConfigFile::parse("config.json", json).unwrap();

@@ -1,14 +1,14 @@
 //! Bamba and Granite 4: their configurations, their names in files, and the way through GGUF and back.
-//! Names carry the rows of the project's list of cases; `golden.rs` compares with the originals' outputs.
+//! `golden.rs` compares with the originals' outputs. Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{close, entry, fixture, message, save, softplus, tokens, widened};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, gguf};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;

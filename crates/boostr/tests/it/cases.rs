@@ -1,11 +1,11 @@
-//! Bugs that users of other implementations reported, as properties of whole models: any partition, any
-//! batch, any history equals one clean run in f64. Names carry the rows of the project's list of cases.
+//! Bugs that users of other implementations reported, as properties of whole models. Any partition, any
+//! batch, any history equals one clean run in f64. Ids in names: `fixtures/CASES.md`.
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{
     F32, Oracle, Tiny, close, converted, fixture, message, states, tokens, widened, with,
 };
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, Dtype};
 use boostr::models::{Logits, Model, PIECE, Run, State};
 use boostr::ops::{tensor, to_vec};
@@ -18,7 +18,7 @@ fn batch(model: &Model<Cpu>, prompts: &[&[u32]], states: &mut [State<Cpu>]) -> V
 }
 
 #[test]
-fn case_05_a_short_prompt_after_other_runs_starts_clean() {
+fn case_5_a_short_prompt_after_other_runs_starts_clean() {
     let used = Tiny::m("");
     let long = tokens(1, 300, 80);
     for len in [1, 2, 3] {
@@ -39,7 +39,7 @@ fn case_05_a_short_prompt_after_other_runs_starts_clean() {
 }
 
 #[test]
-fn case_05_a_state_of_nan_stays_in_its_run() {
+fn case_5_a_state_of_nan_stays_in_its_run() {
     let tiny = Tiny::m("");
     let prompts = [1, 70, 1, 20, 2].map(|len| tokens(len, len as usize, 80));
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
@@ -74,7 +74,7 @@ fn case_05_a_state_of_nan_stays_in_its_run() {
 }
 
 #[test]
-fn case_07_rows_of_a_ragged_batch_are_each_alone_in_pieces_and_steps() {
+fn case_7_rows_of_a_ragged_batch_are_each_alone_in_pieces_and_steps() {
     let tiny = Tiny::m("");
     let lengths = [1, 3, 4, 7, 20];
     // A prompt, cut in two, then ten tokens one by one.

@@ -1,12 +1,13 @@
-//! Bugs that users of other implementations reported, as properties of single operations: portable bodies
-//! and CPU kernels, each against the definition in f64. Names carry the rows of the list of cases.
+//! Bugs that users of other implementations reported, as properties of single operations. Portable
+//! bodies and CPU kernels are each compared with the definition in f64. Ids in names:
+//! `fixtures/CASES.md`.
 
 use crate::bodies::{BODIES, Body};
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{close, floats, softplus, widened};
-use boostr::backend::{Cpu, Tensor, cpu};
-use boostr::ops::{GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
-use boostr_kernels::{Rows, ssd};
+use boostr::backend::{Cpu, Tensor};
+use boostr::ops::{Client, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr_kernels::{Level, Rows, ssd};
 
 /// Steps that have gone through softplus, and all other inputs of one sequence.
 struct Problem {
@@ -40,6 +41,7 @@ impl Problem {
     fn definition(&self) -> (Vec<f64>, Vec<f64>) {
         let [nheads, headdim, ngroups, dstate] = self.sizes;
         let input = ssd::Ssd {
+            level: Level::detect(),
             nheads,
             headdim,
             ngroups,
@@ -94,7 +96,7 @@ impl Problem {
 }
 
 #[test]
-fn case_09_heads_belong_to_groups_by_blocks() {
+fn case_9_heads_belong_to_groups_by_blocks() {
     // Group 0 says 1, group 1 says 10; without any other state or decay that is what a head sees.
     let problem = Problem {
         sizes: [4, 1, 2, 1],
@@ -118,7 +120,7 @@ fn case_09_heads_belong_to_groups_by_blocks() {
 }
 
 #[test]
-fn case_09_the_gated_norm_is_over_each_group_alone() {
+fn case_9_the_gated_norm_is_over_each_group_alone() {
     let client = cpu();
     let y = tensor(&client, &[1.0, 1.0, 100.0, 100.0], &[1, 4]).unwrap();
     let z = tensor(&client, &[20.0; 4], &[1, 4]).unwrap();
@@ -159,7 +161,9 @@ fn steps(body: Body, raw: &[f32], bias: f32) -> Vec<f32> {
     let one = |x: f32| -> Tensor<Cpu> { tensor(&client, &[x], &[1]).unwrap() };
     let (a, bias) = (one(-1.0), one(bias));
     let (steps, _) = match body {
-        Body::Portable => generic::ssd_chunk_cumsum(&client, &dt, &a, Some(&bias), raw.len(), true),
+        Body::Portable => {
+            generic::ssd_chunk_cumsum(client.library(), &dt, &a, Some(&bias), raw.len(), true)
+        }
         Body::Kernels => client.ssd_chunk_cumsum(&dt, &a, Some(&bias), raw.len(), true),
     }
     .unwrap();

@@ -83,7 +83,7 @@ fn several_files_without_an_index_are_listed() {
 }
 
 #[test]
-fn b7_a_missing_shard_is_named() {
+fn r_b7_a_missing_shard_is_named() {
     let folder = Folder::new();
     folder.write("1.safetensors", file(&["a"]));
     folder.write(INDEX, index(&[("a", "1.safetensors"), ("b", "2.safetensors")]));
@@ -92,7 +92,7 @@ fn b7_a_missing_shard_is_named() {
 }
 
 #[test]
-fn b7_a_shard_name_with_a_separator_is_refused() {
+fn r_b7_a_shard_name_with_a_separator_is_refused() {
     let folder = Folder::new();
     folder.write("passwd", file(&["a"]));
     for name in
@@ -109,7 +109,7 @@ fn b7_a_shard_name_with_a_separator_is_refused() {
 }
 
 #[test]
-fn b7_a_tensor_that_its_shard_lacks_is_named() {
+fn r_b7_a_tensor_that_its_shard_lacks_is_named() {
     let folder = Folder::new();
     folder.write("1.safetensors", file(&["a"]));
     folder.write(INDEX, index(&[("a", "1.safetensors"), ("b", "1.safetensors")]));
@@ -118,7 +118,7 @@ fn b7_a_tensor_that_its_shard_lacks_is_named() {
 }
 
 #[test]
-fn b7_a_tensor_in_two_shards_is_named() {
+fn r_b7_a_tensor_in_two_shards_is_named() {
     let folder = Folder::new();
     folder.write("1.safetensors", file(&["a", "b"]));
     folder.write("2.safetensors", file(&["b", "c"]));
@@ -131,7 +131,7 @@ fn b7_a_tensor_in_two_shards_is_named() {
 }
 
 #[test]
-fn b7_a_damaged_index_is_named() {
+fn r_b7_a_damaged_index_is_named() {
     let folder = Folder::new();
     for (text, expected) in [
         ("{", "EOF"),
@@ -177,7 +177,7 @@ fn an_empty_file_is_named() {
 }
 
 #[test]
-fn b13_a_folder_where_a_file_belongs_is_an_error_of_the_system() {
+fn r_b13_a_folder_where_a_file_belongs_is_an_error_of_the_system() {
     let folder = Folder::new();
     fs::create_dir(folder.path().join("model.safetensors")).unwrap();
     let error = Checkpoint::open(folder.path(), false).unwrap_err();
@@ -187,7 +187,7 @@ fn b13_a_folder_where_a_file_belongs_is_an_error_of_the_system() {
 }
 
 #[test]
-fn b14_a_pickle_is_refused_with_the_command_that_converts_it() {
+fn r_b14_a_pickle_is_refused_with_the_command_that_converts_it() {
     let folder = Folder::new();
     folder.write("pytorch_model.bin", torch_zip(b"\x80\x02}.", &[]));
     let message = refusal(folder.path());
@@ -203,7 +203,7 @@ fn b14_a_pickle_is_refused_with_the_command_that_converts_it() {
 }
 
 #[test]
-fn b14_a_file_from_before_torch_1_6_is_named() {
+fn r_b14_a_file_from_before_torch_1_6_is_named() {
     // The first bytes of such a file: a pickled magic number.
     let folder = Folder::new();
     let legacy = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e\x80";
@@ -221,7 +221,7 @@ mod unix {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn b11_a_link_to_a_blob_that_is_not_there_is_an_incomplete_download() {
+    fn r_b11_a_link_to_a_blob_that_is_not_there_is_an_incomplete_download() {
         let folder = Folder::new();
         let link = folder.path().join("model.safetensors");
         symlink("../../blobs/0123abcd", &link).unwrap();
@@ -235,7 +235,7 @@ mod unix {
     }
 
     #[test]
-    fn b11_a_shard_or_index_that_links_to_nothing_is_an_incomplete_download() {
+    fn r_b11_a_shard_or_index_that_links_to_nothing_is_an_incomplete_download() {
         let folder = Folder::new();
         symlink("gone", folder.path().join("1.safetensors")).unwrap();
         let index_path = folder.write(INDEX, index(&[("a", "1.safetensors")]));
@@ -246,7 +246,7 @@ mod unix {
     }
 
     #[test]
-    fn b11_links_to_blobs_that_are_there_are_followed() {
+    fn r_b11_links_to_blobs_that_are_there_are_followed() {
         let folder = Folder::new();
         folder.write("blob", file(&["a"]));
         symlink("blob", folder.path().join("model.safetensors")).unwrap();
@@ -254,7 +254,7 @@ mod unix {
     }
 
     #[test]
-    fn b13_a_loop_of_links_is_an_error_of_the_system() {
+    fn r_b13_a_loop_of_links_is_an_error_of_the_system() {
         let folder = Folder::new();
         let link = folder.path().join("model.safetensors");
         symlink("model.safetensors", &link).unwrap();
@@ -265,7 +265,7 @@ mod unix {
     }
 
     #[test]
-    fn b13_an_unreadable_file_is_an_error_of_the_system() {
+    fn r_b13_an_unreadable_file_is_an_error_of_the_system() {
         let folder = Folder::new();
         let path = folder.write("model.safetensors", file(&["a"]));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
@@ -277,7 +277,7 @@ mod unix {
     }
 
     #[test]
-    fn b13_devices_and_sockets_are_not_waited_for() {
+    fn r_b13_devices_and_sockets_are_not_waited_for() {
         let folder = Folder::new();
         let path = folder.path().join("model.safetensors");
         let _socket = UnixListener::bind(&path).unwrap();

@@ -1,5 +1,5 @@
-//! Tens of thousands of damaged files: each is an error or a checkpoint that can be used, none a
-//! panic, and all of them together take hardly any memory.
+//! Tens of thousands of damaged files. Each is an error or a checkpoint that can be used. None is a
+//! panic, and all together take hardly any memory.
 //!
 //! One binary with one thread, so that the memory of the process is that of the readers.
 

@@ -32,7 +32,7 @@ fn header(tensors: &[(&str, &str, usize, usize)]) -> String {
 }
 
 #[test]
-fn b1_a_header_length_beyond_the_limit_is_named() {
+fn r_b1_a_header_length_beyond_the_limit_is_named() {
     for length in [u64::MAX, 1 << 63, 100_000_001] {
         let file = [&length.to_le_bytes()[..], b"{}"].concat();
         let message = open(file).unwrap_err().to_string();
@@ -43,7 +43,7 @@ fn b1_a_header_length_beyond_the_limit_is_named() {
 }
 
 #[test]
-fn b1_a_header_longer_than_the_file_is_named() {
+fn r_b1_a_header_longer_than_the_file_is_named() {
     let file = [&100u64.to_le_bytes()[..], b"{}"].concat();
     let expected =
         "`t`: safetensors header length is 100, but only 2 bytes follow (truncated file?)";
@@ -51,7 +51,7 @@ fn b1_a_header_longer_than_the_file_is_named() {
 }
 
 #[test]
-fn b1_a_file_too_short_for_a_header_length_is_named() {
+fn r_b1_a_file_too_short_for_a_header_length_is_named() {
     for len in 0..8 {
         let message = open(vec![0; len]).unwrap_err().to_string();
         assert!(message.starts_with(&format!("`t`: file has {len} bytes")), "{message}");
@@ -89,13 +89,13 @@ fn a_header_may_end_in_spaces_but_in_nothing_else() {
 }
 
 #[test]
-fn b3_a_duplicate_tensor_is_named() {
+fn r_b3_a_duplicate_tensor_is_named() {
     let message = refusal(&header(&[("a", "[1]", 0, 4), ("a", "[1]", 4, 8)]), 8);
     assert_eq!(message, "`t`: safetensors header: duplicate tensor `a` at line 1 column 57");
 }
 
 #[test]
-fn b3_a_duplicate_field_or_key_is_named() {
+fn r_b3_a_duplicate_field_or_key_is_named() {
     let twice = r#"{"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}}"#;
     assert!(refusal(twice, 4).contains("tensor `a`: duplicate field `shape`"));
     let twice = r#"{"__metadata__":{},"__metadata__":{}}"#;
@@ -105,7 +105,7 @@ fn b3_a_duplicate_field_or_key_is_named() {
 }
 
 #[test]
-fn b4_a_hole_between_tensors_is_named() {
+fn r_b4_a_hole_between_tensors_is_named() {
     let message = refusal(&header(&[("a", "[1]", 0, 4), ("b", "[1]", 8, 12)]), 12);
     assert_eq!(message, "`t`: hole: tensor `a` ends at 4, tensor `b` begins at 8");
     let message = refusal(&header(&[("a", "[1]", 4, 8)]), 8);
@@ -113,32 +113,32 @@ fn b4_a_hole_between_tensors_is_named() {
 }
 
 #[test]
-fn b4_an_overlap_of_tensors_is_named() {
+fn r_b4_an_overlap_of_tensors_is_named() {
     let message = refusal(&header(&[("a", "[2]", 0, 8), ("b", "[1]", 4, 8)]), 8);
     assert_eq!(message, "`t`: overlap: tensor `a` ends at 8, tensor `b` begins at 4");
 }
 
 #[test]
-fn b4_trailing_bytes_are_named() {
+fn r_b4_trailing_bytes_are_named() {
     let message = refusal(&header(&[("a", "[1]", 0, 4)]), 6);
     assert_eq!(message, "`t`: trailing bytes: tensor `a` ends at 4, the data at 6");
     assert!(refusal("{}", 1).contains("trailing bytes: the start of the data ends at 0"));
 }
 
 #[test]
-fn b4_data_cut_short_is_named() {
+fn r_b4_data_cut_short_is_named() {
     let message = refusal(&header(&[("a", "[2]", 0, 8)]), 7);
     assert_eq!(message, "`t`: tensor `a` ends at 8, the data at 7 (truncated file?)");
 }
 
 #[test]
-fn b4_offsets_that_run_backwards_are_named() {
+fn r_b4_offsets_that_run_backwards_are_named() {
     let message = refusal(&header(&[("a", "[1]", 4, 0)]), 4);
     assert_eq!(message, "`t`: tensor `a`: data_offsets [4, 0] run backwards");
 }
 
 #[test]
-fn b6_a_dimension_that_is_no_count_is_named() {
+fn r_b6_a_dimension_that_is_no_count_is_named() {
     for (shape, found) in
         [("[-1]", "-1"), ("[1.5]", "1.5"), ("[1e2]", "100.0"), ("[\"1\"]", "\"1\"")]
     {
@@ -149,7 +149,7 @@ fn b6_a_dimension_that_is_no_count_is_named() {
 }
 
 #[test]
-fn b6_an_unsupported_dtype_is_named() {
+fn r_b6_an_unsupported_dtype_is_named() {
     for dtype in ["F8_E4M3", "F4", "C64", "f32", ""] {
         let text = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,4]}}}}"#);
         let message = refusal(&text, 4);
@@ -161,13 +161,13 @@ fn b6_an_unsupported_dtype_is_named() {
 }
 
 #[test]
-fn b6_a_shape_that_disagrees_with_the_bytes_shows_both() {
+fn r_b6_a_shape_that_disagrees_with_the_bytes_shows_both() {
     let message = refusal(&header(&[("a", "[2,3]", 0, 20)]), 20);
     assert_eq!(message, "`t`: tensor `a`: F32 [2, 3] is 24 bytes, data_offsets [0, 20] have 20");
 }
 
 #[test]
-fn b6_shapes_that_overflow_are_errors() {
+fn r_b6_shapes_that_overflow_are_errors() {
     for shape in ["[18446744073709551615]", "[4294967296,4294967296]", "[4611686018427387905]"] {
         let message = refusal(&header(&[("a", shape, 0, 4)]), 4);
         assert!(message.contains("is more bytes than memory has"), "{message}");
@@ -177,7 +177,7 @@ fn b6_shapes_that_overflow_are_errors() {
 }
 
 #[test]
-fn b6_a_tensor_has_its_three_fields_and_no_other() {
+fn r_b6_a_tensor_has_its_three_fields_and_no_other() {
     let missing = refusal(r#"{"a":{"dtype":"F32","shape":[1]}}"#, 4);
     assert!(missing.contains("tensor `a`: missing field `data_offsets`"), "{missing}");
     let more = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"scale":2}}"#;
@@ -189,7 +189,7 @@ fn b6_a_tensor_has_its_three_fields_and_no_other() {
 }
 
 #[test]
-fn b6_more_than_sixteen_dimensions_are_refused() {
+fn r_b6_more_than_sixteen_dimensions_are_refused() {
     let shape = |rank: usize| format!("[{}]", vec!["1"; rank].join(","));
     assert!(open(safetensors_file(header(&[("a", &shape(16), 0, 4)]), &[0; 4])).is_ok());
     let message = refusal(&header(&[("a", &shape(17), 0, 4)]), 4);
@@ -197,7 +197,7 @@ fn b6_more_than_sixteen_dimensions_are_refused() {
 }
 
 #[test]
-fn b6_deep_json_is_an_error_not_a_stack_overflow() {
+fn r_b6_deep_json_is_an_error_not_a_stack_overflow() {
     let deep = format!("{{\"a\":{}", "[".repeat(1_000_000));
     assert!(refusal(&deep, 0).contains("tensor `a`"));
     let deep = format!("{{\"a\":{}", "{\"shape\":".repeat(200_000));

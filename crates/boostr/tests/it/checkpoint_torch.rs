@@ -154,7 +154,7 @@ fn big_endian_files_are_refused() {
 }
 
 #[test]
-fn b14_a_pickle_that_calls_the_shell_is_refused_by_name_and_not_executed() {
+fn r_b14_a_pickle_that_calls_the_shell_is_refused_by_name_and_not_executed() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/os_system.bin");
     let message = Checkpoint::open(&path, true).unwrap_err().to_string();
     let expected = "global `posix.system` is not among those of weights; nothing was executed";
@@ -163,7 +163,7 @@ fn b14_a_pickle_that_calls_the_shell_is_refused_by_name_and_not_executed() {
 }
 
 #[test]
-fn b14_no_spelling_of_a_foreign_global_is_let_through() {
+fn r_b14_no_spelling_of_a_foreign_global_is_let_through() {
     for body in [
         &b"cposix\nsystem\n"[..],
         b"(X\x02\x00\x00\x00lsiposix\nsystem\n",
@@ -193,7 +193,7 @@ fn b14_no_spelling_of_a_foreign_global_is_let_through() {
 }
 
 #[test]
-fn b14_only_the_instructions_of_weights_are_known() {
+fn r_b14_only_the_instructions_of_weights_are_known() {
     const KNOWN: &[u8] =
         b"\x80\x95.(]})t\x85\x86\x87N\x88\x89KMJ\x8aGXBC\x8cae\x73uqrhj\x94c\x93QRbi";
     for opcode in 0..=u8::MAX {
@@ -205,7 +205,7 @@ fn b14_only_the_instructions_of_weights_are_known() {
 }
 
 #[test]
-fn b14_globals_are_not_functions() {
+fn r_b14_globals_are_not_functions() {
     for (body, expected) in [
         (&b"X\x01\x00\x00\x00a)R"[..], "calls something that is not a global"),
         (b"ctorch\nFloatStorage\n)R", "calls Storage(F32) with other arguments"),
@@ -223,7 +223,7 @@ fn b14_globals_are_not_functions() {
 }
 
 #[test]
-fn b14_broken_stacks_are_errors() {
+fn r_b14_broken_stacks_are_errors() {
     for (body, expected) in [
         (&b""[..], "takes from an empty stack"),
         (b"K\x01K\x02", "left over at its end"),
@@ -254,7 +254,7 @@ fn b14_broken_stacks_are_errors() {
 }
 
 #[test]
-fn b14_depth_size_and_cycles_end_in_an_error() {
+fn r_b14_depth_size_and_cycles_end_in_an_error() {
     let deep = [b"]".to_vec(), b"\x85".repeat(500_000)].concat();
     assert!(refusal(torch_zip(&pickle(deep), &[])).contains("is not a dictionary"));
     let marks = b"(".repeat(2000);
@@ -280,7 +280,7 @@ fn b14_depth_size_and_cycles_end_in_an_error() {
 }
 
 #[test]
-fn b14_views_outside_of_their_storage_are_errors() {
+fn r_b14_views_outside_of_their_storage_are_errors() {
     for (offset, shape, strides) in [
         (0, &[7][..], &[1][..]),
         (1, &[6], &[1]),
@@ -314,7 +314,7 @@ fn b14_views_outside_of_their_storage_are_errors() {
 }
 
 #[test]
-fn b14_a_size_one_dimension_may_have_any_stride() {
+fn r_b14_a_size_one_dimension_may_have_any_stride() {
     let checkpoint = open(one_tensor(6, 4, &[1, 2, 1], &[i64::MAX, 1, i64::MAX])).unwrap();
     assert_eq!(values(&checkpoint, "a"), [4.0, 5.0]);
     let checkpoint = open(one_tensor(6, 0, &[1, 3, 1], &[i64::MAX, 2, i64::MAX])).unwrap();
@@ -322,7 +322,7 @@ fn b14_a_size_one_dimension_may_have_any_stride() {
 }
 
 #[test]
-fn b14_an_expanded_view_may_not_outgrow_the_file() {
+fn r_b14_an_expanded_view_may_not_outgrow_the_file() {
     let checkpoint = open(one_tensor(2, 0, &[3, 2], &[0, 1])).unwrap();
     assert_eq!(values(&checkpoint, "a"), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
     let message = refusal(one_tensor(1, 0, &[1 << 40], &[0]));
@@ -330,7 +330,7 @@ fn b14_an_expanded_view_may_not_outgrow_the_file() {
 }
 
 #[test]
-fn b14_copies_share_one_budget_and_a_tied_copy_is_one() {
+fn r_b14_copies_share_one_budget_and_a_tied_copy_is_one() {
     let storage: Vec<u8> = (0..400u16).flat_map(|n| f32::from(n).to_le_bytes()).collect();
     let transposed = tensor(400, 0, &[20, 20], &[1, 20]);
     let mut tied = [&b"}"[..], &text("a"), &transposed, b"q\x00s"].concat();
@@ -348,7 +348,7 @@ fn b14_copies_share_one_budget_and_a_tied_copy_is_one() {
 }
 
 #[test]
-fn b14_storages_that_are_missing_or_of_another_length_are_named() {
+fn r_b14_storages_that_are_missing_or_of_another_length_are_named() {
     let body = pickle([b"}".to_vec(), text("a"), tensor(2, 0, &[2], &[1]), b"s".to_vec()].concat());
     assert!(refusal(torch_zip(&body, &[])).contains("tensor `a`: storage `0` is not in the file"));
     let message = refusal(torch_zip(&body, &[&[0; 7]]));
@@ -362,7 +362,7 @@ fn b14_storages_that_are_missing_or_of_another_length_are_named() {
 }
 
 #[test]
-fn b14_a_pickle_without_weights_says_so() {
+fn r_b14_a_pickle_without_weights_says_so() {
     for body in [&b"}"[..], b"}X\x01\x00\x00\x00aK\x01s", b"}X\x05\x00\x00\x00model}s"] {
         assert!(refusal(torch_zip(&pickle(body), &[])).contains("pickle has no tensor"));
     }
@@ -370,7 +370,7 @@ fn b14_a_pickle_without_weights_says_so() {
 }
 
 #[test]
-fn b14_an_inner_dictionary_under_many_equal_names_is_refused() {
+fn r_b14_an_inner_dictionary_under_many_equal_names_is_refused() {
     let inner = [&b"}"[..], &text("a"), &tensor(1, 0, &[], &[]), b"sq\x00"].concat();
     let again = [text("model"), b"h\x00s".to_vec()].concat();
     let body = [b"}".to_vec(), text("model"), inner, b"s".to_vec(), again.repeat(1000)].concat();
@@ -383,7 +383,7 @@ fn last(file: &[u8], bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn b14_a_zip_bomb_is_refused_before_anything_is_unpacked() {
+fn r_b14_a_zip_bomb_is_refused_before_anything_is_unpacked() {
     let mut file = one_tensor(6, 0, &[6], &[1]);
     let record = last(&file, b"PK\x01\x02");
     file[record + 10] = 8;
@@ -399,7 +399,7 @@ fn b14_a_zip_bomb_is_refused_before_anything_is_unpacked() {
 }
 
 #[test]
-fn b14_a_zip_of_too_many_entries_is_refused() {
+fn r_b14_a_zip_of_too_many_entries_is_refused() {
     let names: Vec<_> = (0..10_001).map(|i| format!("m/data/{i}")).collect();
     let entries: Vec<_> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
     assert_eq!(refusal(zip(&entries)), "`t`: zip has 10001 entries, at most 10000 are read");
@@ -407,7 +407,7 @@ fn b14_a_zip_of_too_many_entries_is_refused() {
 }
 
 #[test]
-fn b14_a_zip_that_contradicts_itself_is_refused() {
+fn r_b14_a_zip_that_contradicts_itself_is_refused() {
     let valid = one_tensor(6, 0, &[6], &[1]);
     assert!(open(valid.clone()).is_ok());
     let record = last(&valid, b"PK\x01\x02");
@@ -447,7 +447,7 @@ fn b14_a_zip_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn b14_two_end_records_that_disagree_are_refused() {
+fn r_b14_two_end_records_that_disagree_are_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/views.bin");
     let valid = std::fs::read(path).unwrap();
     let twin = last(&valid, b"PK\x06\x06");

@@ -1,14 +1,14 @@
-//! Many requests at once: each gets what it gets alone, to the bit, whatever the others do. Names carry the rows of the
-//! list of cases, and the items of the list of faults.
+//! Many requests at once: each gets the answer that it gets alone, to the bit, whatever the others do.
+//! Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::engine::{
     Draft, Engine, EngineConfig, Event, Finish, Listener, PIECE, Rejected, Request, Scheduler,
     beam_search,
@@ -447,7 +447,7 @@ fn brute_force(
 }
 
 #[test]
-fn case_33_and_35_a_state_is_never_cut_back_and_a_longer_one_than_the_prompt_is_refused() {
+fn case_33_35_a_state_is_never_cut_back_and_a_longer_one_than_the_prompt_is_refused() {
     for name in FIXTURES {
         let model = model(name);
         let ids = tokens(2, 30, model.vocab_limit());
@@ -639,7 +639,7 @@ fn prompts_take_turns_however_many_of_them_fit_in_a_step() {
 }
 
 #[test]
-fn d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
+fn r_d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
     let tiny = Tiny::m("");
     let (short, long) = (tokens(1, 20, 80), tokens(2, 3000, 80));
     let want = clean(&tiny.model, &short, 40).0;
@@ -737,7 +737,7 @@ fn a_stop_in_the_middle_of_guesses_leaves_tokens_and_state_as_without_guesses() 
 // What goes wrong
 
 #[test]
-fn f13_a_listener_or_constraint_that_panics_fails_alone() {
+fn r_f13_a_listener_or_constraint_that_panics_fails_alone() {
     struct Panics;
     impl Constraint for Panics {
         fn allowed(&mut self) -> Result<TokenSet> {
@@ -818,7 +818,7 @@ fn requests_that_cannot_be_computed_are_refused_before_they_wait() {
 // The engine's thread
 
 #[test]
-fn d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
+fn r_d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
     let tiny = Tiny::m("");
     let want = clean(&tiny.model, &[1, 2, 3], 30).0;
     let config = EngineConfig { max_running: 2, max_queue: 3, threads: 2, ..forgetful() };

@@ -1,5 +1,5 @@
-//! What the fuzzer found to reach all there is of grammars and chat templates, once more: no panic, and none takes long.
-//! fuzz/README.md says how the files are made.
+//! The fuzzer's corpora of grammars and chat templates, once more: no panic, and none takes long.
+//! `fuzz/README.md` says how the files are made.
 
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;

@@ -1,5 +1,5 @@
-//! GGUF files that are wrong: each is told from a good one, with the byte and what was expected.
-//! Names carry the ids of the project's list of bad inputs.
+//! Wrong GGUF files: each is refused with the byte and the expected value. Ids in names:
+//! `fixtures/CASES.md`.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ const INCOMPLETE: &str = "the download is probably incomplete";
 const DAMAGED: &str = "the file is damaged";
 
 #[test]
-fn a1_an_empty_file_is_empty() {
+fn r_a1_an_empty_file_is_empty() {
     assert_eq!(refusal([]), "byte 0: expected `GGUF`, found ``: the file is empty");
     let folder = Folder::new();
     let path = folder.write("empty.gguf", []);
@@ -48,14 +48,14 @@ fn a1_an_empty_file_is_empty() {
 }
 
 #[test]
-fn a2_four_bytes_are_an_incomplete_download() {
+fn r_a2_four_bytes_are_an_incomplete_download() {
     let expected = format!("byte 4: header: version needs 4 bytes, found 0; {INCOMPLETE}");
     assert_eq!(refusal(b"GGUF"), expected);
     assert!(refusal(b"GGU").ends_with(&format!("found `GGU`: {INCOMPLETE}")));
 }
 
 #[test]
-fn a3_files_of_other_kinds_are_recognised() {
+fn r_a3_files_of_other_kinds_are_recognised() {
     for (start, kind) in [
         (&b"<!doctype html>"[..], "this is a web page, download the file itself"),
         (b"\n  <html>", "this is a web page, download the file itself"),
@@ -80,7 +80,7 @@ fn a3_files_of_other_kinds_are_recognised() {
 }
 
 #[test]
-fn a4_versions_are_two_and_three() {
+fn r_a4_versions_are_two_and_three() {
     for (version, reason) in [
         (0, format!("version is 0, expected 2 or 3; {DAMAGED}")),
         (
@@ -101,7 +101,7 @@ fn a4_versions_are_two_and_three() {
 }
 
 #[test]
-fn a5_a_big_endian_file_is_called_so() {
+fn r_a5_a_big_endian_file_is_called_so() {
     let mut file = b"GGUF".to_vec();
     file.extend([3_u32.to_be_bytes(), [0; 4], [0; 4], [0; 4], [0; 4]].concat());
     let expected = "byte 4: header: file is big-endian (version 3), little-endian files are read; \
@@ -110,7 +110,7 @@ fn a5_a_big_endian_file_is_called_so() {
 }
 
 #[test]
-fn a6_tensors_that_the_file_has_no_room_for_are_not_counted_on() {
+fn r_a6_tensors_that_the_file_has_no_room_for_are_not_counted_on() {
     let message = refusal(start(3, u64::MAX, 0));
     assert_eq!(
         message,
@@ -127,7 +127,7 @@ fn a6_tensors_that_the_file_has_no_room_for_are_not_counted_on() {
 }
 
 #[test]
-fn a7_keys_that_the_file_has_no_room_for_are_not_counted_on() {
+fn r_a7_keys_that_the_file_has_no_room_for_are_not_counted_on() {
     for keys in [u64::MAX, 1 << 63, 1 << 60] {
         let expected = format!(
             "byte 16: header: number of keys is {keys} of at least 14 bytes, found 0 bytes; \
@@ -142,7 +142,7 @@ fn a7_keys_that_the_file_has_no_room_for_are_not_counted_on() {
 }
 
 #[test]
-fn a8_lengths_of_names_are_checked_before_anything_is_read() {
+fn r_a8_lengths_of_names_are_checked_before_anything_is_read() {
     for length in [u64::MAX, u64::MAX - 7, 1 << 40, 65_536] {
         let file = [start(3, 0, 1), length.to_le_bytes().to_vec(), vec![0; 64]].concat();
         let expected = format!(
@@ -168,7 +168,7 @@ fn file_with_key_of(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a9_kinds_of_values_are_those_of_the_format() {
+fn r_a9_kinds_of_values_are_those_of_the_format() {
     for kind in [13, 99, u32::MAX] {
         let expected =
             format!("byte 33: key `k`: kind of value is {kind}, expected 0 to 12; {DAMAGED}");
@@ -177,7 +177,7 @@ fn a9_kinds_of_values_are_those_of_the_format() {
 }
 
 #[test]
-fn a10_kinds_of_elements_are_those_of_the_format() {
+fn r_a10_kinds_of_elements_are_those_of_the_format() {
     for kind in [13, 77, u32::MAX] {
         let message = refused_key(key("k", ARRAY, array(kind, 1, [0; 8])));
         let expected =
@@ -187,7 +187,7 @@ fn a10_kinds_of_elements_are_those_of_the_format() {
 }
 
 #[test]
-fn a11_arrays_that_the_file_has_no_room_for_are_not_allocated() {
+fn r_a11_arrays_that_the_file_has_no_room_for_are_not_allocated() {
     for len in [1 << 63, u64::MAX, u64::MAX / 4 + 1] {
         for (kind, size) in [(U8, 1), (U32, 4), (U64, 8), (STRING, 8), (ARRAY, 12), (BOOL, 1)] {
             let bytes = file(&[key("k", ARRAY, array(kind, len, [0; 8]))], &[], 0);
@@ -204,7 +204,7 @@ fn a11_arrays_that_the_file_has_no_room_for_are_not_allocated() {
 }
 
 #[test]
-fn a12_arrays_are_eight_deep_at_most() {
+fn r_a12_arrays_are_eight_deep_at_most() {
     let nested = |depth: usize| {
         let inner = array(U32, 1, 7_u32.to_le_bytes());
         (1..depth).fold(inner, |inner, _| array(ARRAY, 1, inner))
@@ -227,7 +227,7 @@ fn a12_arrays_are_eight_deep_at_most() {
 }
 
 #[test]
-fn a14_keys_have_names_of_their_own() {
+fn r_a14_keys_have_names_of_their_own() {
     assert_eq!(refused_key(key("", U8, [0])), "byte 24: key 1 of 1: name is empty");
     let twice = file(&[key("k", U8, [0]), key("k", BOOL, [0])], &[], 0);
     assert_eq!(refusal(twice), "byte 38: key `k`: comes a second time");
@@ -236,7 +236,7 @@ fn a14_keys_have_names_of_their_own() {
 }
 
 #[test]
-fn a15_the_alignment_is_a_power_of_two() {
+fn r_a15_the_alignment_is_a_power_of_two() {
     let with = |kind: u32, value: &[u8]| file(&[key("general.alignment", kind, value)], &[], 0);
     for alignment in [0_u32, 1, 4, 13, 48, 1 << 17, 1 << 31, u32::MAX] {
         let expected = format!(
@@ -259,7 +259,7 @@ fn a15_the_alignment_is_a_power_of_two() {
 }
 
 #[test]
-fn a16_tensors_have_four_dimensions_at_most() {
+fn r_a16_tensors_have_four_dimensions_at_most() {
     for rank in [5, 1 << 31, u32::MAX] {
         let mut bytes = file(&[], &[tensor("a", &[1], TF32, 0)], 64);
         bytes[33..37].copy_from_slice(&rank.to_le_bytes());
@@ -273,7 +273,7 @@ fn a16_tensors_have_four_dimensions_at_most() {
 }
 
 #[test]
-fn a17_sizes_that_no_memory_has_are_told() {
+fn r_a17_sizes_that_no_memory_has_are_told() {
     for dims in [&[1 << 62][..], &[1 << 32, 1 << 32], &[1 << 20; 4], &[u64::MAX, 1], &[3, 1 << 63]]
     {
         let shape: Vec<_> = dims.iter().rev().collect();
@@ -296,7 +296,7 @@ fn a17_sizes_that_no_memory_has_are_told() {
 }
 
 #[test]
-fn a18_types_are_known_or_named() {
+fn r_a18_types_are_known_or_named() {
     let supported = "; supported: f32, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, \
                      q6_k, q8_k, iq2_xxs, iq2_xs, iq3_xxs, iq1_s, iq4_nl, iq3_s, iq2_s, iq4_xs, i8, \
                      i16, i32, i64, f64, iq1_m, bf16, tq1_0, tq2_0, mxfp4";
@@ -314,7 +314,7 @@ fn a18_types_are_known_or_named() {
 }
 
 #[test]
-fn a19_rows_are_whole_blocks() {
+fn r_a19_rows_are_whole_blocks() {
     let expected =
         "byte 37: tensor `a`: q4_k of shape [2, 7]: rows are not whole blocks of 256".to_owned();
     assert_eq!(refused_tensor(&[7, 2], TQ4_K, 0), expected);
@@ -326,7 +326,7 @@ fn a19_rows_are_whole_blocks() {
 }
 
 #[test]
-fn a20_data_lies_inside_of_the_file_at_aligned_offsets() {
+fn r_a20_data_lies_inside_of_the_file_at_aligned_offsets() {
     let size = file(&[], &[tensor("a", &[8], TF32, 0)], 64).len() as u128;
     let refused = |offset: u64| refused_tensor(&[8], TF32, offset);
     for offset in [1, 31, 33, u64::MAX] {
@@ -347,7 +347,7 @@ fn a20_data_lies_inside_of_the_file_at_aligned_offsets() {
 }
 
 #[test]
-fn a20_data_of_two_tensors_does_not_overlap() {
+fn r_a20_data_of_two_tensors_does_not_overlap() {
     let two = |a: u64, b: u64, len| {
         file(&[], &[tensor("a", &[8], TF32, a), tensor("b", &[len], TF32, b)], 128)
     };
@@ -362,7 +362,7 @@ fn a20_data_of_two_tensors_does_not_overlap() {
 }
 
 #[test]
-fn a22_tensors_have_names_of_their_own() {
+fn r_a22_tensors_have_names_of_their_own() {
     let two = [tensor("a", &[1], TF32, 0), tensor("a", &[1], TF32, 32)];
     assert_eq!(refusal(file(&[], &two, 64)), "byte 57: tensor `a`: comes a second time");
     let none = file(&[], &[tensor("", &[1], TF32, 0)], 64);
@@ -392,7 +392,7 @@ fn truth_values_are_zero_or_one_and_texts_utf8() {
 }
 
 #[test]
-fn a23_every_prefix_of_a_header_is_an_incomplete_download() {
+fn r_a23_every_prefix_of_a_header_is_an_incomplete_download() {
     for name in HEADERS {
         let whole = read(name);
         let first = open(&whole).unwrap().iter().map(|(_, t)| t.data.range().start).min().unwrap();
@@ -419,7 +419,7 @@ fn metadata(keys: &[Vec<u8>]) -> Metadata {
 }
 
 #[test]
-fn a24_a25_a_number_out_of_its_range_or_of_another_kind_is_told() {
+fn r_a24_a25_a_number_out_of_its_range_or_of_another_kind_is_told() {
     let u32s = |n: u32| n.to_le_bytes();
     for (kind, value, found) in [
         (U32, u32s(0).to_vec(), "0 (u32)"),
@@ -453,7 +453,7 @@ fn a24_a25_a_number_out_of_its_range_or_of_another_kind_is_told() {
 }
 
 #[test]
-fn a25_a_number_for_each_layer_is_one_number_or_an_array() {
+fn r_a25_a_number_for_each_layer_is_one_number_or_an_array() {
     let ints = |values: &[i32]| values.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>();
     let keys = metadata(&[
         key("one", U32, 2_u32.to_le_bytes()),
@@ -481,7 +481,7 @@ fn a25_a_number_for_each_layer_is_one_number_or_an_array() {
 }
 
 #[test]
-fn a26_a27_lists_of_another_kind_are_told() {
+fn r_a26_a27_lists_of_another_kind_are_told() {
     let keys = metadata(&[
         key("tokens", ARRAY, array(STRING, 2, [text("a"), text("é")].concat())),
         key("scores", ARRAY, array(F32, 2, [0_f32.to_le_bytes(), (-1_f32).to_le_bytes()].concat())),
@@ -514,7 +514,7 @@ fn a26_a27_lists_of_another_kind_are_told() {
 }
 
 #[test]
-fn a29_values_and_scales_that_are_no_numbers_are_found() {
+fn r_a29_values_and_scales_that_are_no_numbers_are_found() {
     let mut bytes = file(
         &[],
         &[

@@ -1,13 +1,12 @@
-//! Models in GGUF files: those that llama.cpp made, those that we make, and broken ones. Names carry the
-//! ids of the project's lists of bad files (A) and of cases.
+//! Models in GGUF files: llama.cpp's, ours, and broken ones. Ids in names: `fixtures/CASES.md`.
 
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{fixture, message};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
@@ -471,7 +470,7 @@ fn another_architecture_is_named_with_those_supported() {
 }
 
 #[test]
-fn a24_a_number_of_layers_that_cannot_be_is_refused() {
+fn r_a24_a_number_of_layers_that_cannot_be_is_refused() {
     for value in [gguf::Value::U32(0), (1u32 << 31).into(), "2".into(), gguf::Value::F32(2.0)] {
         let text = refused_with("mamba2.block_count", value);
         assert!(text.contains("mamba2.block_count") && text.contains("expected"), "{text}");
@@ -481,7 +480,7 @@ fn a24_a_number_of_layers_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn a25_ssm_sizes_that_disagree_are_refused_with_both_numbers() {
+fn r_a25_ssm_sizes_that_disagree_are_refused_with_both_numbers() {
     for (key, value, expected) in [
         ("mamba2.ssm.conv_kernel", 0, "found 0"),
         ("mamba2.ssm.conv_kernel", u32::MAX, "found 4294967295"),
@@ -502,7 +501,7 @@ fn a25_ssm_sizes_that_disagree_are_refused_with_both_numbers() {
 }
 
 #[test]
-fn a26_a_vocabulary_of_another_size_than_the_embedding_is_refused() {
+fn r_a26_a_vocabulary_of_another_size_than_the_embedding_is_refused() {
     let folder = Folder::new();
     let path = changed(
         &folder,
@@ -522,7 +521,7 @@ fn a26_a_vocabulary_of_another_size_than_the_embedding_is_refused() {
 }
 
 #[test]
-fn a26_a_file_without_tokens_runs_on_ids() {
+fn r_a26_a_file_without_tokens_runs_on_ids() {
     let folder = Folder::new();
     let path = changed(
         &folder,
@@ -540,7 +539,7 @@ fn a26_a_file_without_tokens_runs_on_ids() {
 }
 
 #[test]
-fn a27_special_ids_outside_of_the_vocabulary_are_refused() {
+fn r_a27_special_ids_outside_of_the_vocabulary_are_refused() {
     for key in ["bos", "eos", "padding", "unknown"] {
         let key = format!("tokenizer.ggml.{key}_token_id");
         let text = refused_with(&key, 512u32);

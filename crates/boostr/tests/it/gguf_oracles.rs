@@ -1,4 +1,5 @@
-//! What we read in a GGUF file is what others read in it: `gguf-rs-lib`, and the PyPI package gguf.
+//! Our reading of a GGUF file equals that of two other readers: `gguf-rs-lib`, and the PyPI package
+//! gguf.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;

@@ -1,5 +1,5 @@
-//! The GGUF writer: what it wrote is read as it was, others find it where they look for it, and what
-//! cannot be in such a file is refused before anything is written.
+//! The GGUF writer: a written file reads back equal, and other readers find the same. Contents that the
+//! format cannot hold are refused before anything is written.
 
 use std::fs;
 

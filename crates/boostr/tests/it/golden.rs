@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Folder, MODELS};
-use boostr::backend::{Cpu, Tensor, cpu};
+use crate::common::{Folder, MODELS, cpu};
+use boostr::backend::{Cpu, Tensor};
 use boostr::checkpoint::Checkpoint;
 use boostr::load::LanguageModel;
 use boostr::models::{Logits, Model, Run, State};

@@ -410,7 +410,7 @@ fn refused(setting: &Setting, schema: &Value) -> String {
 }
 
 #[test]
-fn d15_hostile_schemas_are_refused_by_name() {
+fn r_d15_hostile_schemas_are_refused_by_name() {
     let setting = Setting::new("default");
     let deep = |levels: usize| (0..levels).fold(json!(true), |inner, _| json!({"items": inner}));
     let string = |more: Value| json!({"type": "string", "pattern": more});
@@ -463,7 +463,7 @@ fn d15_hostile_schemas_are_refused_by_name() {
 
 /// Patterns that make other engines backtrack, and limits that look absurd, are fine or refused; both in time, and a mask too.
 #[test]
-fn d15_hostile_patterns_take_no_time() {
+fn r_d15_hostile_patterns_take_no_time() {
     let setting = Setting::new("default");
     let string = |pattern: &str| json!({"type": "string", "pattern": pattern});
     let nested = (0..MAX_DEPTH / 2 - 2).fold(
@@ -537,7 +537,7 @@ fn d15_hostile_patterns_take_no_time() {
 }
 
 #[test]
-fn d15_hostile_rules_and_expressions_are_refused_by_name() {
+fn r_d15_hostile_rules_and_expressions_are_refused_by_name() {
     let setting = Setting::new("default");
     let lark = |rules: &str| {
         Grammar::lark(rules).and_then(|grammar| setting.vocabulary.constraint(&grammar))
@@ -586,7 +586,7 @@ fn d15_hostile_rules_and_expressions_are_refused_by_name() {
 }
 
 #[test]
-fn d15_long_rules_take_no_time_and_no_stack() {
+fn r_d15_long_rules_take_no_time_and_no_stack() {
     let setting = Setting::new("default");
     let nested = (0..6000).map(|i| format!("r{i}: r{}\n", i + 1)).collect::<Vec<_>>().concat();
     let optional = (0..4000).map(|i| format!("r{i}: \"a\"? r{}\n", i + 1));

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use crate::common::Folder;
-use boostr::backend::{Cpu, cpu};
+use crate::common::{Folder, cpu};
+use boostr::backend::Cpu;
 use boostr::convert::{Options, convert};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Config, Model};
@@ -106,7 +106,7 @@ fn of_many_words() -> (Folder, PathBuf) {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn f7_a_mapped_file_that_changes_while_it_is_loaded_is_an_error() {
+fn r_f7_a_mapped_file_that_changes_while_it_is_loaded_is_an_error() {
     let (folder, largest) = of_many_words();
     let open = |no_mmap| {
         let options = OpenOptions { no_mmap, ..OpenOptions::default() };
@@ -132,7 +132,7 @@ fn f7_a_mapped_file_that_changes_while_it_is_loaded_is_an_error() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn f7_of_a_mapped_file_that_changes_while_it_is_converted_nothing_is_made() {
+fn r_f7_of_a_mapped_file_that_changes_while_it_is_converted_nothing_is_made() {
     let (folder, largest) = of_many_words();
     let file = File::options().write(true).open(&largest).unwrap();
     let before = file.metadata().unwrap().len();

@@ -4,9 +4,9 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Finish, Generated, Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
@@ -461,7 +461,7 @@ fn cut(path: &Path, len: u64) {
 }
 
 #[test]
-fn f7_a_model_may_be_cut_short_before_while_or_after_it_is_loaded() {
+fn r_f7_a_model_may_be_cut_short_before_while_or_after_it_is_loaded() {
     for (name, no_mmap) in [("mamba2-tiny", false), ("mamba2-tiny-g2", true)] {
         let folder = folder(&config_of(name), &weights(name));
         let options = OpenOptions { no_mmap, ..OpenOptions::default() };
@@ -489,7 +489,7 @@ fn f7_a_model_may_be_cut_short_before_while_or_after_it_is_loaded() {
 }
 
 #[test]
-fn f7_a_large_file_is_mapped_unless_it_is_to_be_read() {
+fn r_f7_a_large_file_is_mapped_unless_it_is_to_be_read() {
     let folder = Folder::new();
     let path = folder.path().join("large.safetensors");
     let bytes = 65_u64 << 20;

@@ -14,6 +14,7 @@ mod architecture;
 mod bad_models;
 mod bad_shapes;
 mod bamba_and_granite;
+mod case_list;
 mod cases;
 mod cases_ops;
 mod chat_templates;

@@ -1,14 +1,14 @@
-//! Nemotron-H: its configurations in all their spellings, its files in both layouts. Names carry the rows
-//! of the project's list of cases. `golden.rs` compares the models with the original.
+//! Nemotron-H: its configurations in all their spellings, its files in both layouts. `golden.rs`
+//! compares the models with the original. Ids in names: `fixtures/CASES.md`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::tiny::{close, edited, entry, fixture, floats, message, run, save, tokens, widened};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::gguf::Metadata;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, gguf};
 use boostr::convert::{Options, Types, convert};

@@ -1,5 +1,5 @@
-//! An allocator whose memory is NaN when it is handed out and when it is given back: whatever reads what it did
-//! not write, or what was freed, shows.
+//! An allocator whose memory is NaN when it is handed out and when it is given back. A read of memory
+//! that was not written, or was freed, shows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 

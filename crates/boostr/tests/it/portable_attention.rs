@@ -1,5 +1,5 @@
-//! Attention, rotary positions and elementwise steps equal their definition in f64: portable bodies and
-//! CPU kernels, each against the definition, none against the other.
+//! Attention, rotary positions and elementwise steps equal their definition in f64. Portable bodies and
+//! CPU kernels are each compared with the definition, not with each other.
 
 use crate::bodies::{BODIES, laid_out};
 use crate::common::Random;

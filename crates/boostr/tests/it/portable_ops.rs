@@ -1,12 +1,12 @@
-//! Operations of any shape and layout equal their definition in f64: portable bodies and CPU kernels,
-//! each against the definition, none against the other.
+//! Operations of any shape and layout equal their definition in f64. Portable bodies and CPU kernels
+//! are each compared with the definition, not with each other.
 
 use crate::bodies::{BODIES, Body, laid_out, weight};
 use crate::common::Random;
 use crate::tiny::{close, entry, floats, norm, silu, widened};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{CausalConv, GatedNorm, SsdInput, to_vec};
-use boostr_kernels::{Rows, ssd};
+use boostr_kernels::{Level, Rows, ssd};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -255,6 +255,7 @@ proptest! {
         let dt_limit = if limited { (0.05, 0.5) } else { (0.0, f32::INFINITY) };
 
         let definition = ssd::Ssd {
+            level: Level::detect(),
             nheads,
             headdim,
             ngroups,

@@ -106,14 +106,14 @@ fn kill(times: u32) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn f1_a_killed_process_loses_at_most_the_turn_it_was_in() {
+fn r_f1_a_killed_process_loses_at_most_the_turn_it_was_in() {
     kill(25);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a minute of kills"]
-fn f1_two_hundred_killed_processes_lose_at_most_the_turn_they_were_in() {
+fn r_f1_two_hundred_killed_processes_lose_at_most_the_turn_they_were_in() {
     kill(200);
 }
 
@@ -285,7 +285,7 @@ fn encoded(json: &str) -> Vec<u8> {
 }
 
 #[test]
-fn f12_times_that_run_backwards_or_are_no_times_change_nothing_but_what_is_shown() {
+fn r_f12_times_that_run_backwards_or_are_no_times_change_nothing_but_what_is_shown() {
     let folder = Folder::new();
     let (log, ends) = talked(&folder);
     let path = folder.path().join("a/log");
@@ -401,7 +401,7 @@ fn says_something_once() {
 
 #[cfg(unix)]
 #[test]
-fn f2_a_turn_that_finds_no_room_changes_nothing() {
+fn r_f2_a_turn_that_finds_no_room_changes_nothing() {
     let folder = Folder::new();
     let (log, _) = talked(&folder);
     let run = |blocks: &str| {

@@ -222,7 +222,7 @@ fn sessions_branch(
 }
 
 #[test]
-fn e1_e2_e6_a_state_that_is_broken_or_of_something_else_is_as_good_as_none() {
+fn r_e1_e2_e6_a_state_that_is_broken_or_of_something_else_is_as_good_as_none() {
     let talk = Talk::tiny();
     let folder = Folder::new();
     let sessions = open(&folder);
@@ -360,7 +360,7 @@ fn a_template_is_told_the_same_time_on_the_next_day() {
 }
 
 #[test]
-fn d12_no_other_names_than_plain_ones_are_taken() {
+fn r_d12_no_other_names_than_plain_ones_are_taken() {
     let folder = Folder::new();
     let inside = folder.path().join("sessions");
     let sessions = Sessions::<Cpu>::open(&inside).unwrap();

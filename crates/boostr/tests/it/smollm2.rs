@@ -7,11 +7,13 @@ use std::env;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::Options;
 use boostr::engine::{Finish, Generation, Observer, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use serde_json::json;
+
+use crate::common::cpu;
 
 struct Silent;
 

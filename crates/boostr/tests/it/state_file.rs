@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::common::{Folder, MODELS, Random, test_name};
+use crate::common::{Folder, MODELS, Random, cpu, test_name};
 use crate::sealed::Sealed;
 use crate::tiny::{Tiny, checkpoint, fixture, m, message, tokens, with};
 use boostr::Error;
-use boostr::backend::{Cpu, Recorded, cpu};
+use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
@@ -126,7 +126,7 @@ fn a_loaded_state_goes_on_as_the_one_in_memory_in_every_family() {
 }
 
 #[test]
-fn e9_a_forked_state_loads_into_a_batch_that_is_being_generated() {
+fn r_e9_a_forked_state_loads_into_a_batch_that_is_being_generated() {
     for name in MODELS {
         let model = open(name);
         let ids = tokens(2, 60, model.vocab_limit());
@@ -283,7 +283,7 @@ static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
 });
 
 #[test]
-fn e1_a_truncated_file_is_refused_wherever_it_ends() {
+fn r_e1_a_truncated_file_is_refused_wherever_it_ends() {
     for len in 0..SMALL.len() {
         let result = SavedState::from_bytes("cut.state", SMALL[..len].to_vec());
         refused(result, &["`cut.state`"]);
@@ -298,7 +298,7 @@ fn e1_a_truncated_file_is_refused_wherever_it_ends() {
 }
 
 #[test]
-fn e1_any_byte_that_changes_is_noticed_or_changes_nothing() {
+fn r_e1_any_byte_that_changes_is_noticed_or_changes_nothing() {
     for (model, ids) in [(smallest(), &[3, 1, 4][..]), (smallest_llama(), &[5, 9])] {
         let state = after(&model, ids);
         let about = About { ids: Some(ids), ..About::new("smallest") };
@@ -321,7 +321,7 @@ fn e1_any_byte_that_changes_is_noticed_or_changes_nothing() {
 }
 
 #[test]
-fn e2_the_state_of_another_model_is_refused_and_both_are_named() {
+fn r_e2_the_state_of_another_model_is_refused_and_both_are_named() {
     let (a, b) = (m(""), m(""));
     let a = Model::load(a.clone(), checkpoint(&a, 1), cpu()).unwrap();
     let b = Model::load(b.clone(), checkpoint(&b, 2), cpu()).unwrap();
@@ -377,7 +377,7 @@ fn forged(model: &Model<Cpu>, file: &[u8], change: impl FnOnce(&mut Sealed), par
 }
 
 #[test]
-fn e3_tensors_that_are_not_those_of_the_model_are_refused() {
+fn r_e3_tensors_that_are_not_those_of_the_model_are_refused() {
     let model = open("bamba-tiny");
     let ids = tokens(6, 70, model.vocab_limit());
     let about = About { ids: Some(&ids), ..About::new("b") };
@@ -429,7 +429,7 @@ fn e3_tensors_that_are_not_those_of_the_model_are_refused() {
 }
 
 #[test]
-fn e4_another_version_and_another_format_are_refused() {
+fn r_e4_another_version_and_another_format_are_refused() {
     let model = smallest();
     let is = |key: &str, value: Option<&str>, parts: &[&str]| {
         forged(
@@ -457,7 +457,7 @@ fn e4_another_version_and_another_format_are_refused() {
 }
 
 #[test]
-fn e6_ids_that_are_not_those_of_the_state_are_noticed() {
+fn r_e6_ids_that_are_not_those_of_the_state_are_noticed() {
     let model = smallest();
     let saved = SavedState::from_bytes("x", SMALL.clone()).unwrap();
     assert_eq!(saved.rest_of(&[3, 1, 4, 1, 5]), Some(&[1, 5][..]));
@@ -485,7 +485,7 @@ fn e6_ids_that_are_not_those_of_the_state_are_noticed() {
 }
 
 #[test]
-fn e7_a_hybrids_state_without_its_keys_and_values_is_refused() {
+fn r_e7_a_hybrids_state_without_its_keys_and_values_is_refused() {
     let model = open("bamba-tiny");
     let file = file_of(&model, &after(&model, &tokens(7, 70, 100)), &About::new("b"));
     let without = |names: &'static [&'static str]| {
@@ -523,7 +523,7 @@ fn e7_a_hybrids_state_without_its_keys_and_values_is_refused() {
 }
 
 #[test]
-fn e10_what_cannot_be_mixed_is_refused() {
+fn r_e10_what_cannot_be_mixed_is_refused() {
     let model = smallest();
     let (a, b) = (after(&model, &[1, 2, 3]), after(&model, &[4, 5]));
     let mixed = mix(&model, &[(&a, 0.75), (&b, 0.25)]).unwrap();
@@ -674,7 +674,7 @@ const KEEP_SAVING: &str = "BOOSTR_TEST_KEEP_SAVING";
 
 #[cfg(target_os = "linux")]
 #[test]
-fn f1_a_process_killed_while_it_saves_leaves_a_whole_file() {
+fn r_f1_a_process_killed_while_it_saves_leaves_a_whole_file() {
     let model = open("bamba-tiny");
     let ids = tokens(10, 60, model.vocab_limit());
     if let Some(path) = std::env::var_os(KEEP_SAVING) {
@@ -691,7 +691,7 @@ fn f1_a_process_killed_while_it_saves_leaves_a_whole_file() {
     let mut positions = Vec::new();
     for _ in 0..200 {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let name = "f1_a_process_killed_while_it_saves_leaves_a_whole_file";
+        let name = "r_f1_a_process_killed_while_it_saves_leaves_a_whole_file";
         child.args(["--exact", &test_name(module_path!(), name)]);
         child.env(KEEP_SAVING, &path).stdout(std::process::Stdio::null());
         let mut child = child.spawn().unwrap();

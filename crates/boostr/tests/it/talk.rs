@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::{ChatTemplate, Options};
 use boostr::engine::{Generated, Generation, Observer, generate};
 use boostr::generation_config::SpecialTokens;
@@ -12,6 +12,7 @@ use boostr::models::State;
 use boostr::session::{Session, Speaker, TurnId};
 use serde_json::{Value, json};
 
+use crate::common::cpu;
 use crate::tiny::fixture;
 
 pub const TEMPLATE: &str = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}\

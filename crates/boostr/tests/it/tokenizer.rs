@@ -325,7 +325,7 @@ fn a_decoder_that_fails_is_an_error() {
 
 // C1: huggingface/tokenizers#2094.
 #[test]
-fn c1_a_merge_longer_than_any_token_is_refused() {
+fn r_c1_a_merge_longer_than_any_token_is_refused() {
     let merge = format!("{} b", "a".repeat(1000));
     let message = refusal(&letters(json!({"model.merges": [merge]})));
     assert!(message.starts_with("`tokenizer.json`: tokenizer: "), "{message}");
@@ -337,7 +337,7 @@ fn c1_a_merge_longer_than_any_token_is_refused() {
 }
 
 #[test]
-fn c2_a_merge_of_an_unknown_token_is_refused() {
+fn r_c2_a_merge_of_an_unknown_token_is_refused() {
     let message = refusal(&letters(json!({"model.merges": ["a z"]})));
     assert!(message.contains('z'), "{message}");
 }
@@ -348,7 +348,7 @@ fn split_on(regex: &str) -> Value {
 }
 
 #[test]
-fn c4_a_regex_that_does_not_compile_is_refused() {
+fn r_c4_a_regex_that_does_not_compile_is_refused() {
     let deep = "(".repeat(100_000);
     let wide = "((a{1000}){1000}){1000}";
     let hard = "(?:(?=a)a{500}){500000}";
@@ -361,7 +361,7 @@ fn c4_a_regex_that_does_not_compile_is_refused() {
 }
 
 #[test]
-fn c4_nested_quantifiers_take_bounded_time() {
+fn r_c4_nested_quantifiers_take_bounded_time() {
     let text = "a".repeat(100_000) + "b";
     for regex in ["(a+)+$", "(a|aa)+(?=c)", "(a*)*(?!b)c", "(?:a+)+(?=$)"] {
         let tokenizer = from_json(&split_on(regex)).unwrap();
@@ -375,7 +375,7 @@ fn c4_nested_quantifiers_take_bounded_time() {
 /// Measured for gpt-neox-20b, optimised, on two shared cores, without the limit on words: 11 s for the
 /// letter, 7 s for `^`, 4 s for emoji, 5 s for NUL, with up to 1.5 GB of memory.
 #[test]
-fn c5_ten_megabytes_of_one_word_are_refused() {
+fn r_c5_ten_megabytes_of_one_word_are_refused() {
     let demo = load(DEMO);
     for unit in ["a", "^", "🦙", "\0"] {
         let text = unit.repeat(10_000_000 / unit.len());
@@ -390,7 +390,7 @@ fn c5_ten_megabytes_of_one_word_are_refused() {
 }
 
 #[test]
-fn c5_a_megabyte_of_one_word_is_encoded() {
+fn r_c5_a_megabyte_of_one_word_is_encoded() {
     let demo = load(DEMO);
     for unit in ["a", "^", "🦙", "\0", " ", "\n"] {
         let text = unit.repeat(1_000_000 / unit.len());
@@ -402,7 +402,7 @@ fn c5_a_megabyte_of_one_word_is_encoded() {
 }
 
 #[test]
-fn c5_text_over_the_limit_is_refused_at_once() {
+fn r_c5_text_over_the_limit_is_refused_at_once() {
     let demo = load(DEMO);
     let half = "a ".repeat(MAX_TEXT / 4 + 1);
     let error = demo.encode_parts(&[Part::Text(&half), Part::Control(&half)], false).unwrap_err();
@@ -413,13 +413,13 @@ fn c5_text_over_the_limit_is_refused_at_once() {
 }
 
 #[test]
-fn c5_lone_surrogates_in_the_file_are_refused() {
+fn r_c5_lone_surrogates_in_the_file_are_refused() {
     let file = letters(json!({})).to_string().replace("\"<s>\":0", "\"\\ud800\":0");
     assert!(Tokenizer::from_bytes("t", file.as_bytes()).is_err());
 }
 
 #[test]
-fn c11_control_tokens_in_user_text_are_text() {
+fn r_c11_control_tokens_in_user_text_are_text() {
     let demo = load(DEMO);
     let text = format!("a{END}b");
     let ids = demo.encode(&text, true).unwrap();
@@ -430,7 +430,7 @@ fn c11_control_tokens_in_user_text_are_text() {
 }
 
 #[test]
-fn c11_a_template_keeps_its_control_tokens_and_a_user_gets_none() {
+fn r_c11_a_template_keeps_its_control_tokens_and_a_user_gets_none() {
     let demo = load(DEMO);
     let count = |parts: &[Part<'_>]| {
         let ids = demo.encode_parts(parts, false).unwrap();
@@ -453,7 +453,7 @@ fn c11_a_template_keeps_its_control_tokens_and_a_user_gets_none() {
 }
 
 #[test]
-fn c11_no_space_is_put_between_the_parts() {
+fn r_c11_no_space_is_put_between_the_parts() {
     let first =
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
     let mut metaspace = fallback();
@@ -477,7 +477,7 @@ fn c11_no_space_is_put_between_the_parts() {
 }
 
 #[test]
-fn c11_harmless_parts_are_encoded_as_one_text() {
+fn r_c11_harmless_parts_are_encoded_as_one_text() {
     let demo = load(DEMO);
     let parts = [Part::Control("It is a tr"), Part::Text("uth universally"), Part::Control(" ack")];
     let whole = demo.encode("It is a truth universally ack", false).unwrap();
@@ -485,7 +485,7 @@ fn c11_harmless_parts_are_encoded_as_one_text() {
 }
 
 #[test]
-fn c11_a_model_that_knows_the_control_word_refuses_it_in_user_text() {
+fn r_c11_a_model_that_knows_the_control_word_refuses_it_in_user_text() {
     let whole_word = letters(json!({"model.ignore_merges": true}));
     let tokenizer = from_json(&whole_word).unwrap();
     let message = tokenizer.encode("<s>", false).unwrap_err().to_string();

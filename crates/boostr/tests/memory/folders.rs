@@ -1,13 +1,13 @@
-//! Thousands of damaged model folders: each is opened or refused within a second, without a panic and
-//! without memory that the files do not account for.
+//! Thousands of damaged model folders. Each is opened or refused within a second, without a panic
+//! and without memory that the files do not account for.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::counting::{HEAP, alone};
 use crate::tiny::fixture;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::load::LanguageModel;
 
 const MUTATIONS: usize = 2000;
@@ -30,7 +30,7 @@ fn renumber(random: &mut Random, text: &mut Vec<u8>) {
 }
 
 #[test]
-fn b9_damaged_models_cost_neither_a_panic_nor_memory_nor_time() {
+fn r_b9_damaged_models_cost_neither_a_panic_nor_memory_nor_time() {
     let _alone = alone();
     let [config, weights] = ["config.json", "model.safetensors"].map(read);
     let header_len = u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;

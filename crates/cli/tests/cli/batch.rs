@@ -83,7 +83,7 @@ fn a_run_that_was_cut_anywhere_goes_on_to_the_same_file() {
 }
 
 #[test]
-fn f1_a_killed_run_leaves_whole_lines_or_one_that_is_cut_off() {
+fn r_f1_a_killed_run_leaves_whole_lines_or_one_that_is_cut_off() {
     let (input, out) = files("batch-kill");
     let question = json!({"prompt": "It was", "max_tokens": 30, "temperature": 0}).to_string();
     fs::write(&input, format!("{question}\n").repeat(200)).unwrap();

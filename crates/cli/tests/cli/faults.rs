@@ -7,7 +7,7 @@ use crate::common::*;
 
 #[cfg(unix)]
 #[test]
-fn f2_a_write_that_finds_no_room_names_the_file_and_leaves_the_old_one() {
+fn r_f2_a_write_that_finds_no_room_names_the_file_and_leaves_the_old_one() {
     let work = folder("faults-f2");
     let (state, model) = (work.join("full.state"), work.join("full.gguf"));
     let (state, model) = (state.to_str().unwrap(), model.to_str().unwrap());
@@ -32,7 +32,7 @@ fn f2_a_write_that_finds_no_room_names_the_file_and_leaves_the_old_one() {
 }
 
 #[test]
-fn f4_where_nothing_can_be_written_the_run_says_so_before_it_computes() {
+fn r_f4_where_nothing_can_be_written_the_run_says_so_before_it_computes() {
     let work = folder("faults-f4");
     let file = work.join("file");
     fs::write(&file, "not a folder").unwrap();
@@ -48,7 +48,7 @@ fn f4_where_nothing_can_be_written_the_run_says_so_before_it_computes() {
 }
 
 #[test]
-fn f6_a_model_is_not_written_over_while_it_is_read() {
+fn r_f6_a_model_is_not_written_over_while_it_is_read() {
     let work = folder("faults-f6");
     let gguf = work.join("m.gguf");
     let gguf = gguf.to_str().unwrap();
@@ -72,7 +72,7 @@ fn f6_a_model_is_not_written_over_while_it_is_read() {
 }
 
 #[test]
-fn f12_files_from_before_1970_and_from_the_future_are_files() {
+fn r_f12_files_from_before_1970_and_from_the_future_are_files() {
     let work = folder("faults-f12");
     let states = work.to_str().unwrap();
     let model = copy_of_tiny("faults-f12-model");
@@ -95,7 +95,7 @@ fn f12_files_from_before_1970_and_from_the_future_are_files() {
 }
 
 #[test]
-fn f14_as_many_threads_as_make_sense() {
+fn r_f14_as_many_threads_as_make_sense() {
     for threads in ["0", "10000", "many"] {
         let run = boostr(&["run", "-t", threads, "-p", "x", "-n", "1"]).fails(2);
         assert!(run.stderr.contains("--threads"), "{}", run.stderr);
@@ -115,7 +115,7 @@ const PROCESSORS: [(&str, &str); 4] =
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 #[ignore = "needs qemu-x86_64 (Debian's qemu-user or qemu-user-static); seconds for each processor"]
-fn f16_on_a_processor_without_avx2_the_answer_is_the_same() {
+fn r_f16_on_a_processor_without_avx2_the_answer_is_the_same() {
     let found = ["qemu-x86_64", "qemu-x86_64-static"]
         .into_iter()
         .find(|emulator| std::process::Command::new(emulator).arg("--version").output().is_ok());

@@ -94,7 +94,7 @@ fn it_serves_the_built_in_model_and_stops_when_told() {
 /// Of a closed terminal, unless it was started to outlive it.
 #[cfg(target_os = "linux")]
 #[test]
-fn f11_a_hangup_stops_it_but_under_nohup() {
+fn r_f11_a_hangup_stops_it_but_under_nohup() {
     let under = |how: &str| {
         let serve = ["serve", "--port", "0", "-q"];
         let args = [&[how, env!("CARGO_BIN_EXE_boostr")], &serve[..]].concat();
@@ -132,14 +132,14 @@ fn it_keeps_conversations_in_a_folder_of_its_own_or_none_where_it_cannot() {
 }
 
 #[test]
-fn f12_no_time_is_too_long_to_be_waited_for() {
+fn r_f12_no_time_is_too_long_to_be_waited_for() {
     let mut server = Running::start(&["--drain", &u64::MAX.to_string()]);
     server.signal("TERM");
     assert_eq!(server.code(Duration::from_secs(5)), 0);
 }
 
 #[test]
-fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
+fn r_f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
     let mut server = Running::start(&["--drain", "300ms"]);
     let mut stream = server.stream();
     let reader = thread::spawn(move || {
@@ -161,7 +161,7 @@ fn f11_streams_are_told_at_the_deadline_and_a_second_signal_ends_it() {
 }
 
 #[test]
-fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
+fn r_f8_more_memory_than_there_is_is_refused_with_the_sum() {
     let run = boostr(&["serve", "--port", "0", "--state-cache", "100000GiB"]).fails(4);
     for part in ["16 running sequences of 694 kB", "are free", "lower --max-running"] {
         assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
@@ -177,7 +177,7 @@ fn f8_more_memory_than_there_is_is_refused_with_the_sum() {
 }
 
 #[test]
-fn f9_without_descriptors_it_goes_on_when_there_are_some() {
+fn r_f9_without_descriptors_it_goes_on_when_there_are_some() {
     let mut limited = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_boostr");
     limited.args(["-c", "ulimit -n 40 && exec \"$0\" serve --port 0 --no-sessions", program]);

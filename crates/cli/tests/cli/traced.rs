@@ -1,7 +1,7 @@
-//! System calls that fail, one after another, by strace: what is on disk is the old or the new, whole, and the error
-//! names the file.
+//! System calls that fail, one after another, by strace. The disk has the old file or the new one,
+//! whole, and the error names the file.
 //!
-//! Where no process may trace another, as in some containers, these tests fail and say so;
+//! Where no process may trace another, as in some containers, these tests fail and say so.
 //! `cargo test -- --skip traced::` leaves them out.
 
 use std::collections::BTreeMap;
@@ -263,7 +263,7 @@ fn scenarios(test: &str) -> [Scenario; 5] {
 }
 
 #[test]
-fn f2_whatever_call_fails_the_old_or_the_new_is_there() {
+fn r_f2_whatever_call_fails_the_old_or_the_new_is_there() {
     for scenario in scenarios("traced-f2") {
         let calls = survives(&scenario, |fault| !fault.is_sync());
         let count = |name: &str| calls.iter().filter(|call| call.starts_with(name)).count();
@@ -273,7 +273,7 @@ fn f2_whatever_call_fails_the_old_or_the_new_is_there() {
 }
 
 #[test]
-fn f3_what_cannot_be_forced_to_disk_is_not_called_saved() {
+fn r_f3_what_cannot_be_forced_to_disk_is_not_called_saved() {
     for scenario in scenarios("traced-f3") {
         let calls = survives(&scenario, Fault::is_sync);
         assert!(calls.len() > 1, "{calls:?}");

@@ -60,7 +60,7 @@ fn a_completion_is_what_the_model_says() {
 }
 
 #[test]
-fn d3_zero_and_seeds_are_reproducible() {
+fn r_d3_zero_and_seeds_are_reproducible() {
     let server = TestServer::start();
     let ask = |more: Value| {
         let body = with(json!({"prompt": "She was", "max_tokens": 16}), more);
@@ -336,7 +336,7 @@ fn models_and_properties_are_told() {
 }
 
 #[test]
-fn d9_a_client_that_leaves_frees_its_slot() {
+fn r_d9_a_client_that_leaves_frees_its_slot() {
     let server = TestServer::start();
     let running = |n| move |stats: &boostr::engine::Stats| stats.running == n;
     // Before the first token of a whole answer.
@@ -360,7 +360,7 @@ fn d9_a_client_that_leaves_frees_its_slot() {
 }
 
 #[test]
-fn d9_a_client_that_leaves_the_queue_does_not_touch_the_others() {
+fn r_d9_a_client_that_leaves_the_queue_does_not_touch_the_others() {
     let engine = boostr::engine::EngineConfig { max_running: 1, ..Default::default() };
     let server = TestServer::with(crate::server::Setup { engine, ..Default::default() });
     let alone = text(&server.post("/v1/completions", &endless(300)).json(), 0);

@@ -12,7 +12,7 @@ use crate::client::{connect, read};
 use crate::server::{Setup, TestServer, endless, with};
 
 #[test]
-fn d11_a_full_queue_refuses_at_once() {
+fn r_d11_a_full_queue_refuses_at_once() {
     let engine = EngineConfig { max_running: 1, max_queue: 1, ..EngineConfig::default() };
     let server = TestServer::with(Setup { engine, ..Setup::default() });
     let running = server.begin("/v1/completions", &endless(8000));
@@ -61,7 +61,7 @@ fn an_answer_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn d10_a_client_that_never_reads_is_cut() {
+fn r_d10_a_client_that_never_reads_is_cut() {
     let limits = Limits { write_time: Duration::from_millis(300), ..Limits::default() };
     let server = TestServer::with(Setup {
         config: Config { limits, ..Config::default() },
@@ -164,7 +164,7 @@ fn connections_beyond_the_limit_wait() {
 }
 
 #[test]
-fn d11_a_server_without_its_model_says_so() {
+fn r_d11_a_server_without_its_model_says_so() {
     let server = TestServer::with(Setup { without_model: true, ..Setup::default() });
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));

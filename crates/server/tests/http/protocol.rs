@@ -1,4 +1,4 @@
-//! What comes before a request is understood: heads, bodies, names, keys. Names begin with the numbers of the list of faults.
+//! Heads, bodies, names and keys, before a request is understood. Ids in names: `fixtures/CASES.md`.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ fn quick(limits: Limits) -> TestServer {
 }
 
 #[test]
-fn d1_a_body_that_is_no_json_object_is_refused() {
+fn r_d1_a_body_that_is_no_json_object_is_refused() {
     let server = TestServer::start();
     let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
     for body in ["{", "", "[]", "null", "\"x\"", "{\"prompt\": \"a\"", "\u{feff}{}", deep.as_str()]
@@ -33,7 +33,7 @@ fn d1_a_body_that_is_no_json_object_is_refused() {
 }
 
 #[test]
-fn d2_wrong_types_and_ranges_are_named() {
+fn r_d2_wrong_types_and_ranges_are_named() {
     let server = TestServer::start();
     for (body, param) in [
         (r#"{"prompt": "a", "temperature": "hot"}"#, "temperature"),
@@ -68,7 +68,7 @@ fn d2_wrong_types_and_ranges_are_named() {
 }
 
 #[test]
-fn d4_messages_that_are_none_are_named() {
+fn r_d4_messages_that_are_none_are_named() {
     let server = TestServer::start();
     for messages in [
         json!([]),
@@ -83,7 +83,7 @@ fn d4_messages_that_are_none_are_named() {
 }
 
 #[test]
-fn d5_a_prompt_that_is_too_long_is_refused_with_both_counts() {
+fn r_d5_a_prompt_that_is_too_long_is_refused_with_both_counts() {
     let server = quick(Limits { max_prompt: 8, ..Limits::default() });
     let body = json!({"prompt": "one two three four five six seven eight nine ten eleven twelve"});
     let reply = server.post("/v1/completions", &body);
@@ -94,7 +94,7 @@ fn d5_a_prompt_that_is_too_long_is_refused_with_both_counts() {
 }
 
 #[test]
-fn d6_bodies_that_are_too_large_or_encoded_are_refused_early() {
+fn r_d6_bodies_that_are_too_large_or_encoded_are_refused_early() {
     let server = quick(Limits { max_body: 10_000, ..Limits::default() });
     let head =
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
@@ -121,7 +121,7 @@ fn d6_bodies_that_are_too_large_or_encoded_are_refused_early() {
 }
 
 #[test]
-fn d7_heads_that_are_too_large_are_refused() {
+fn r_d7_heads_that_are_too_large_are_refused() {
     let server = TestServer::start();
     let with_headers = |headers: &str| server.send("GET", "/livez", headers, "");
     let large = with_headers(&format!("X-Large: {}\r\n", "x".repeat(70_000)));
@@ -147,7 +147,7 @@ fn d7_heads_that_are_too_large_are_refused() {
 }
 
 #[test]
-fn d8_clients_that_send_slowly_are_cut() {
+fn r_d8_clients_that_send_slowly_are_cut() {
     let limits = Limits {
         header_time: Duration::from_millis(300),
         body_time: Duration::from_millis(300),
@@ -193,7 +193,7 @@ fn d8_clients_that_send_slowly_are_cut() {
 }
 
 #[test]
-fn d13_other_names_and_other_sites_are_refused() {
+fn r_d13_other_names_and_other_sites_are_refused() {
     let server = TestServer::start();
     let port = server.address.port();
     let get = |host: &str| {
@@ -255,7 +255,7 @@ fn pages_that_are_named_may_use_the_server() {
 }
 
 #[test]
-fn d14_a_missing_or_wrong_key_opens_nothing() {
+fn r_d14_a_missing_or_wrong_key_opens_nothing() {
     let config = Config { keys: Keys::new(["secret"]), ..Config::default() };
     let server = TestServer::with(Setup { config, ..Setup::default() });
     let get = |path: &str, headers: &str| server.send("GET", path, headers, "");
@@ -287,7 +287,7 @@ fn d14_a_missing_or_wrong_key_opens_nothing() {
 }
 
 #[test]
-fn d18_old_and_odd_http_is_answered_or_refused() {
+fn r_d18_old_and_odd_http_is_answered_or_refused() {
     let server = TestServer::start();
     let old = raw(server.address, "GET /livez HTTP/1.0\r\n\r\n");
     assert_eq!(old.status, 200);
@@ -334,7 +334,7 @@ fn d18_old_and_odd_http_is_answered_or_refused() {
 }
 
 #[test]
-fn d19_what_is_not_there_is_said_in_json() {
+fn r_d19_what_is_not_there_is_said_in_json() {
     let server = TestServer::start();
     for path in ["/nothing", "/v1", "/v1/models/other", "/../etc/passwd", "/%00", "/v1/sessions"] {
         let reply = server.get(path);

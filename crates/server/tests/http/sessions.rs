@@ -113,7 +113,7 @@ fn what_was_said_when_a_client_left_is_kept() {
 }
 
 #[test]
-fn d12_a_name_is_a_name_and_no_path() {
+fn r_d12_a_name_is_a_name_and_no_path() {
     let server = TestServer::with_sessions();
     let long = "x".repeat(300);
     for name in

@@ -47,7 +47,7 @@ fn an_answer_follows_its_schema() {
 }
 
 #[test]
-fn d15_schemas_that_do_harm_are_refused_and_the_engine_lives() {
+fn r_d15_schemas_that_do_harm_are_refused_and_the_engine_lives() {
     let server = TestServer::start();
     let large = json!({"type": "object", "properties": {"x": {"enum": ["y".repeat(1 << 20)]}}});
     for schema in [

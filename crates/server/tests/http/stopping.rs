@@ -1,4 +1,4 @@
-//! F11: what becomes of answers when the server is told to stop.
+//! Answers of a server that is told to stop.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn draining(time: Duration) -> TestServer {
 }
 
 #[test]
-fn f11_an_idle_server_stops_at_once() {
+fn r_f11_an_idle_server_stops_at_once() {
     let mut server = draining(Duration::from_secs(10));
     let mut idle = server.begin("/tokenize", &json!({"content": "a"}));
     assert_eq!(read(&mut idle).unwrap().status, 200);
@@ -26,7 +26,7 @@ fn f11_an_idle_server_stops_at_once() {
 }
 
 #[test]
-fn f11_what_is_running_may_end_and_nothing_new_begins() {
+fn r_f11_what_is_running_may_end_and_nothing_new_begins() {
     let mut server = draining(Duration::from_secs(20));
     let body = with(endless(1500), json!({"stream": true}));
     let mut streams: Vec<_> = (0..2).map(|_| server.begin("/v1/completions", &body)).collect();
@@ -46,7 +46,7 @@ fn f11_what_is_running_may_end_and_nothing_new_begins() {
 }
 
 #[test]
-fn f11_at_the_deadline_every_client_is_told() {
+fn r_f11_at_the_deadline_every_client_is_told() {
     let mut server = draining(Duration::from_millis(300));
     let body = with(endless(8000), json!({"stream": true}));
     let mut streams: Vec<_> = (0..8).map(|_| server.begin("/v1/completions", &body)).collect();

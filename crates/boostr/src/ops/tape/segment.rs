@@ -1,9 +1,10 @@
-//! Segments that are run again on the way back.
+//! Segments that the backward pass runs again.
 //!
-//! Of a segment the tape keeps what enters and what leaves it. The way back runs it once more, on a tape of its
-//! own that is lent the gradients: there parameters, and what enters, are known by the same memory as
-//! before. What leaves takes over the gradients of what left the first time, and the steps of the segment
-//! follow. So each gradient is a sum of the same terms in the same order as without, and has the same bits.
+//! The tape keeps only the inputs and outputs of a segment. The backward pass runs it once more, on a
+//! tape of its own that is lent the gradients. There parameters and inputs are known by the same memory
+//! as before. The new outputs take over the gradients of the old ones, and the backward steps of the
+//! segment follow. So each gradient is a sum of the same terms in the same order as without
+//! recomputing, and has the same bits.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,10 +1,10 @@
 //! How BPE tokenizers cut text into words: the names that `tokenizer.ggml.pre` may have.
 //!
-//! A name stands for regular expressions that are applied one after the other; each cuts what the former
-//! left at the edges of its matches. Which name means which is a fact of llama.cpp (`src/llama-vocab.cpp`,
-//! as in the release llama-cpp-python 0.3.36). The expressions are those of the models' own
-//! `tokenizer.json` where these are known, rather than what llama.cpp makes of them for its own engine, so
-//! that a `tokenizer.json` finds its name by them.
+//! A name stands for regular expressions that are applied one after the other. Each cuts the rest of
+//! the one before at the edges of its matches. The meaning of a name is a fact of llama.cpp
+//! (`src/llama-vocab.cpp`, as in the release llama-cpp-python 0.3.36). The expressions are those of the
+//! models' own `tokenizer.json` where these are known, not llama.cpp's versions for its own engine. So
+//! a `tokenizer.json` finds its name by them.
 
 use serde_json::Value;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -19,9 +19,9 @@ pub(super) struct Pre {
     /// The first is the one to write.
     names: &'static [&'static str],
     patterns: &'static [&'static str],
-    /// Whether a word that is a token is that token, whatever the merges make of it.
+    /// A word that is itself in the vocabulary is one token, whatever the merges give.
     pub(super) ignore_merges: bool,
-    /// Whether a text starts with the first token unless the file says otherwise.
+    /// A text starts with BOS unless the file says otherwise.
     pub(super) add_bos: bool,
 }
 

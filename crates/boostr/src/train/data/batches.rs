@@ -1,12 +1,13 @@
 //! Batches: pieces of documents in an order that depends on a seed alone.
 //!
-//! In an epoch the documents stand in a shuffled order, and so do their inputs, one document's after another's.
-//! [`Packing`] says how rows of `seq_len` tokens are cut from them. A row that reaches the end of an epoch goes on in
-//! the next, so every batch has `batch_size * seq_len` tokens. Rows that nothing passes between are shuffled too: a
-//! batch has parts of long documents from anywhere, not one after another.
+//! In an epoch the documents stand in a shuffled order, and so do their inputs, one document's after
+//! another's. [`Packing`] cuts rows of `seq_len` tokens from them. A row that reaches the end of an
+//! epoch continues in the next, so every batch has `batch_size * seq_len` tokens. Rows that carry
+//! nothing to each other are shuffled too. A batch then has parts of long documents from anywhere, not
+//! one after another.
 //!
-//! The order of an epoch comes from the seed and the epoch's number, and what a row holds from how many tokens the
-//! rows before it had: so a cursor is one number.
+//! The seed and the epoch's number give the order of an epoch. The number of tokens in earlier rows
+//! gives the contents of a row. So a cursor is one number.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +23,9 @@ const ORDERS: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
-    /// Rows are cut from all documents one after another, and nothing passes from piece to piece: a document that
-    /// does not end in its row is cut, and what is left of it starts the next row as if it were another.
+    /// Rows are cut from all documents one after another, and nothing passes from piece to piece. A
+    /// document that does not end in its row is cut. The rest of it starts the next row as if it
+    /// were another document.
     Documents,
     /// Each row of a batch goes on where the same row of the batch before stopped, with its state. These streams are
     /// equal shares of the epoch; a state starts afresh where a document starts, and where a share does. Gradients

@@ -20,8 +20,9 @@ use crate::tokenizer::{Part, Tokenizer};
 /// text. The start is what the tokenizer puts before a text: one token, or nothing. [`TokenFile`](super::TokenFile)
 /// adds the end-of-text token, which counts when the last token does; documents that end with it get no second one.
 ///
-/// A text longer than [`PIECE`](super::PIECE) is tokenized in pieces, cut before spaces between letters where there
-/// are any; elsewhere the tokens at a cut may be others than in the whole.
+/// A text longer than [`PIECE`](super::PIECE) is tokenized in pieces. They are cut before spaces
+/// between letters if there are any. Elsewhere the tokens at a cut may differ from those of the
+/// whole.
 #[derive(Debug)]
 pub struct Encoder {
     tokenizer: Tokenizer,

@@ -1,0 +1,86 @@
+//! What the machine can do at the moment: matrix products, registers, memory.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use boostr_kernels::{Level, probe};
+use serde::Serialize;
+
+use super::peer;
+
+/// Size of the square product that stands for the rate of matrix products.
+const GEMM: usize = 1024;
+/// Floats that are read for the rate of memory: several times any cache.
+const READ: usize = 1 << 26;
+
+/// Buffers of the measurements.
+pub(super) struct Machine {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+    memory: Vec<f32>,
+}
+
+impl Machine {
+    pub(super) fn new() -> Self {
+        let wave =
+            |k: usize| (0..GEMM * GEMM).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect();
+        Self { a: wave(3), b: wave(5), c: vec![0.0; GEMM * GEMM], memory: Vec::new() }
+    }
+
+    /// Makes the buffer that [`Machine::read`] reads.
+    pub(super) fn allocate_memory(&mut self) {
+        self.memory = vec![1.0; READ];
+    }
+
+    /// FLOP/s of the `gemm` crate on 1024 x 1024 matrices.
+    pub(super) fn gemm(&mut self) -> f64 {
+        let seconds = time(|| peer::square_product(GEMM, &self.a, &self.b, &mut self.c));
+        2.0 * (GEMM as f64).powi(3) / seconds
+    }
+
+    /// Bytes per second of reading memory.
+    pub(super) fn read(&self) -> f64 {
+        let seconds = time(|| black_box(probe::read(Level::detect(), black_box(&self.memory))));
+        4.0 * self.memory.len() as f64 / seconds
+    }
+}
+
+/// FLOP/s of multiply-adds on registers.
+pub(super) fn multiply_adds() -> f64 {
+    let mut operations = 0.0;
+    let seconds = time(|| operations = probe::multiply_adds(Level::detect(), 1 << 21));
+    operations / seconds
+}
+
+/// Seconds that a call takes.
+pub(super) fn time<T>(call: impl FnOnce() -> T) -> f64 {
+    let start = Instant::now();
+    black_box(call());
+    start.elapsed().as_secs_f64()
+}
+
+/// The machine, as reports name it.
+#[derive(Debug, Serialize)]
+pub(super) struct Description {
+    cpu: String,
+    instruction_set: &'static str,
+    processors: usize,
+}
+
+impl Description {
+    pub(super) fn new() -> Self {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name =
+            info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        Self {
+            cpu: name.unwrap_or("unknown").to_string(),
+            instruction_set: Level::detect().name(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    pub(super) fn line(&self) -> String {
+        format!("{}, {} processors, {}", self.cpu, self.processors, self.instruction_set)
+    }
+}

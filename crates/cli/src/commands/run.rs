@@ -1,0 +1,460 @@
+//! `boostr run`: completes a prompt or answers it, and says how fast.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use boostr::backend::Cpu;
+use boostr::checkpoint::Summary;
+use boostr::engine::{Finish, Generated, Generation, generate};
+use boostr::load::{LanguageModel, OpenOptions};
+use boostr::models::{Logits, Run};
+use boostr::sample::{SamplerConfig, StopStrings};
+use boostr::state_file::About;
+use boostr_kernels::Level;
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::parse_max_tokens;
+use crate::commands::state;
+use crate::exit::{BadModel, Interrupted, usage};
+use crate::model::Source;
+use crate::options::draft::DraftArgs;
+use crate::options::grammar::{self, GrammarArgs};
+use crate::options::model::ModelArgs;
+use crate::options::sampling::{self, SamplingArgs};
+use crate::options::state::RunStateArgs;
+use crate::options::template::{self, TemplateArgs};
+use crate::places::StateWord;
+use crate::prompt::{self, Prompt};
+use crate::stream::{self, Show, Stream};
+use crate::system;
+use crate::term::{Style, Term};
+
+const EXAMPLES: &str = "\
+Examples:
+  boostr run ./mamba2-370m -p \"The sea was\" -n 64
+  boostr run ./mamba2-370m --temp 0 --json < notes.txt
+  boostr run smollm2-instruct.gguf -p \"What is the capital of France?\"
+  boostr run smollm2-instruct.gguf --raw -p \"The capital of France is\"
+  boostr run ./mamba2-370m -f book.txt -n 0 --save-state book.state
+  boostr run ./mamba2-370m --state book.state -p \"The moral is\"";
+
+const NOTES: &str = "\
+A model with a chat template is told the prompt as a message of the user and answers it; --raw completes the text as \
+it is, as every other model does. The text goes to stdout, everything else to stderr. One newline at the end of a file or of stdin is no \
+part of the prompt. Without -n, generation ends at the model's end token or after max_new_tokens of \
+generation_config.json, else 128 tokens. Sampling follows generation_config.json: without do_sample \
+it is greedy, until --temp, --top-k, --top-p or --min-p ask for more. Each option here is also an \
+environment variable (BOOSTR_TEMP, BOOSTR_TOP_K, ...); an option wins over its variable.";
+
+/// Complete a prompt, or answer it
+#[derive(Debug, Args)]
+#[command(alias = "generate", before_help = EXAMPLES, after_help = NOTES)]
+pub struct RunArgs {
+    /// The model, unless -m names it; then this is the prompt
+    #[arg(value_name = "MODEL")]
+    pub first: Option<OsString>,
+    /// The prompt
+    #[arg(value_name = "PROMPT")]
+    pub second: Option<OsString>,
+    /// The prompt; - reads it from stdin
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(conflicts_with_all = ["file", "tokens"])]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "PATH", conflicts_with = "tokens")]
+    pub file: Option<PathBuf>,
+    /// Token ids as the prompt, like 5,17,3; ids are printed in place of text
+    #[arg(long, value_name = "IDS")]
+    #[arg(conflicts_with_all = ["system", "chat_template", "chat_template_kwargs"])]
+    pub tokens: Option<String>,
+    /// Most tokens to generate; -1 for no limit
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true)]
+    #[arg(env = "BOOSTR_MAX_TOKENS", hide_env = true, value_parser = parse_max_tokens)]
+    pub max_tokens: Option<usize>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    /// One JSON object with text, ids, finish_reason and timings
+    #[arg(long)]
+    pub json: bool,
+    /// Accepted and ignored: the state is constant, there is no context limit
+    #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
+    pub ctx_size: Option<i64>,
+    #[command(flatten)]
+    pub state: RunStateArgs,
+    #[command(flatten)]
+    pub chat: TemplateArgs,
+    #[command(flatten)]
+    pub grammar: GrammarArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
+    let (source, options, text) = model_and_text(args)?;
+    source.check_exists()?;
+    let prompt = prompt_of(args, bare, text)?;
+    let is_own_prompt = prompt.is_none();
+    let prompt = match prompt {
+        Some(prompt) => prompt,
+        None if args.state.state.is_some() => {
+            return Err(usage("no prompt: --state goes on with what -p, -f or stdin says"));
+        }
+        None => Prompt::Text(built_in_prompt(&source)?),
+    };
+    let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
+    let grammar = args.grammar.read()?;
+    if args.ctx_size.is_some() {
+        term.say("note: -c is ignored: the state is constant, there is no context limit");
+    }
+
+    // Before the model: what cannot be saved need not be computed.
+    let word = |word: &Option<PathBuf>| {
+        let folder = args.state.states.as_deref();
+        word.as_deref().map(|word| StateWord::new(word, folder)).transpose()
+    };
+    let (from, to) = (word(&args.state.state)?, word(&args.state.save_state)?);
+    let out = to.as_ref().map(StateWord::lock).transpose()?;
+
+    let start = Instant::now();
+    let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
+    let lm = source.open(&options)?;
+    let (mut state, seen) = match &saved {
+        Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
+        None => (lm.model.new_state()?, Some(&[][..])),
+    };
+    let reused = state.position();
+    let load = start.elapsed();
+    let message = match &prompt {
+        Prompt::Text(text) if saved.is_none() => template::ids(&args.chat, &lm, text)?,
+        _ => None,
+    };
+    let is_chat = message.is_some();
+    let ids = match message {
+        Some(ids) => prompt.check(&ids, &lm).map(|()| ids)?,
+        None if saved.is_some() => prompt.ids_after(&lm)?,
+        None => prompt.ids(&lm)?,
+    };
+    let sampler = args.sampling.config(&lm.defaults)?;
+    let constraint =
+        grammar.as_ref().map(|grammar| grammar::constraint(grammar, &lm)).transpose()?;
+    if !args.stop.is_empty() {
+        lm.tokenizer().map_err(BadModel::from)?;
+    }
+    let summary = lm.files.clone();
+    if source == Source::Embedded && term.chatty() && !args.json {
+        banner(&source, &summary, is_own_prompt, term);
+    }
+
+    stream::catch_interrupt();
+    let show = match (&prompt, args.json) {
+        (_, true) => Show::Nothing,
+        (Prompt::Text(_), _) => Show::Text,
+        (Prompt::Ids(_), _) => Show::Ids,
+    };
+    let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
+    let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
+    let draft = args.draft.open(&args.model, &lm)?;
+    let generation = Generation {
+        seen: seen.unwrap_or(&[]),
+        max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
+        eos: &lm.eos,
+        sampler: sampler.clone(),
+        constraint,
+        draft,
+        ..Generation::new(&ids, lm.vocab_limit())
+    };
+    let generated = generate(&lm.model, &mut state, generation, &mut observer)
+        .map_err(|e| bad_logits(&lm, e))?;
+    let (text, stopped) = observer.finish()?;
+    if let Some(out) = &out {
+        let all = [&ids, &*generated.ids].concat();
+        let computed = state.position() - reused;
+        if computed < ids.len() {
+            term.say("note: interrupted in the prompt: no state is saved");
+        } else {
+            // The last token was shown, and not needed yet.
+            let tokens = &all[computed..];
+            lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::None)?;
+            let ids = seen.map(|seen| [seen, &all].concat());
+            let (model, dtype) = (&*source.name(), args.state.state_type.into());
+            out.save(&lm.model, &state, &About { model, ids: ids.as_deref(), dtype })?;
+        }
+    }
+
+    let report = Report {
+        source: &source,
+        summary,
+        sampler,
+        load,
+        is_chat,
+        prompt_n: ids.len(),
+        reused,
+        generated,
+        state_bytes: state.size_in_bytes(),
+        position: state.position(),
+    };
+    if args.json {
+        let reason = stream::reason(report.generated.finish, stopped);
+        term.print_json(&report.json(&lm, text.as_deref(), reason))?;
+    }
+    if term.chatty() {
+        report.say(term);
+    } else if bare {
+        term.say(report.line());
+    }
+    if source == Source::Embedded && term.chatty() {
+        term.say(format_args!("next: {NEXT}"));
+    }
+    if stream::is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Logits that are no numbers come from weights that are none: an error about the model's file.
+pub fn bad_logits(lm: &LanguageModel<Cpu>, error: boostr::Error) -> anyhow::Error {
+    match error {
+        boostr::Error::Argument { name: "logits", reason } => BadModel {
+            error: boostr::Error::Format {
+                path: lm.path.clone(),
+                reason: format!("its logits are not to be used: {reason}"),
+            },
+            help: Some("`boostr verify MODEL --values` looks for the tensors that cause it".into()),
+        }
+        .into(),
+        other => other.into(),
+    }
+}
+
+const NEXT: &str = "boostr MODEL -p TEXT | boostr show | boostr doctor | boostr --help";
+
+/// The model that a command line means, and the text it has as a word.
+fn model_and_text(args: &RunArgs) -> Result<(Source, OpenOptions, Option<&OsString>)> {
+    let (model, text) = match (&args.model.model, &args.first, &args.second) {
+        (Some(_), Some(_), Some(extra)) => {
+            let extra = extra.to_string_lossy();
+            return Err(usage(format!("unexpected `{extra}`: the model is named by -m already")));
+        }
+        (Some(model), text, _) => (Some(model.as_path()), text),
+        (None, first, second) => (first.as_ref().map(Path::new), second),
+    };
+    let (source, options) = args.model.source(model)?;
+    Ok((source, options, text.as_ref()))
+}
+
+/// The prompt that the user gives; `None` when there is none.
+fn prompt_of(args: &RunArgs, bare: bool, text: Option<&OsString>) -> Result<Option<Prompt>> {
+    if let Some(ids) = &args.tokens {
+        if text.is_some() {
+            return Err(usage("both a prompt and --tokens are given"));
+        }
+        return Ok(Some(Prompt::Ids(prompt::parse_ids(ids)?)));
+    }
+    let given = match (text, &args.prompt, &args.file) {
+        (Some(text), None, None) => Some(prompt::text_of(text)?),
+        (Some(_), ..) => return Err(usage("two prompts are given")),
+        (None, text, _) => text.clone(),
+    };
+    if bare {
+        // Alone it must end whatever stdin is, be it a pipe that nobody closes.
+        return Ok(None);
+    }
+    let is_given = given.is_some() || args.file.is_some();
+    let text = prompt::read_text(given.as_deref(), args.file.as_deref())?;
+    Ok(text.filter(|text| is_given || !text.is_empty()).map(Prompt::Text))
+}
+
+fn built_in_prompt(source: &Source) -> Result<String> {
+    match source {
+        #[cfg(feature = "demo")]
+        Source::Embedded => Ok(crate::model::demo::PROMPT.to_owned()),
+        _ => Err(usage(
+            "no prompt: give one with -p TEXT, -f FILE, or on stdin; `boostr chat` talks",
+        )),
+    }
+}
+
+/// Says what the built-in model is, before it speaks.
+fn banner(source: &Source, summary: &Summary, is_own_prompt: bool, term: &Term) {
+    let threads = rayon::current_num_threads();
+    let head = format!(
+        "boostr {}  {} (embedded, {} params, {}, {})  {threads} threads {}",
+        env!("CARGO_PKG_VERSION"),
+        source.name(),
+        system::count(summary.parameters as u64),
+        summary.dtype,
+        system::bytes(summary.bytes as u64),
+        Level::detect().name(),
+    );
+    term.say(term.on_stderr(Style::Bold, &head));
+    let words = "a demo, not an assistant: it writes prose like its sources, and knows nothing";
+    term.say(term.on_stderr(Style::Dim, words));
+    #[cfg(feature = "demo")]
+    if is_own_prompt {
+        let prompt = crate::model::demo::PROMPT;
+        if term.stderr_tty && term.stdout_tty {
+            // On one screen the prompt and its continuation read as one text.
+            term.say_part(term.on_stderr(Style::Dim, prompt));
+        } else {
+            term.say(format_args!("> {prompt}"));
+        }
+    }
+    #[cfg(not(feature = "demo"))]
+    let _ = is_own_prompt;
+}
+
+/// What there is to say of a run when it is over.
+struct Report<'a> {
+    source: &'a Source,
+    summary: Summary,
+    sampler: SamplerConfig,
+    load: Duration,
+    /// Whether the prompt was a message in the model's chat template.
+    is_chat: bool,
+    prompt_n: usize,
+    /// Tokens that came with the state.
+    reused: usize,
+    generated: Generated,
+    state_bytes: usize,
+    position: usize,
+}
+
+impl Report<'_> {
+    /// Tokens that the time of `decode` is for: the first comes from the prompt's pass.
+    fn decoded(&self) -> usize {
+        let sampled = self.generated.ids.len() + usize::from(self.generated.finish == Finish::Eos);
+        sampled.saturating_sub(1)
+    }
+
+    /// Lines with the labels of other runtimes.
+    fn say(&self, term: &Term) {
+        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let Summary { parameters, bytes, ref dtype, .. } = self.summary;
+        let place = if *self.source == Source::Embedded { "embedded" } else { "from disk" };
+        let mut lines = vec![
+            format!(
+                "load time:           {:8.0} ms  ({}, {} params, {dtype}, {}, {place})",
+                milliseconds(self.load),
+                self.source.name(),
+                system::count(parameters as u64),
+                system::bytes(bytes as u64),
+            ),
+            format!(
+                "prompt eval rate:    {:8.2} tokens/s  ({} tokens{})",
+                rate(self.prompt_n, prompt),
+                self.prompt_n,
+                if self.reused > 0 {
+                    format!(", {} more reused from the state", self.reused)
+                } else {
+                    String::new()
+                }
+            ),
+            format!(
+                "eval rate:           {:8.2} tokens/s  ({} tokens)",
+                rate(self.decoded(), decode),
+                ids.len()
+            ),
+        ];
+        let (guessed, right) = self.generated.guessed;
+        if guessed > 0 {
+            lines.push(format!("guesses:             {guessed} tokens, {right} were right"));
+        }
+        if !ids.is_empty() {
+            lines.push(format!("time to first token: {:8.1} ms", milliseconds(first_token)));
+        }
+        lines.push(format!("state:               {}", self.state()));
+        if let Some(peak) = system::peak_memory() {
+            lines.push(format!("peak memory:         {}", system::bytes(peak)));
+        }
+        if term.verbose {
+            let prompt = if self.is_chat { "a message, by the chat template" } else { "as it is" };
+            lines.push(format!("prompt:              {prompt}"));
+            lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
+        }
+        for line in lines {
+            term.say(term.on_stderr(Style::Dim, &line));
+        }
+    }
+
+    /// The same in one line.
+    fn line(&self) -> String {
+        let Generated { decode, ref ids, .. } = self.generated;
+        format!(
+            "{}, a demo and no assistant: {} tokens, {:.0} tokens/s, state {}; next: {NEXT}",
+            self.source.name(),
+            ids.len(),
+            rate(self.decoded(), decode),
+            self.state(),
+        )
+    }
+
+    fn state(&self) -> String {
+        let bytes = system::bytes(self.state_bytes as u64);
+        format!("{bytes}, constant (position {})", self.position)
+    }
+
+    fn json(&self, lm: &LanguageModel<Cpu>, text: Option<&str>, reason: &str) -> Value {
+        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let path = (*self.source != Source::Embedded).then(|| lm.path.display().to_string());
+        json!({
+            "model": self.source.name(),
+            "path": path,
+            "chat": self.is_chat,
+            "text": text,
+            "ids": ids,
+            "prompt_tokens": self.prompt_n,
+            "completion_tokens": ids.len(),
+            "finish_reason": reason,
+            "seed": self.sampler.seed,
+            "sampling": {
+                "temperature": short(self.sampler.temperature),
+                "top_k": self.sampler.top_k,
+                "top_p": short(self.sampler.top_p),
+                "min_p": short(self.sampler.min_p),
+                "repeat_penalty": short(self.sampler.repetition_penalty),
+                "repeat_last_n": self.sampler.repetition_window,
+            },
+            "timings": {
+                "load_ms": milliseconds(self.load),
+                "cache_n": self.reused,
+                "prompt_n": self.prompt_n,
+                "prompt_ms": milliseconds(prompt),
+                "prompt_per_token_ms": per_token(self.prompt_n, prompt),
+                "prompt_per_second": rate(self.prompt_n, prompt),
+                "predicted_n": ids.len(),
+                "draft_n": self.generated.guessed.0,
+                "draft_n_accepted": self.generated.guessed.1,
+                "predicted_ms": milliseconds(decode),
+                "predicted_per_token_ms": per_token(self.decoded(), decode),
+                "predicted_per_second": rate(self.decoded(), decode),
+                "time_to_first_token_ms": (!ids.is_empty()).then(|| milliseconds(first_token)),
+            },
+            "state_bytes": self.state_bytes,
+            "position": self.position,
+            "threads": rayon::current_num_threads(),
+            "peak_memory_bytes": system::peak_memory(),
+        })
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn per_token(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 { 0.0 } else { milliseconds(time) / tokens as f64 }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 || time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+/// The f64 that is written as the f32 is: 0.7 and not 0.699999988.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}

@@ -1,0 +1,104 @@
+//! `boostr train`: a new model from text.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use boostr::tokenizer::Tokenizer;
+use boostr::train::data::Encoder;
+use boostr::train::{Shape, TrainableModel, bpe};
+use clap::Args;
+
+use crate::exit::usage;
+use crate::term::{BYTES, Term};
+use crate::training::{
+    NOTES, TrainingArgs, files, out_of, prepare, read_config, refuse_old, resume, set, start,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  boostr train --data book.txt --out runs/a --preset tiny --steps 500
+  boostr train --resume runs/a";
+
+/// A new model from text, or on with one that was stopped
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub training: TrainingArgs,
+    /// Sizes of the new model
+    #[arg(long, value_name = "NAME", value_parser = ["tiny", "small", "medium"])]
+    pub preset: Option<String>,
+    /// A config.json of any supported family, in place of sizes
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    pub model_config: Option<PathBuf>,
+    /// Width of the model
+    #[arg(long, value_name = "N")]
+    pub d_model: Option<usize>,
+    /// Layers of the model
+    #[arg(long, value_name = "N")]
+    pub n_layer: Option<usize>,
+    /// Width of its states
+    #[arg(long, value_name = "N")]
+    pub d_state: Option<usize>,
+    /// A tokenizer.json to use; else one is trained on the text
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens of the tokenizer that is trained
+    #[arg(long, value_name = "N", conflicts_with = "tokenizer")]
+    pub vocab_size: Option<usize>,
+}
+
+pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
+    let training = &args.training;
+    if let Some(folder) = &training.resume {
+        return resume(folder, training, term);
+    }
+    let out = out_of(training)?;
+    let mut file = read_config(training)?;
+    if let Some(name) = &args.preset {
+        let preset = Shape::preset(name);
+        file.model = preset.ok_or_else(|| usage(format!("--preset {name}: no such preset")))?;
+    }
+    let shape = &mut file.model;
+    let sizes = [
+        (&args.d_model, &mut shape.d_model),
+        (&args.n_layer, &mut shape.n_layer),
+        (&args.d_state, &mut shape.d_state),
+        (&args.vocab_size, &mut shape.vocab_size),
+    ];
+    for (given, size) in sizes {
+        *size = given.unwrap_or(*size);
+    }
+    set(&mut file.run, training);
+    let data = files(&training.data, training)?;
+    if data.is_empty() {
+        return Err(usage("--data FILE: expected text to train on"));
+    }
+    refuse_old(&out)?;
+    let tokenizer = match &args.tokenizer {
+        Some(path) => fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?,
+        None => {
+            let bar = term.bar(BYTES).with_message("tokenizer");
+            let text = bpe::train(&data, file.model.vocab_size, |done, total| {
+                bar.set_length(total);
+                bar.set_position(done);
+            });
+            bar.finish_and_clear();
+            text?
+        }
+    };
+    let parsed = Tokenizer::from_bytes("tokenizer.json", tokenizer.as_bytes())?;
+    let end = parsed.id("<|endoftext|>").or_else(|| parsed.id("</s>")).unwrap_or(0);
+    let encoder = Encoder::new(&parsed, end)?;
+    let config = match &args.model_config {
+        Some(path) => {
+            let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+            serde_json::from_str(&text).with_context(|| format!("`{}`", path.display()))?
+        }
+        None => file.model.to_config(parsed.max_id() as usize + 1, end),
+    };
+    let model = TrainableModel::new(&config, tokenizer, file.run.seed)?;
+    let tokens = prepare(&out, &data, &files(&training.valid, training)?, &encoder, term)?;
+    start(&out, file.run, model, tokens, training, term)
+}

@@ -1,0 +1,100 @@
+//! `boostr tune`: a model changed by text, all of it or by adapters beside it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use boostr::load::OpenOptions;
+use boostr::train::data::Encoder;
+use boostr::train::{LoraConfig, Method, TrainableModel};
+use clap::Args;
+
+use crate::exit::usage;
+use crate::model::Source;
+use crate::term::Term;
+use crate::training::{
+    NOTES, TrainingArgs, files, out_of, prepare, read_config, refuse_old, resume, set, start,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  boostr tune ./mamba2-130m --data notes.txt --out runs/b --lora 8 --steps 200
+  boostr tune ./mamba2-130m --merge runs/b --out ./mamba2-130m-notes";
+
+/// A model changed by text: all of it, or adapters beside it
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES)]
+pub struct TuneArgs {
+    /// Folder, weight file or GGUF file of the model
+    #[arg(value_name = "MODEL", required_unless_present = "resume")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub training: TrainingArgs,
+    /// Train adapters of this rank beside the model, which stays as it is
+    #[arg(long, value_name = "R")]
+    pub lora: Option<usize>,
+    /// Their factor is ALPHA / R; twice R by default
+    #[arg(long, value_name = "ALPHA", requires = "lora")]
+    pub alpha: Option<f64>,
+    /// Layers that get adapters, like in_proj,q_proj, or rows of in_proj (in_proj.x, in_proj.dt); by default
+    /// the projections of mixers, attention and feed-forward layers
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "lora")]
+    pub targets: Vec<String>,
+    /// Write the model with these adapters merged into it to --out, and train nothing
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "resume", "lora"])]
+    pub merge: Option<PathBuf>,
+}
+
+pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
+    let training = &args.training;
+    if let Some(folder) = &training.resume {
+        return resume(folder, training, term);
+    }
+    let out = out_of(training)?;
+    let Some(path) = &args.model else { return Err(usage("expected a model to tune")) };
+    Source::Path(path.clone()).check_exists()?;
+    let model = TrainableModel::open(path, &OpenOptions::default())?;
+    if let Some(adapters) = &args.merge {
+        return merge(model, adapters, &out, term);
+    }
+    let mut file = read_config(training)?;
+    if training.lr.is_none() && training.config.is_none() {
+        // A model that is trained already is moved more gently than a new one.
+        file.run.schedule.lr = if args.lora.is_some() { 2e-4 } else { 5e-5 };
+    }
+    set(&mut file.run, training);
+    if let Some(r) = args.lora {
+        let alpha = args.alpha.unwrap_or(2.0 * r as f64);
+        file.run.method = Method::Lora(LoraConfig { r, alpha, targets: args.targets.clone() });
+    }
+    // Found again wherever boostr or PEFT are run.
+    file.run.base = fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
+    let data = files(&training.data, training)?;
+    if data.is_empty() {
+        return Err(usage("--data FILE: expected text to train on"));
+    }
+    refuse_old(&out)?;
+    let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
+        Source::Path(path.clone()).open(&OpenOptions::default())?;
+    let tokenizer = lm.tokenizer()?;
+    let end = lm.eos.first().copied();
+    let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;
+    let mut encoder = Encoder::new(tokenizer, end)?;
+    if let Some(template) = &lm.chat_template {
+        encoder = encoder.with_chat(template, boostr::chat::Options::default())?;
+    }
+    drop(lm);
+    let tokens = prepare(&out, &data, &files(&training.valid, training)?, &encoder, term)?;
+    start(&out, file.run, model, tokens, training, term)
+}
+
+fn merge(mut model: TrainableModel, adapters: &Path, out: &Path, term: &Term) -> Result<()> {
+    if out.exists() {
+        return Err(usage(format!("`{}` is there already", out.display())));
+    }
+    let config = model.read_adapters(adapters)?;
+    model.merge_adapters()?;
+    model.write_new(out)?;
+    term.say(format_args!("{}: adapters of rank {} merged", out.display(), config.r));
+    Ok(())
+}
