@@ -20,7 +20,7 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("chat", &["error", "checkpoint", "tokenizer", "grammar", "generation_config"]),
     ("nn", &["error", "ops", "backend", "checkpoint"]),
     ("models", &["error", "ops", "backend", "checkpoint", "nn"]),
-    ("state_file", &["error", "ops", "backend", "checkpoint", "models"]),
+    ("state_file", &["error", "ops", "backend", "checkpoint", "nn", "models"]),
     (
         "load",
         &[

@@ -352,7 +352,7 @@ fn layer_kinds(layers: &[LayerSpec]) -> String {
     format!("{} ({})", layers.len(), kinds.join(", "))
 }
 
-/// The first part of each kind that layers have.
+/// The first part of each kind that layers have, those that keep something first.
 fn kinds_of_part(layers: &[LayerSpec]) -> Vec<&dyn Part> {
     let mut kinds: Vec<&dyn Part> = Vec::new();
     for part in layers.iter().flat_map(LayerSpec::parts) {
@@ -360,6 +360,7 @@ fn kinds_of_part(layers: &[LayerSpec]) -> Vec<&dyn Part> {
             kinds.push(part);
         }
     }
+    kinds.sort_by_key(|part| part.slots().is_empty());
     kinds
 }
 
