@@ -46,6 +46,20 @@ impl Backend for Recorded {
     type Client = Tape;
 }
 
+/// A client that is of one backend, so that who is given the client need not be told the backend.
+pub trait Device: Clone + Send + Sync {
+    /// The backend.
+    type Backend: Backend<Client = Self>;
+}
+
+impl Device for CpuClient {
+    type Backend = Cpu;
+}
+
+impl Device for Tape {
+    type Backend = Recorded;
+}
+
 /// A client of the CPU at the best [level](Level) of this machine.
 #[must_use]
 pub fn cpu() -> CpuClient {

@@ -154,7 +154,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         println!("trained to a loss of {loss:.3} nats a token");
         let families = Families::builtin().with(Entry::of::<Toy>());
         let options = OpenOptions { families, ..OpenOptions::default() };
-        let lm = LanguageModel::<Cpu>::open(folder.as_ref(), &options, cpu())?;
+        let lm = LanguageModel::<Cpu>::open(&folder, &options, cpu())?;
         state(&lm, &folder)?;
         serve(lm)
     });
@@ -215,7 +215,7 @@ fn serve(lm: LanguageModel<Cpu>) -> std::result::Result<(), Box<dyn Error>> {
     let lm = Arc::new(lm);
     let server = boostr_server::Server::new(boostr_server::Config::default())?;
     let engine = Engine::start(lm.clone(), EngineConfig::default())?;
-    server.load(lm, engine, None)?;
+    server.load(lm, engine, None, None)?;
     let body = json!({ "prompt": "the sea is wide", "max_tokens": 16, "temperature": 0 });
     let runtime = tokio::runtime::Runtime::new()?;
     let (status, answer) = runtime.block_on(server.answer("/v1/completions", body.to_string()));

@@ -35,6 +35,7 @@ pub use config::Config;
 pub use families::{Entry, Families};
 pub use family::{Family, Frame, Names};
 pub use fields::Fields;
+pub(crate) use fingerprint::Fingerprint;
 pub use gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table, rope_factors};
 pub use hybrid::Hybrid;
 pub use model::{Layer, Logits, Model, PIECE, Run};

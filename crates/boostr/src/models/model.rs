@@ -11,8 +11,9 @@ use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Linear, Params, RmsNorm, Slot, synthetic};
+use crate::nn::{Batch, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
 use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
+use crate::threads::Threads;
 
 /// A forward computes so many tokens of a run at once, so that its memory is bounded.
 pub const PIECE: usize = 512;
@@ -74,6 +75,7 @@ pub struct Model<B: Backend> {
     head: Option<Linear<B>>,
     precise_head: bool,
     kv_type: KvType,
+    threads: Option<Threads>,
     fingerprint: Option<Fingerprint>,
 }
 
@@ -105,9 +107,19 @@ impl<B: Backend> Model<B> {
         tied: bool,
         client: B::Client,
     ) -> Result<Self> {
-        let config = config.into();
+        Self::sharing(config.into(), checkpoint, tied, client, None)
+    }
+
+    /// The same; weights that are in `shared` are taken from there, others put there.
+    pub(crate) fn sharing(
+        config: Config,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+        shared: Option<&SharedWeights<B>>,
+    ) -> Result<Self> {
         let fingerprint = Fingerprint::new(&config, checkpoint, tied);
-        let model = Self::of_borrowed(config, checkpoint, tied, client)?;
+        let model = Self::of_params(config, checkpoint, tied, client, shared)?;
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
@@ -122,7 +134,17 @@ impl<B: Backend> Model<B> {
         tied: bool,
         client: B::Client,
     ) -> Result<Self> {
-        let params = Params::<B>::new(checkpoint, &client);
+        Self::of_params(config, checkpoint, tied, client, None)
+    }
+
+    fn of_params(
+        config: Config,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+        shared: Option<&SharedWeights<B>>,
+    ) -> Result<Self> {
+        let params = Params::<B>::new(checkpoint, &client).sharing(shared);
         let frame = config.family().frame();
         let specs = config.family().layers();
         let slots: Vec<Arc<[Slot]>> = specs.iter().map(|layer| layer.slots().into()).collect();
@@ -143,6 +165,7 @@ impl<B: Backend> Model<B> {
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
+            threads: None,
             fingerprint: None,
             client,
             config,
@@ -174,6 +197,24 @@ impl<B: Backend> Model<B> {
     pub fn with_kv_type(mut self, kind: KvType) -> Self {
         self.kv_type = kind;
         self
+    }
+
+    /// The same model, whose forwards run on `threads`; on the caller's rayon pool when `None`.
+    #[must_use]
+    pub fn with_threads(mut self, threads: Option<Threads>) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// The threads that its forwards run on, if they are its own.
+    #[must_use]
+    pub fn threads(&self) -> Option<&Threads> {
+        self.threads.as_ref()
+    }
+
+    /// Runs `work` on the model's threads, kept awake between its steps.
+    fn awake<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        Threads::install_on(self.threads.as_ref(), || boostr_kernels::awake(work))
     }
 
     /// Sizes of the model.
@@ -294,7 +335,7 @@ impl<B: Backend> Model<B> {
             Logits::None => 0,
         });
         let wanted: Vec<usize> = wanted.collect();
-        boostr_kernels::awake(|| self.compute(runs, &wanted))
+        self.awake(|| self.compute(runs, &wanted))
     }
 
     /// The same with the logits of each run's last tokens, as many as `wanted` says of it:
@@ -311,7 +352,7 @@ impl<B: Backend> Model<B> {
             let reason = format!("expected at most {lengths:?} rows of logits, found {wanted:?}");
             return Err(Error::Argument { name: "wanted", reason });
         }
-        boostr_kernels::awake(|| self.compute(runs, wanted))
+        self.awake(|| self.compute(runs, wanted))
     }
 
     /// The normed hidden states of all tokens of the runs: what the head makes logits of. `[T, d_model]`, f32, in
@@ -337,7 +378,7 @@ impl<B: Backend> Model<B> {
     pub fn hidden(&self, runs: &mut [Run<'_, B>]) -> Result<Tensor<B>> {
         self.check(runs, Logits::All)?;
         let all: Vec<usize> = runs.iter().map(|run| run.tokens.len()).collect();
-        match boostr_kernels::awake(|| self.normed(runs, &all))? {
+        match self.awake(|| self.normed(runs, &all))? {
             Some(rows) => Ok(rows),
             None => ops::zeros(&self.client, &[0, self.width()]),
         }
@@ -407,7 +448,7 @@ impl<B: Backend> Model<B> {
             let reason = format!("expected one for each token of runs of {lengths:?}");
             return Err(Error::Argument { name: "targets", reason });
         }
-        boostr_kernels::awake(|| {
+        self.awake(|| {
             let mut losses = vec![Vec::new(); runs.len()];
             let mut done = vec![0; runs.len()];
             loop {

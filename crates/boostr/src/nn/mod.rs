@@ -20,7 +20,7 @@ pub use layout::{Change, How, Layout, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, MoePart, Routing};
-pub use params::{Params, Tensors};
+pub use params::{Params, SharedWeights, Tensors};
 pub use part::{LayerSpec, Part};
 pub use rope::RopeConfig;
 pub use slots::{Kept, Slot, SlotSize, Slots};

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, DType, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
@@ -81,6 +81,31 @@ fn listed(what: &str, list: &[String]) -> String {
     format!("{} tensors {what}: {shown}{more}", list.len())
 }
 
+/// The weights of a model by their names, for others of the same file. Adapters are not among them.
+pub struct SharedWeights<B: Backend>(Mutex<BTreeMap<String, Weight<B>>>);
+
+impl<B: Backend> Default for SharedWeights<B> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<B: Backend> SharedWeights<B> {
+    /// The weight `name`, which `make` makes unless it is there.
+    fn get(&self, name: &str, make: impl FnOnce() -> Result<Weight<B>>) -> Result<Weight<B>> {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if name.contains(".lora_") {
+            return make();
+        }
+        if let Some(weight) = known().get(name) {
+            return Ok(weight.clone());
+        }
+        let weight = make()?;
+        known().insert(name.to_owned(), weight.clone());
+        Ok(weight)
+    }
+}
+
 /// Parameters under a prefix of names: read from a checkpoint, or only listed.
 ///
 /// A layer names each of its parameters once, with the shape that it has. Of a listing it gets placeholders, and
@@ -98,6 +123,8 @@ enum Source<'a, B: Backend> {
         checkpoint: &'a Checkpoint,
         /// Whether some of all tensors are quantized.
         has_blocks: bool,
+        /// Where weights are taken from, and put, for other models of the same file.
+        weights: Option<&'a SharedWeights<B>>,
     },
     List(Rc<Listing<B>>),
 }
@@ -113,8 +140,8 @@ impl<B: Backend> Clone for Source<'_, B> {
     fn clone(&self) -> Self {
         match self {
             Self::List(listing) => Self::List(listing.clone()),
-            &Self::Checkpoint { checkpoint, has_blocks } => {
-                Self::Checkpoint { checkpoint, has_blocks }
+            &Self::Checkpoint { checkpoint, has_blocks, weights } => {
+                Self::Checkpoint { checkpoint, has_blocks, weights }
             }
         }
     }
@@ -124,8 +151,17 @@ impl<'a, B: Backend> Params<'a, B> {
     /// All tensors of `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
         let has_blocks = checkpoint.iter().any(|(_, entry)| matches!(entry.dtype, Dtype::Block(_)));
-        let source = Source::Checkpoint { checkpoint, has_blocks };
+        let source = Source::Checkpoint { checkpoint, has_blocks, weights: None };
         Self { source, client, prefix: String::new(), shared: Rc::default() }
+    }
+
+    /// The same; weights that are in `shared` are taken from there, others put there.
+    #[must_use]
+    pub fn sharing(mut self, shared: Option<&'a SharedWeights<B>>) -> Self {
+        if let Source::Checkpoint { weights, .. } = &mut self.source {
+            *weights = shared;
+        }
+        self
     }
 
     /// Names and shapes of all that `load` asks for.
@@ -264,6 +300,14 @@ impl<'a, B: Backend> Params<'a, B> {
         entry.ok_or_else(|| self.error(name, "is missing"))
     }
 
+    /// Tells how much of the file was taken.
+    fn taken(&self, entry: &TensorEntry) -> Result<()> {
+        match self.source {
+            Source::Checkpoint { checkpoint, .. } => checkpoint.taken(entry),
+            Source::List(_) => Ok(()),
+        }
+    }
+
     /// A weight matrix of a shape, in its stored type. Floats stay in their place, F64 is narrowed to f32, blocks
     /// are handed to the backend, which may keep them in an order of its own.
     ///
@@ -274,7 +318,13 @@ impl<'a, B: Backend> Params<'a, B> {
         if let Some(listing) = self.listed(name, &shape) {
             return Ok(listing.weight.clone());
         }
-        let weight = self.make_weight(name)?;
+        let make = || self.make_weight(name);
+        let weight = match self.source {
+            Source::Checkpoint { weights: Some(shared), .. } => {
+                shared.get(&format!("{}{name}", self.prefix), make)
+            }
+            _ => make(),
+        }?;
         if let Some(floats) = weight.floats() {
             self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
         }
@@ -283,6 +333,7 @@ impl<'a, B: Backend> Params<'a, B> {
 
     fn make_weight(&self, name: &str) -> Result<Weight<B>> {
         let entry = self.entry(name)?;
+        self.taken(entry)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::BF16,
@@ -320,6 +371,16 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When one is missing, no matrix, or of another type or width than the first.
     pub fn joined_blocks(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
+        let make = || self.make_joined(layers, name);
+        match self.source {
+            Source::Checkpoint { weights: Some(shared), .. } => {
+                shared.get(&format!("{}{}.{name}", self.prefix, layers.join("+")), make)
+            }
+            _ => make(),
+        }
+    }
+
+    fn make_joined(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
         let (mut bytes, mut rows, mut first) = (Vec::new(), 0, None);
         for layer in layers {
             let params = self.under(layer);
@@ -331,6 +392,7 @@ impl<'a, B: Backend> Params<'a, B> {
             if *first.get_or_insert((format, width)) != (format, width) {
                 return Err(params.error(name, "has other blocks than those it is joined with"));
             }
+            self.taken(entry)?;
             bytes.extend_from_slice(&entry.data);
             rows += features;
             entry.data.release();

@@ -276,7 +276,7 @@ fn a_conversion_that_is_ended_leaves_nothing() {
         let mut stop = |done, _| if done == 3 { Break(()) } else { Continue(()) };
         let error =
             convert(&fixture("mamba2-tiny"), &out, &Options::default(), &mut stop).unwrap_err();
-        assert!(matches!(error, boostr::Error::Io { .. }), "{error}");
+        assert!(matches!(error, boostr::Error::Interrupted { .. }), "{error}");
         assert_eq!(folder.names(), [""; 0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use crate::common::{Folder, MODELS, Random, cpu, test_name};
 use crate::sealed::Sealed;
@@ -16,7 +16,8 @@ use boostr::ops::{KvType, Tape, tensor, to_vec};
 use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms};
 
 fn open(name: &str) -> Model<Cpu> {
-    LanguageModel::open(&fixture(name), &Default::default(), cpu()).unwrap().model
+    let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
+    Arc::into_inner(lm.model).unwrap()
 }
 
 fn synthetic(text: &str) -> Model<Cpu> {

@@ -14,6 +14,7 @@ use boostr::load::LanguageModel;
 use boostr::models::Model;
 use boostr::nn::LayerSpec;
 use boostr::session::{STATES, Sessions};
+use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
@@ -223,12 +224,16 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
             let lm = Arc::new(source.open(&options)?);
-            let engine =
-                EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
+            let engine = EngineConfig {
+                max_running,
+                max_queue,
+                threads: Some(Threads::new(threads)?),
+                ..EngineConfig::default()
+            };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
-            let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
-            Ok(Ready { lm, engine, sessions, plan })
+            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
@@ -252,6 +257,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
 struct Ready {
     lm: Arc<LanguageModel<Cpu>>,
     engine: Engine<Cpu>,
+    draft: Option<Draft<Cpu>>,
     sessions: Option<Sessions<Cpu>>,
     plan: Plan,
 }
@@ -278,8 +284,8 @@ async fn serve(
     };
     tokio::select! {
         ready = tokio::task::spawn_blocking(load) => {
-            let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
-            server.load(lm.clone(), engine, sessions).map_err(exit::of_server)?;
+            let Ready { lm, engine, draft, sessions, plan } = ready.context("loading")??;
+            server.load(lm.clone(), engine, draft, sessions).map_err(exit::of_server)?;
             announce(address, &lm, &plan)?;
         }
         _ = stopped.wait_for(|stop| *stop) => {}

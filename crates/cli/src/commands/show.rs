@@ -9,7 +9,7 @@ use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
-use boostr::models::{Config, Family};
+use boostr::models::{Config, Family, PIECE};
 use boostr::nn::{LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
 use clap::Args;
@@ -47,9 +47,6 @@ pub struct ShowArgs {
     #[arg(long)]
     pub allow_pickle: bool,
 }
-
-/// Tokens of a long prompt that are computed at once, for the estimate of memory.
-const PIECE: usize = 512;
 
 pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;

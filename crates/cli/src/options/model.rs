@@ -85,7 +85,7 @@ impl ModelArgs {
             exact: self.exact,
             no_mmap: self.no_mmap,
             adapter,
-            families: boostr::models::Families::default(),
+            ..OpenOptions::default()
         };
         Ok((source, options))
     }
