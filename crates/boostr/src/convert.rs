@@ -245,7 +245,11 @@ impl ModelFiles {
             "eos_token": eos.first().and_then(|&id| token(id)),
             "add_bos_token": false,
         });
-        let generation = serde_json::json!({ "eos_token_id": eos, "do_sample": true });
+        // A list of none is no list of ends.
+        let generation = match &eos[..] {
+            [] => serde_json::json!({ "do_sample": true }),
+            _ => serde_json::json!({ "eos_token_id": eos, "do_sample": true }),
+        };
         let text = TextFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),

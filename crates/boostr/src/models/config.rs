@@ -138,8 +138,8 @@ impl Config {
             return Err(error("num_experts".into(), reason));
         }
         let slots: Vec<Slot> = layers.iter().flat_map(LayerSpec::slots).collect();
-        let bytes = slots.iter().map(Slot::fixed_bytes);
-        let bytes = bytes.fold(Some(0usize), |sum, bytes| sum?.checked_add(bytes?));
+        let mut bytes = slots.iter().map(Slot::fixed_bytes);
+        let bytes = bytes.try_fold(0usize, |sum, bytes| sum.checked_add(bytes?));
         if bytes.is_some_and(|bytes| bytes <= MAX_STATE) {
             return Ok(());
         }

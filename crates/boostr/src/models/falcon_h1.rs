@@ -24,7 +24,7 @@ use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
     Attention, AttentionConfig, Batch, How, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig,
-    Params, RmsNorm, Row,
+    Params, RmsNorm, RopeConfig, Row,
 };
 use crate::ops::ActivationOps;
 
@@ -136,7 +136,7 @@ impl Family for Config {
             return Err(Error::Unsupported { what: what.into() });
         }
         if f.gguf_mut().is_some() {
-            let factors = a.rope.as_ref().and_then(|rope| rope.factors());
+            let factors = a.rope.as_ref().and_then(RopeConfig::factors);
             let lacking = [
                 (a.out_bias, "a bias of o_proj in GGUF, whose falcon-h1 is run without it"),
                 (

@@ -30,10 +30,7 @@ pub struct Entry {
 impl Entry {
     /// The entry of a family.
     #[must_use]
-    pub fn of<F: Family>() -> Self
-    where
-        F: Sized,
-    {
+    pub fn of<F: Family>() -> Self {
         Self {
             model_types: F::model_types(),
             archs: F::archs(),

@@ -326,9 +326,10 @@ impl<'a> Fields<'a> {
             *value = read_limits(file, json)?;
         }
         let (low, high) = *value;
-        let high = match high.is_finite() {
-            true => json!(shortest(high)),
-            false => json!({ "__float__": "Infinity" }),
+        let high = if high.is_finite() {
+            json!(shortest(high))
+        } else {
+            json!({ "__float__": "Infinity" })
         };
         self.constant(json, json!([shortest(low), high]));
         Ok(())

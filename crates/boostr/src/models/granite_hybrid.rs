@@ -54,7 +54,7 @@ pub struct Config {
     pub logits_scaling: f32,
 }
 
-struct Block<B: Backend> {
+struct HybridLayer<B: Backend> {
     input_layernorm: RmsNorm<B>,
     mixer: TokenMixer<B>,
     post_attention_layernorm: RmsNorm<B>,
@@ -63,7 +63,7 @@ struct Block<B: Backend> {
     residual_scale: f32,
 }
 
-impl<B: Backend> Layer<B> for Block<B> {
+impl<B: Backend> Layer<B> for HybridLayer<B> {
     fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
         let u = self.input_layernorm.forward(client, &h)?;
@@ -178,7 +178,7 @@ impl Family for Config {
         let norm = |name| RmsNorm::load(&params.under(name), width, eps);
         let moe = self.moe.as_ref();
         let moe = moe.map(|moe| Moe::load(moe, &params.under("block_sparse_moe")));
-        Ok(Box::new(Block {
+        Ok(Box::new(HybridLayer {
             input_layernorm: norm("input_layernorm")?,
             mixer: TokenMixer::load(&self.hybrid, i, params)?,
             post_attention_layernorm: norm("post_attention_layernorm")?,

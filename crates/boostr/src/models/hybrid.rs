@@ -172,9 +172,10 @@ impl Hybrid {
     /// The layers, each with the feed-forward part `ffn`.
     pub(super) fn layers<P: Part + Clone>(&self, ffn: &P) -> Vec<LayerSpec> {
         let layer = |&is_attention: &bool| {
-            let mixer = match is_attention {
-                true => LayerSpec::of(self.attention.clone()),
-                false => LayerSpec::of(self.mixer.clone()),
+            let mixer = if is_attention {
+                LayerSpec::of(self.attention.clone())
+            } else {
+                LayerSpec::of(self.mixer.clone())
             };
             mixer.and(ffn.clone())
         };

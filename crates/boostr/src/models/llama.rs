@@ -234,7 +234,9 @@ impl Config {
                 let what = "windows of some layers in GGUF, which has one for all".into();
                 return Err(Error::Unsupported { what });
             }
-            first.into_iter().for_each(|window| keys.size("attention.sliding_window", window));
+            if let Some(window) = first {
+                keys.size("attention.sliding_window", window);
+            }
         }
         if let Some(window) = self.windows.iter().flatten().next() {
             f.constant("sliding_window", *window);

@@ -167,8 +167,8 @@ fn by_layer(
 /// The norm of each head of a tensor that has three dimensions, or that of all.
 fn norms_by_head(part: &Part, shape: &[usize], values: &[f32]) -> TensorNorms {
     let square = |values: &[f32]| values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
-    let squares: Vec<f64> = match shape {
-        &[_, heads, width] if part.is_kv() => {
+    let squares: Vec<f64> = match *shape {
+        [_, heads, width] if part.is_kv() => {
             let row = heads.saturating_mul(width).max(1);
             let mut squares = vec![0.0; heads.min(values.len())];
             for row in values.chunks(row) {
@@ -178,7 +178,7 @@ fn norms_by_head(part: &Part, shape: &[usize], values: &[f32]) -> TensorNorms {
             }
             squares
         }
-        &[_, p, n] => values.chunks(p.saturating_mul(n).max(1)).map(square).collect(),
+        [_, p, n] => values.chunks(p.saturating_mul(n).max(1)).map(square).collect(),
         _ => vec![square(values)],
     };
     let norms = squares.into_iter().map(f64::sqrt).collect();

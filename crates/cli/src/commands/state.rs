@@ -252,7 +252,8 @@ fn table(
         }
     }
     let line = |first: &str, cells: Vec<String>| {
-        let cells: String = cells.iter().map(|cell| format!("{cell:>18}")).collect();
+        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>18}")).collect();
+        let cells = cells.concat();
         format!("  {first:>5}{cells}")
     };
     let title = names.iter().map(|name| (*name).to_owned()).collect();
