@@ -21,7 +21,7 @@ use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
-    self, ActivationOps, CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput,
+    self, ActivationOps, CausalConv, CausalConvOps, Decay, GatedNorm, LinearOps, NormOps, SsdInput,
     SsmKernelOps, split_last,
 };
 
@@ -189,7 +189,7 @@ pub struct Mamba2Mixer<B: Backend> {
     /// `[H]`
     dt_bias: Tensor<B>,
     /// `-exp(A_log)` `[H]`
-    a: Tensor<B>,
+    a: Decay<B::Runtime>,
     /// `[H]`
     d: Tensor<B>,
     /// `[H P]`; `None` where y is gated alone
@@ -310,10 +310,10 @@ impl<B: Backend> Mamba2Mixer<B> {
 }
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
-fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> {
+fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Decay<B::Runtime>> {
     let name = if params.has("A") { "A" } else { "A_log" };
     let parameter = params.tensor(name, &[heads])?;
-    params.computed(|client| {
+    let rates = params.computed(|client| {
         let a = match name {
             "A" => parameter.clone(),
             _ => client.decay_rates(&parameter)?,
@@ -328,7 +328,8 @@ fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tenso
                 Err(params.error(name, &reason))
             }
         }
-    })
+    })?;
+    Decay::new(rates)
 }
 
 #[cfg(test)]

@@ -139,7 +139,9 @@ impl<B: Backend> Kept<B> {
                 let reason = format!("expected F32 {shape:?}, found {:?}", x.dtype());
                 Err(Error::Argument { name: slot.name, reason })
             }
-            (Self::Tensor(x), SlotSize::Fixed(shape)) if x.shape() == shape => Ok(()),
+            (Self::Tensor(x), SlotSize::Fixed(shape)) if x.shape() == shape => {
+                ops::check_layout(slot.name, x)
+            }
             (Self::Tensor(x), SlotSize::Fixed(shape)) => {
                 let (expected, got) = (shape.clone(), x.shape().to_vec());
                 Err(Error::Shape { name: format!("state {}", slot.name), expected, got })
