@@ -10,8 +10,8 @@ use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
 use boostr::backend::Cpu;
 use boostr::engine::{
-    Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request, STEP_PIECE, Scheduler,
-    beam_search,
+    BeamSearch, Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request,
+    STEP_PIECE, Scheduler, beam_search,
 };
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
@@ -400,7 +400,10 @@ fn case_18_a_beam_search_finds_what_running_every_prefix_anew_finds() {
         let before = everything(&state);
         let ends = [clean(&model, &prompt, 2).0.ids[1]];
         for eos in [&[][..], &ends] {
-            let beams = beam_search(&model, &state, &prompt[4..], width, rounds, eos).unwrap();
+            let vocab_limit = model.vocab_limit();
+            let search = BeamSearch { width, max_tokens: rounds, eos, vocab_limit };
+            let go_on = |_| ControlFlow::Continue(());
+            let beams = beam_search(&model, &state, &prompt[4..], search, go_on).unwrap();
             let want = brute_force(&model, &prompt, width, rounds, eos);
             assert_eq!(
                 beams.iter().map(|beam| &beam.ids).collect::<Vec<_>>(),
