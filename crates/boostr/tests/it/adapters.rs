@@ -129,6 +129,7 @@ fn a_model_that_was_changed_since_takes_no_adapters() {
     let folder = temporary("changed");
     let (base, adapters) = (folder.join("model"), folder.join("adapters"));
     fs::create_dir(&base).unwrap();
+    fs::create_dir(&adapters).unwrap();
     for file in fs::read_dir(fixture("mamba2-tiny")).unwrap().flatten() {
         fs::copy(file.path(), base.join(file.file_name())).unwrap();
     }

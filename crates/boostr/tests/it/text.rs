@@ -23,7 +23,8 @@ fn open(name: &str) -> LanguageModel<Cpu> {
 /// Logits of what comes after `ids`, of which the state has seen the first ones.
 fn logits(lm: &LanguageModel<Cpu>, state: &State<Cpu>, ids: &[u32]) -> Vec<f32> {
     let rest = &ids[state.position()..];
-    tiny::run(&lm.model, rest, &[rest.len()], &mut state.clone())
+    let rows = tiny::run(&lm.model, rest, &[rest.len()], &mut state.clone());
+    rows[rows.len() - lm.model.vocab_rows()..].to_vec()
 }
 
 #[test]
@@ -57,12 +58,13 @@ fn a_stop_string_ends_the_text_before_it_and_says_so() {
     // The listener of an engine finds it as well.
     let lm = Arc::new(lm);
     let threads = Some(Threads::new(1).unwrap());
-    let engine = Engine::start(lm.clone(), EngineConfig { threads, ..EngineConfig::default() });
+    let config = EngineConfig { threads, ..EngineConfig::default() };
+    let engine = Engine::start(lm.clone(), config).unwrap();
     let decoder = TextDecoder::new(lm.tokenizer().unwrap().stream(true), &[stop], false).unwrap();
     let (listener, events) = text::channel(vec![decoder]);
     let prompt = lm.encode("Once").unwrap();
     let request = Request { max_tokens: 24, ..Request::new(prompt, lm.vocab_limit()) };
-    engine.unwrap().submit(request, Box::new(listener)).unwrap();
+    engine.submit(request, Box::new(listener)).unwrap();
     let (mut text, mut finish) = (String::new(), None);
     for event in events {
         text += &event.delta.text;
@@ -147,7 +149,8 @@ fn a_request_that_fails_gives_the_state_back_where_it_was() {
             assert_eq!(state.position(), ids.len(), "{name}, {left}");
             ids.push(1);
             let fresh = lm.model.new_state().unwrap();
-            assert_eq!(logits(&lm, &state, &ids), logits(&lm, &fresh, &ids), "{name}, {left}");
+            let is_same = logits(&lm, &state, &ids) == logits(&lm, &fresh, &ids);
+            assert!(is_same, "{name}, {left}");
         }
     }
 }
