@@ -66,6 +66,7 @@ pub mod threads;
 pub mod tokenizer;
 pub mod train;
 
+pub use backend::numr;
 pub use error::{Error, Result};
 
 /// The programs of the README compile.

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use boostr::backend::{self, CpuClient};
 use boostr::load::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
@@ -21,7 +22,7 @@ pub const BYTES: &str = "{msg} {bar:32} {bytes}/{total_bytes} {eta}";
 /// What takes longer gets a bar.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// The streams of this process, as the user wants them used.
+/// What the user wants of every command: the use of this process's streams and of its CPU.
 #[derive(Debug)]
 pub struct Term {
     /// Whether stderr is a terminal.
@@ -30,6 +31,8 @@ pub struct Term {
     pub stdout_tty: bool,
     pub quiet: bool,
     pub verbose: bool,
+    /// What models run on.
+    pub cpu: CpuClient,
     color: Color,
 }
 
@@ -50,6 +53,7 @@ impl Term {
             stdout_tty: io::stdout().is_terminal(),
             quiet: common.quiet,
             verbose: common.verbose > 0,
+            cpu: common.isa.clone().unwrap_or_else(backend::cpu),
             color: chosen(common.color, |name| env::var(name).unwrap_or_default()),
         }
     }

@@ -16,7 +16,7 @@ use super::params::{Params, Tensors};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
-    self, ActivationOps, CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput,
+    self, ActivationOps, CausalConv, CausalConvOps, Decay, GatedNorm, LinearOps, NormOps, SsdInput,
     SsmKernelOps, split_last,
 };
 
@@ -180,7 +180,7 @@ pub struct Mamba2Mixer<B: Backend> {
     /// `[H]`
     dt_bias: Tensor<B>,
     /// `-exp(A_log)` `[H]`
-    a: Tensor<B>,
+    a: Decay<B::Runtime>,
     /// `[H]`
     d: Tensor<B>,
     /// `[H P]`; `None` where y is gated alone
@@ -300,7 +300,7 @@ impl<B: Backend> Mamba2Mixer<B> {
 }
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
-fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Tensor<B>> {
+fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Decay<B::Runtime>> {
     let name = if params.has("A") { "A" } else { "A_log" };
     let parameter = params.tensor(name)?;
     let a = match name {
@@ -310,7 +310,7 @@ fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Tensor<B>> {
     let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
     let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
     match (0..rates.len()).find(|&i| is_bad(i)) {
-        None => Ok(a),
+        None => Decay::new(a),
         Some(head) => {
             let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
             let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);

@@ -96,7 +96,9 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         return Ok(());
     }
 
-    let lm = Arc::new(source.open(&load::OpenOptions { progress: term.opening(), ..options })?);
+    let lm = Arc::new(
+        source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
+    );
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,

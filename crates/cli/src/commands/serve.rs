@@ -218,11 +218,11 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         .build()
         .context("starting threads")?;
     let load = {
-        let (draft, model) = (args.draft.clone(), args.model.clone());
+        let (draft, model, cpu) = (args.draft.clone(), args.model.clone(), term.cpu.clone());
         let (max_running, max_queue, state_cache) =
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
-            let lm = Arc::new(source.open(&options)?);
+            let lm = Arc::new(source.open(&options, &cpu)?);
             let engine = EngineConfig {
                 max_running,
                 max_queue,

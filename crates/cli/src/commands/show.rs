@@ -65,7 +65,8 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
         Some(folder) if is_file && checkpoint.gguf().is_none() && !has_config(folder) => None,
         _ => Some(source.config(Some(&checkpoint))?),
     };
-    let facts = Facts::gather(&source, &checkpoint, config, adapter, args.context);
+    let (context, level) = (args.context, term.cpu.level());
+    let facts = Facts::gather(&source, &checkpoint, config, adapter, context, level);
     if args.json {
         return term.print_json(&facts.json(&checkpoint, args.tensors));
     }
@@ -103,6 +104,8 @@ struct Facts<'a> {
     adapter: Option<Adapters>,
     /// Tokens of a sequence.
     context: usize,
+    /// The instruction set that pages of keys and values are for.
+    level: Level,
     summary: Summary,
     file_bytes: u64,
     vocab_rows: Option<usize>,
@@ -118,6 +121,7 @@ impl<'a> Facts<'a> {
         config: Option<Config>,
         adapter: Option<Adapters>,
         context: usize,
+        level: Level,
     ) -> Self {
         let mut kinds: BTreeMap<String, (&TensorEntry, usize)> = BTreeMap::new();
         for (name, entry) in checkpoint.iter() {
@@ -165,6 +169,7 @@ impl<'a> Facts<'a> {
             config,
             adapter,
             context,
+            level,
             summary: once.summary(),
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
@@ -254,13 +259,13 @@ impl<'a> Facts<'a> {
         let mut memory = Memory::default();
         let mut widest = 0;
         for layer in &layers {
-            let (constant, per_token) = layer.state_bytes(Level::detect(), KvType::F32);
+            let (constant, per_token) = layer.state_bytes(self.level, KvType::F32);
             memory.constant += constant as u64;
             memory.per_token += per_token as u64;
             if layer.attention.as_ref().is_some_and(|attention| attention.window.is_some()) {
                 memory.windowed += per_token as u64;
             }
-            let growing = layer.kv_bytes(Level::detect(), KvType::F32, self.context);
+            let growing = layer.kv_bytes(self.level, KvType::F32, self.context);
             memory.growing = memory.growing.saturating_add(growing as u64);
             widest = widest.max(work_width(layer));
         }

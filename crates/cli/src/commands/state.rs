@@ -151,7 +151,7 @@ pub fn run(args: &StateArgs, term: &Term) -> Result<()> {
             named::copy(state(from)?.path(), &state(to)?, *force)
         }
         StateCommand::Mix { parts, out, force, model } => {
-            named::mix(parts, folder, &state(out)?, *force, model)
+            named::mix(parts, folder, &state(out)?, *force, model, &term.cpu)
         }
         StateCommand::Rm { names, session, sessions } => {
             names.iter().try_for_each(|name| named::remove(&state(name)?))?;

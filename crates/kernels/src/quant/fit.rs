@@ -16,7 +16,7 @@ use super::parts::{Parts, SIGN};
 use crate::simd::Simd;
 
 /// The values that codes stand for, before any scale.
-pub(super) trait Levels {
+pub(super) trait Codebook {
     const LOW: f32;
     const HIGH: f32;
     /// The level nearest to each lane (or next to it, within 1/8 of a tie); the lowest for NaN.
@@ -28,7 +28,7 @@ pub(super) trait Levels {
 /// The integers `LOW..=HIGH`, stored with `OFFSET` added.
 pub(super) struct Integers<const LOW: i8, const HIGH: i8, const OFFSET: i32>;
 
-impl<const LOW: i8, const HIGH: i8, const OFFSET: i32> Levels for Integers<LOW, HIGH, OFFSET> {
+impl<const LOW: i8, const HIGH: i8, const OFFSET: i32> Codebook for Integers<LOW, HIGH, OFFSET> {
     const LOW: f32 = LOW as f32;
     const HIGH: f32 = HIGH as f32;
 
@@ -75,7 +75,7 @@ const TINY: f32 = 1.0 / (1u64 << 40) as f32;
 
 /// One scale: `x = d * level`.
 #[inline(always)]
-pub(super) fn scaled<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
     let mut parts = Parts::simple(0, 0, 0);
     let (x, unit) = normalized::<N>(x);
     let (mut scales, _) = fit_scales::<S, L, N>(simd, &x);
@@ -99,13 +99,13 @@ pub(super) fn scaled<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> 
 
 /// One scale and one minimum: `x = d * level + m`, with `m` negated in the result.
 #[inline(always)]
-pub(super) fn shifted<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
     let mut parts = Parts::simple(0, 0, 1);
     let (x, unit) = normalized::<N>(x);
     let (low, high) = range(&x);
     let (_, mut shifts, _) = fit_shifts::<S, L, N>(simd, &x, f32::INFINITY);
-    // Last two: the range as it is, and from a stored minimum that no value lies below, which leaves
-    // what rounding took to the scale.
+    // The last two tries start at the smallest value. One stores it rounded to the nearest; the other rounds
+    // it down, so that no value lies below it, and the scale covers what that adds.
     shifts[TRIES - 2] = low;
     shifts[TRIES - 1] = low;
     let (mut d, mut m) = ([0; TRIES], [0; TRIES]);
@@ -135,7 +135,7 @@ pub(super) fn shifted<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) ->
 
 /// Groups of `N` with signed scales in `LOW..=HIGH`: `x = d * scale * level`.
 #[inline(always)]
-pub(super) fn scaled_groups<S: Simd, L: Levels, const N: usize, const LOW: i8, const HIGH: i8>(
+pub(super) fn scaled_groups<S: Simd, L: Codebook, const N: usize, const LOW: i8, const HIGH: i8>(
     simd: S,
     x: &[f32],
 ) -> Parts {
@@ -188,7 +188,7 @@ pub(super) fn scaled_groups<S: Simd, L: Levels, const N: usize, const LOW: i8, c
 
 /// Groups of `N` with scales and minima in `0..=MAX`: `x = d * scale * level - m * minimum`.
 #[inline(always)]
-pub(super) fn shifted_groups<S: Simd, L: Levels, const N: usize, const MAX: i8>(
+pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8>(
     simd: S,
     x: &[f32],
 ) -> Parts {
@@ -250,7 +250,7 @@ pub(super) fn shifted_groups<S: Simd, L: Levels, const N: usize, const MAX: i8>(
 
 /// Scales that each try ends at, and their errors, before anything is stored.
 #[inline(always)]
-fn fit_scales<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32; N]) -> (Tries, Tries) {
+fn fit_scales<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32; N]) -> (Tries, Tries) {
     let mut scales = [0.0; TRIES];
     let mut errors = [0.0; TRIES];
     let extreme = extreme(x);
@@ -275,7 +275,7 @@ fn fit_scales<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32; N]) -> (Tri
 /// Scales and shifts that each try ends at, and their errors, before anything is stored; no shift is
 /// above `ceiling`.
 #[inline(always)]
-fn fit_shifts<S: Simd, L: Levels, const N: usize>(
+fn fit_shifts<S: Simd, L: Codebook, const N: usize>(
     simd: S,
     x: &[f32; N],
     ceiling: f32,
@@ -329,7 +329,7 @@ struct Sums {
 
 impl Sums {
     #[inline(always)]
-    fn of<S: Simd, L: Levels, const N: usize>(
+    fn of<S: Simd, L: Codebook, const N: usize>(
         simd: S,
         x: &[f32; N],
         scales: &Tries,
@@ -415,7 +415,7 @@ impl Normal {
 
 /// Codes nearest to the values of a group.
 #[inline(always)]
-fn codes<L: Levels, const N: usize>(x: &[f32; N], scale: f32, shift: f32, codes: &mut [u8]) {
+fn codes<L: Codebook, const N: usize>(x: &[f32; N], scale: f32, shift: f32, codes: &mut [u8]) {
     let inverse = inverse(scale);
     for (code, &x) in codes[..N].iter_mut().zip(x) {
         *code = L::code((x - shift) * inverse);
