@@ -27,14 +27,14 @@ pub struct Stored {
     /// Its shape in the file.
     pub shape: Vec<usize>,
     /// The parameters that it holds, one after another.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Parameter>,
     /// What the file has in their place.
     pub change: Change,
 }
 
 /// A parameter: its name and shape in the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct Parameter {
     /// Its name.
     pub name: String,
     /// Its shape.
@@ -125,7 +125,7 @@ impl Row {
         let named = |pattern: &str| pattern.replace('#', &layer.to_string());
         let find = |name: String| {
             let shape = parameters.get(&name)?.to_vec();
-            Some(Part { name, shape })
+            Some(Parameter { name, shape })
         };
         let is_stack = self.parts.iter().any(|part| part.contains('@'));
         let mut parts = Vec::new();
@@ -184,7 +184,7 @@ impl Layout {
             }
         }
         for (name, shape) in parameters.iter().filter(|(name, _)| !named.contains(*name)) {
-            let parts = vec![Part { name: name.into(), shape: shape.to_vec() }];
+            let parts = vec![Parameter { name: name.into(), shape: shape.to_vec() }];
             let (name, shape) = (name.to_owned(), shape.to_vec());
             layout.0.push(Stored { name, shape, parts, change: Change::Same });
         }
