@@ -1,5 +1,5 @@
-//! A family of models that the library does not know: one description, which then trains, saves, opens, runs, keeps
-//! its state in a file, and is served.
+//! A family of models that the library does not know, as one description. The program trains, saves,
+//! opens, runs and serves it, and keeps its state in a file.
 //!
 //! ```sh
 //! cargo run --release -p boostr-server --example toy_family

@@ -1,9 +1,10 @@
 //! Falcon-H1 language models (Falcon LLM team, 2025, arXiv 2507.22448).
 //!
 //! Every layer has attention and a Mamba-2 mixer side by side, both of one norm, and a gated
-//! feed-forward part after them. What other models leave to the size of weights these have as fixed
-//! factors, the muP multipliers: of the embeddings, of what each part gets and gives, of the keys, of the
-//! five sections of the mixer's projection, of the gate and of the logits. The mixer's norm is optional.
+//! feed-forward part after them. Fixed factors, the muP multipliers, scale where other models leave the
+//! size to the weights. They are of the embeddings, of the input and output of each part, of the keys,
+//! of the five sections of the mixer's projection, of the gate and of the logits. The mixer's norm is
+//! optional.
 //!
 //! ```text
 //!                        ┌ mamba ───────────── * ssm_out ───────┐
@@ -11,8 +12,8 @@
 //!    └──────────────────────────────────────────────────────────┘  └──────────────────────────────────┘
 //! ```
 //!
-//! Loads transformers' `FalconH1ForCausalLM`, and GGUF. That has no place for multipliers: they are in
-//! its weights, so a model of a GGUF file, and a folder made of one, has none (all are 1).
+//! Loads transformers' `FalconH1ForCausalLM`, and GGUF. GGUF has no place for multipliers: they are in
+//! its weights. So a model of a GGUF file, and a folder made of one, has none (all are 1).
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What a family says of itself: the one description that reading, writing, loading and listing follow from.
+//! The one description of a family. Reading, writing, loading and listing follow from it.
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Granite 4 language models (IBM, 2025): Mamba-2 layers with attention at a few places, or attention alone,
-//! each followed by a gated feed-forward part and, in some models, experts beside it.
+//! Granite 4 language models (IBM, 2025): Mamba-2 layers with attention at a few places, or attention
+//! alone. A gated feed-forward part follows each, in some models with experts beside it.
 //!
 //! ```text
 //!                                                                         ┌ block_sparse_moe ┐
@@ -7,13 +7,14 @@
 //!    └──────────────────────────────────────────────┘ └───────────────────────────────────────────────────┘
 //! ```
 //!
-//! Four factors belong to the weights: of the embedding, of what each part adds to the residual stream
-//! (r), of the products of queries and keys (in place of `1 / sqrt(D)`), and one that logits are divided by.
-//! Attention knows no positions unless the configuration says `rope`.
+//! Four factors belong to the weights: of the embedding, of each part's output (r), of the products of
+//! queries and keys (in place of `1 / sqrt(D)`), and a divisor of logits. Attention knows no positions
+//! unless the configuration says `rope`.
 //!
-//! Loads transformers' `GraniteMoeHybridForCausalLM`, and GGUF: `granitehybrid` with mixers (but for files of
-//! [Bamba](super::bamba)), `granite` and `granitemoe` with attention alone. Older dense models of Granite are
-//! `granite` in GGUF too and are this model; their way to a folder makes one of this family.
+//! Loads transformers' `GraniteMoeHybridForCausalLM`, and GGUF: `granitehybrid` with mixers (except
+//! files of [Bamba](super::bamba)), `granite` and `granitemoe` with attention alone. Older dense models
+//! of Granite are `granite` in GGUF too, and are this model. Converting one to a folder makes one of
+//! this family.
 
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{mlp_table, moe_table, rope_factors};

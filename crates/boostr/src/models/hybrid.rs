@@ -1,8 +1,8 @@
-//! Layers of which each is a Mamba-2 mixer or attention: what Bamba and Granite 4 have in the same form.
+//! Layers that are each a Mamba-2 mixer or attention: the common form of Bamba and Granite 4.
 //!
-//! The two spell it alike in `config.json` (`mamba_*` and a list of layers), keep it under the same names
-//! (`mamba`, `self_attn`), and are one architecture of GGUF, whose `attention.head_count_kv` is 0 for
-//! a mixer.
+//! The two spell it alike in `config.json` (`mamba_*` and a list of layers) and keep it under the same
+//! names (`mamba`, `self_attn`). They are one architecture of GGUF, whose `attention.head_count_kv` is
+//! 0 for a mixer.
 
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};

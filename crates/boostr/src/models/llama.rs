@@ -1,9 +1,9 @@
-//! Llama language models (Touvron et al., 2023, arXiv 2302.13971 and 2307.09288) and what differs from
-//! them by an option: Mistral, Qwen2, Qwen3, SmolLM.
+//! Llama language models (Touvron et al., 2023, arXiv 2302.13971 and 2307.09288), and models that
+//! differ from them by an option: Mistral, Qwen2, Qwen3, SmolLM.
 //!
-//! All layers are attention with rotary positions and a gated feed-forward part; what a sequence
-//! keeps grows with its length. Qwen2 has biases on queries, keys and values, Qwen3 a norm on each
-//! head's query and key, Mistral may see only a window of the past.
+//! All layers are attention with rotary positions and a gated feed-forward part. The state of a
+//! sequence grows with its length. Qwen2 has biases on queries, keys and values. Qwen3 has a norm on
+//! each head's query and key. Mistral may see only a window of the past.
 //!
 //! ```text
 //! h ─┬─ input_layernorm ─ self_attn ─ + ─┬─ post_attention_layernorm ─ mlp ─ + ─ ...   n_layer times

@@ -1,8 +1,7 @@
 //! Mamba-2 language models (Dao and Gu, 2024, arXiv 2405.21060).
 //!
-//! Unlike Mamba-1, each head has one scalar decay, b and c come straight from the input projection and
-//! are shared by groups of heads, so the sequence is computed by matrix products; and a gated norm
-//! stands before the output projection.
+//! Unlike Mamba-1, each head has one scalar decay. b and c come straight from the input projection, and
+//! groups of heads share them. A gated norm stands before the output projection.
 //!
 //! ```text
 //! ids ─ embeddings ─ h ─┬────────────── + ─ ... ─ norm_f ─ lm_head ─ logits

@@ -1,4 +1,4 @@
-//! The frame that every family stands in: ids to rows, pieces of runs through the layers, rows to logits.
+//! The frame of every family: ids to rows, pieces of runs through the layers, rows to logits.
 //!
 //! ```text
 //! ids ─ embeddings ─ h ─ layers of the family ─ norm ─ head ─ logits

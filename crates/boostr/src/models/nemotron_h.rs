@@ -1,8 +1,14 @@
-//! Nemotron-H language models (NVIDIA, 2025, arXiv 2504.03624): Nemotron-H, Nemotron Nano 2, Nemotron 3.
+//! Nemotron-H language models (NVIDIA, 2025, arXiv 2504.03624): Nemotron-H, Nemotron Nano 2, Nemotron
+//! 3.
 //!
-//! A layer is one thing: a Mamba-2 mixer (`M`), attention without positions (`*`), a feed-forward part
-//! with a squared ReLU and no gate (`-`), or a mixture of such experts with one that every token gets
-//! (`E`). A pattern of these letters is the model.
+//! A layer is one thing:
+//!
+//! - `M`: a Mamba-2 mixer;
+//! - `*`: attention without positions;
+//! - `-`: a feed-forward part with a squared ReLU and no gate;
+//! - `E`: a mixture of such experts, with one that every token gets.
+//!
+//! A pattern of these letters is the model.
 //!
 //! ```text
 //! h ─┬────────────────────────────────────────── + ─ ...   one for each letter of the pattern
@@ -16,13 +22,13 @@
 //!        └ shared_experts ──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Loads transformers' `NemotronHForCausalLM`, with names under `backbone.` or `model.` and experts one by
-//! one or stacked, and GGUF. The layers that predict more than the next token (`mtp.*`, GGUF's last blocks
-//! by `nextn_predict_layers`) are left out. Models whose layers differ in the sizes of their experts
-//! (Puzzle) are not supported.
+//! Loads transformers' `NemotronHForCausalLM`, with names under `backbone.` or `model.` and experts one
+//! by one or stacked, and GGUF. Layers that predict more than the next token are left out (`mtp.*`;
+//! GGUF's last blocks by `nextn_predict_layers`). Models whose layers differ in the sizes of their
+//! experts (Puzzle) are not supported.
 //!
-//! Steps have no limits unless `time_step_limit` says so. transformers 5.24 ignores that field: it takes
-//! `time_step_min` as the lower limit in prompts and none in decoding, as no other program does.
+//! Steps have no limits unless `time_step_limit` says so. transformers 5.24 ignores that field. It
+//! takes `time_step_min` as the lower limit in prefill and none in decoding, as no other program does.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,9 +1,10 @@
-//! How the tensors of a file are made of a model's parameters.
+//! The mapping between the tensors of a file and a model's parameters.
 //!
-//! A model names its parameters once, most as transformers does. A file may keep several of them as
-//! one tensor (experts stacked, gate and up projection one after another), in another order of rows, or
-//! as another function of the values. A [`Layout`] says so tensor by tensor, and serves both ways:
-//! reading cuts parameters out of the file's bytes where they lie, writing puts tensors together.
+//! A model names its parameters once, most as transformers does. A file may keep several of them as one
+//! tensor (experts stacked, gate and up projection one after another). It may have their rows in
+//! another order, or another function of their values. A [`Layout`] describes this tensor by tensor,
+//! and serves both ways: reading cuts parameters out of the file's bytes in place, writing puts tensors
+//! together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;

@@ -1,4 +1,4 @@
-//! Parts of layers: what each says of itself, so that nothing else has to know which kinds there are.
+//! Parts of layers. Each describes itself, so nothing else has to know the kinds of parts.
 
 use std::any::Any;
 use std::fmt;

@@ -349,6 +349,8 @@ fn r_e2_the_state_of_another_model_is_refused_and_both_are_named() {
     let parts =
         ["`a.state`", "another model", "`first\\u{1b}[31m`", "`mamba2`", names[0], names[1]];
     refused(saved.restore(&b), &parts);
+    let error = saved.restore(&b).err().unwrap();
+    assert!(matches!(error, Error::StateOfAnotherModel { .. }), "{error:?}");
     refused(saved.restore(&open("bamba-tiny")), &["this `bamba`", "a `mamba2`"]);
     let other = file_of(&b, &after(&b, &[1, 2, 3]), &About::new("second"));
     let other = SavedState::from_bytes("b.state", other).unwrap();
