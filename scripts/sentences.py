@@ -8,22 +8,22 @@ or a semicolon ends none.
   scripts/sentences.py                 a line for each file, the longest means last
   scripts/sentences.py --max 18        only what is above 18: a Markdown file, the mean of all; then exit 1
   scripts/sentences.py --long 30       also print each sentence of 30 words or more
-  scripts/sentences.py PATH ..         only these files
+  scripts/sentences.py PATH ..         only these files, by paths from the root of the repository
 """
 
 import argparse
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Documents of others that stand here as data.
-DATA = ("data/corpus/", "fixtures/people/")
+# Folders of builds and packages, and documents of others that stand here as data.
+LEFT_OUT = {"target", "node_modules", "people"}
 LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s+")
 LINK_TARGET = re.compile(r"\[[^\]]+\]:\s")
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[^a-z\s]|boostr\b|numr\b|llama\.cpp)")
-ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|Sec|No)\.\s")
+ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|Sec)\.\s")
 
 
 def paragraphs(markdown):
@@ -68,6 +68,15 @@ def header(source):
     return "\n".join(line[3:].removeprefix(" ") for line in source.splitlines() if line.startswith("//!"))
 
 
+def files():
+    """All Markdown and Rust files, by their paths from the root."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
+        for name in sorted(names):
+            if name.endswith((".md", ".rs")):
+                yield str((Path(folder) / name).relative_to(ROOT))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="files; default: all that git tracks")
@@ -75,8 +84,7 @@ def main():
     parser.add_argument("--long", type=int, metavar="WORDS", help="print sentences of this length or more")
     options = parser.parse_args()
 
-    listed = subprocess.run(["git", "ls-files", "*.md", "*.rs"], cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = options.paths or [p for p in listed.stdout.split() if not p.startswith(DATA)]
+    paths = options.paths or list(files())
     rows, failures = [], []
     for path in paths:
         text = (ROOT / path).read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ use boostr::chat::Source;
 use boostr::engine::{Engine, EngineConfig};
 use boostr::generation_config::SpecialTokens;
 use boostr::load::LanguageModel;
+use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
@@ -33,9 +34,10 @@ static SERVER: LazyLock<(Runtime, Server<Cpu>)> = LazyLock::new(|| {
     let lm = Arc::new(lm);
     let limits = Limits { max_prompt: 300, default_tokens: 1, max_tokens: 2, ..Limits::default() };
     let server = Server::new(Config { limits, ..Config::default() }).expect("a server");
-    let engine = EngineConfig { threads: 1, ..EngineConfig::default() };
+    let threads = Some(Threads::new(1).expect("a thread"));
+    let engine = EngineConfig { threads, ..EngineConfig::default() };
     let engine = Engine::start(lm.clone(), engine).expect("an engine");
-    server.load(lm, engine, None).expect("a model with a tokenizer");
+    server.load(lm, engine, None, None).expect("a model with a tokenizer");
     (Builder::new_current_thread().enable_all().build().expect("a runtime"), server)
 });
 

@@ -8,7 +8,9 @@ use crate::ops::{
 
 pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
-pub use numr::runtime::cpu::{CpuClient, CpuRuntime as Cpu};
+pub use numr::runtime::cpu::CpuRuntime as Cpu;
+
+pub use crate::ops::{CpuClient, Level};
 
 /// A tensor of a backend.
 pub type Tensor<B> = numr::tensor::Tensor<<B as Backend>::Runtime>;
@@ -18,8 +20,6 @@ pub type Weight<B> = ops::Weight<<B as Backend>::Runtime>;
 pub type KvCache<B> = ops::KvCache<<B as Backend>::Runtime>;
 
 /// Where a model runs: tensors of a runtime, and a client that has all operations of [`ops`].
-///
-/// Every runtime whose own client has them is one.
 pub trait Backend: Clone + Send + Sync + 'static {
     /// Whose tensors they are.
     type Runtime: Runtime<DType = DType>;
@@ -32,20 +32,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
         + ActivationOps<Self::Runtime>;
 }
 
-impl<R> Backend for R
-where
-    R: Runtime<
-            DType = DType,
-            Client: SsmKernelOps<R>
-                        + CausalConvOps<R>
-                        + NormOps<R>
-                        + LinearOps<R>
-                        + AttentionOps<R>
-                        + ActivationOps<R>,
-        >,
-{
-    type Runtime = R;
-    type Client = <R as Runtime>::Client;
+impl Backend for Cpu {
+    type Runtime = Self;
+    type Client = CpuClient;
 }
 
 /// The CPU with a recording client: a model on it can be trained.
@@ -57,10 +46,43 @@ impl Backend for Recorded {
     type Client = Tape;
 }
 
-/// A client of the CPU.
-///
-/// Kernels run on the rayon pool of the calling thread; the client itself holds no threads.
+/// A client that is of one backend, so that who is given the client need not be told the backend.
+pub trait Device: Clone + Send + Sync {
+    /// The backend.
+    type Backend: Backend<Client = Self>;
+}
+
+impl Device for CpuClient {
+    type Backend = Cpu;
+}
+
+impl Device for Tape {
+    type Backend = Recorded;
+}
+
+/// A client of the CPU at the best [level](Level) of this machine.
 #[must_use]
 pub fn cpu() -> CpuClient {
-    Cpu::default_client(&Cpu::default_device())
+    CpuClient::detected()
+}
+
+/// A client of the CPU at a level of this machine.
+///
+/// Results differ by rounding among levels, so machines that must agree to the bit take one that all
+/// have.
+///
+/// ```
+/// use boostr::backend::{Level, cpu_at};
+/// for &level in Level::present() {
+///     assert!(cpu_at(level)?.numerics().ends_with(level.name()));
+/// }
+/// # Ok::<(), boostr::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Argument`](crate::Error::Argument) when the machine has not this level, naming those it
+/// has.
+pub fn cpu_at(level: Level) -> crate::Result<CpuClient> {
+    CpuClient::new(level)
 }

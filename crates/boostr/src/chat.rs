@@ -242,6 +242,18 @@ impl Source {
     }
 }
 
+/// A message of a conversation: `role` is `system`, `user`, `assistant` or `tool`.
+///
+/// ```
+/// use boostr::chat::message;
+///
+/// assert_eq!(message("user", "Hi!"), serde_json::json!({"role": "user", "content": "Hi!"}));
+/// ```
+#[must_use]
+pub fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
 /// What a conversation is rendered with.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -300,8 +312,7 @@ impl ChatTemplate {
         Ok(plain)
     }
 
-    /// Whether this is [`plain`](Self::plain), so that nothing marks who says what, and what the tokenizer puts before
-    /// a text is still to be put before this one.
+    /// Whether this is [`plain`](Self::plain): roles are not marked, and BOS has not been added yet.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.is_plain

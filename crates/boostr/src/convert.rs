@@ -82,7 +82,7 @@ pub struct Written {
 /// # Errors
 ///
 /// As [`LanguageModel::open`](crate::load::LanguageModel::open); [`Error::Argument`] when `out` is
-/// there already or a rule of `types` fits no matrix; [`Error::Io`] of kind `Interrupted` after
+/// there already or a rule of `types` fits no matrix; [`Error::Interrupted`] after
 /// `Break`; [`Error::Unsupported`] for what the new file cannot say; [`Error::Tensors`] for values
 /// that are to change type and are not finite, before or after.
 ///
@@ -125,7 +125,7 @@ pub fn convert(
         }
         match progress(written.len(), total) {
             ControlFlow::Continue(()) => Ok(bytes),
-            ControlFlow::Break(()) => Err(Error::io(out, io::ErrorKind::Interrupted.into())),
+            ControlFlow::Break(()) => Err(Error::Interrupted { path: out.to_path_buf() }),
         }
     };
     let tensors: Vec<(&str, Dtype, &[usize])> =

@@ -28,6 +28,28 @@ pub enum Error {
         /// Where in the file, what was expected, what was found.
         reason: String,
     },
+    /// A file was cut short or changed since it was written.
+    #[error("`{}`: {reason}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file, what was expected, what was found.
+        reason: String,
+    },
+    /// The state of a sequence is of another model.
+    #[error("`{}`: {reason}", path.display())]
+    StateOfAnotherModel {
+        /// The state's file.
+        path: PathBuf,
+        /// Both models, or what differs.
+        reason: String,
+    },
+    /// It was asked to stop.
+    #[error("`{}`: operation interrupted", path.display())]
+    Interrupted {
+        /// The file or folder that was read or written.
+        path: PathBuf,
+    },
     /// A value of a model's configuration is missing or impossible.
     #[error("`{}`: field `{field}`: {reason}", path.display())]
     Config {
@@ -100,6 +122,11 @@ impl Error {
     /// [`Error::Format`] for `path`.
     pub fn format(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
         Self::Format { path: path.as_ref().to_path_buf(), reason: reason.into() }
+    }
+
+    /// [`Error::Damaged`] for `path`.
+    pub fn damaged(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
+        Self::Damaged { path: path.as_ref().to_path_buf(), reason: reason.into() }
     }
 }
 

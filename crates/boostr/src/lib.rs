@@ -38,7 +38,8 @@
 //! | [`models`] | one architecture, one file |
 //! | [`state_file`] | a sequence's state in a file |
 //! | [`sample`], [`grammar`] | choosing tokens, among those that a grammar allows |
-//! | [`load`], [`engine`] | opening a model folder, generating |
+//! | [`load`], [`engine`] | opening a model folder, continuing ids |
+//! | [`text`] | prompts, conversations and sessions, answered as text |
 //! | [`session`] | conversations in a folder: kept, branched, rewound |
 //! | [`train`] | from text to a model |
 
@@ -58,6 +59,8 @@ pub mod ops;
 pub mod sample;
 pub mod session;
 pub mod state_file;
+pub mod text;
+pub mod threads;
 pub mod tokenizer;
 pub mod train;
 

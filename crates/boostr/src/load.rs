@@ -3,15 +3,18 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Device};
 use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::models::{Config, Model};
+use crate::models::{Config, Fingerprint, Model};
+use crate::nn::SharedWeights;
 use crate::ops::KvType;
+use crate::threads::Threads;
 use crate::tokenizer::{Tokenizer, ensure_bos};
 
 pub mod adapters;
@@ -19,6 +22,7 @@ mod conversation;
 
 use adapters::Adapters;
 
+pub use crate::checkpoint::Progress;
 pub use conversation::{Conversation, MAX_MARKS};
 
 /// Longest configuration file read.
@@ -41,6 +45,10 @@ pub struct OpenOptions {
     pub no_mmap: bool,
     /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
     pub adapter: Option<PathBuf>,
+    /// Is told how far opening is, and may end it.
+    pub progress: Option<Progress>,
+    /// Threads that prepare the weights and compute every forward; the caller's rayon pool when `None`.
+    pub threads: Option<Threads>,
 }
 
 /// The files of a model that is part of the program.
@@ -64,6 +72,15 @@ impl OpenOptions {
     pub(crate) fn access(&self) -> Access {
         if self.no_mmap { Access::Read } else { Access::Map }
     }
+
+    /// The weights at `path`, which tell of their progress while a model is made of them.
+    fn checkpoint(&self, path: &Path) -> Result<Checkpoint> {
+        let checkpoint = Checkpoint::open_by(path, self.allow_pickle, self.access())?;
+        Ok(match &self.progress {
+            Some(progress) => checkpoint.with_progress(progress.clone()),
+            None => checkpoint,
+        })
+    }
 }
 
 /// A model, its tokenizer, and how its author meant it to be used.
@@ -72,8 +89,8 @@ pub struct LanguageModel<B: Backend> {
     pub path: PathBuf,
     /// What its files hold of weights.
     pub files: Summary,
-    /// The weights.
-    pub model: Model<B>,
+    /// The weights. Engines, drafts and models with adapters share them.
+    pub model: Arc<Model<B>>,
     /// Text to ids and back; some releases come without.
     pub tokenizer: Option<Tokenizer>,
     /// `generation_config.json`, or nothing set.
@@ -84,6 +101,24 @@ pub struct LanguageModel<B: Backend> {
     /// How a conversation becomes text, for models that were trained on some.
     pub chat_template: Option<chat::Source>,
     bos: Option<u32>,
+    base: Arc<Base<B>>,
+}
+
+/// A model, and what others with other adapters are made of.
+struct Opened<B: Backend> {
+    model: Arc<Model<B>>,
+    base: Arc<Base<B>>,
+}
+
+/// What models with other adapters are made of.
+struct Base<B: Backend> {
+    /// The weights that are made.
+    weights: SharedWeights<B>,
+    /// Of the model without adapters.
+    fingerprint: Fingerprint,
+    options: OpenOptions,
+    /// The weights' file, if it is part of the program.
+    embedded: Option<Checkpoint>,
 }
 
 /// What takes a model takes it with what belongs to it.
@@ -109,11 +144,20 @@ impl<B: Backend> LanguageModel<B> {
     /// ```no_run
     /// use boostr::{backend, load::LanguageModel};
     ///
-    /// let lm = LanguageModel::<backend::Cpu>::open("models/mamba2-130m".as_ref(), &Default::default(), backend::cpu())?;
+    /// let lm = LanguageModel::open("models/mamba2-130m", &Default::default(), backend::cpu())?;
     /// println!("{} layers", lm.model.family().layers().len());
     /// # Ok::<(), boostr::Error>(())
     /// ```
-    pub fn open(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
+    pub fn open<C>(path: impl AsRef<Path>, options: &OpenOptions, client: C) -> Result<Self>
+    where
+        C: Device<Backend = B>,
+        B: Backend<Client = C>,
+    {
+        let path = path.as_ref();
+        Threads::install_on(options.threads.as_ref(), || Self::open_at(path, options, client))
+    }
+
+    fn open_at(path: &Path, options: &OpenOptions, client: B::Client) -> Result<Self> {
         if adapters::is_adapter(path)? {
             if let Some(other) = &options.adapter {
                 let reason = format!("one more (`{}`) beside those of a folder", other.display());
@@ -123,22 +167,19 @@ impl<B: Backend> LanguageModel<B> {
                 ));
             }
             let options = OpenOptions { adapter: Some(path.into()), ..options.clone() };
-            return Self::open(&adapters::base_of(path)?, &options, client);
+            return Self::open_at(&adapters::base_of(path)?, &options, client);
         }
         let folder = folder_of(path)?;
         if !is_gguf(path)? {
             // Before the weights: a folder without it is no model.
             let config = config_file(&folder)?;
             let files = TextFiles::read(&folder, options)?;
-            let checkpoint = Checkpoint::open_by(path, options.allow_pickle, options.access())?;
+            let checkpoint = options.checkpoint(path)?;
             let adapter = adapters_of(options)?;
-            let mut lm =
-                Self::assemble(path, &config, checkpoint.clone(), files, adapter.as_ref(), client)?;
-            check_unchanged(&checkpoint, adapter.as_ref())?;
-            lm.model = lm.model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-            return Ok(lm);
+            let weights = Weights { checkpoint, adapter, options, is_embedded: false };
+            return Self::assemble(path, &config, files, weights, client);
         }
-        let file = Checkpoint::open_by(path, options.allow_pickle, options.access())?;
+        let file = options.checkpoint(path)?;
         let mut checkpoint = file.clone();
         if options.exact {
             checkpoint.decode()?;
@@ -148,15 +189,15 @@ impl<B: Backend> LanguageModel<B> {
         };
         let config = Config::read_gguf(&checkpoint, metadata)?;
         let adapter = adapters_of(options)?;
+        let weights =
+            Weights { checkpoint: checkpoint.clone(), adapter, options, is_embedded: false };
         // A large vocabulary takes as long as the weights.
-        let (text, model) = rayon::join(
-            || Tokenizer::from_gguf(metadata),
-            || model(config, checkpoint.clone(), adapter.as_ref(), client),
-        );
+        let (text, model) =
+            rayon::join(|| Tokenizer::from_gguf(metadata), || weights.open(config, client));
         // A tokenizer that is not used need not be one that can be.
         let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
-        let model = model?.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-        check_unchanged(&file, adapter.as_ref())?;
+        let Opened { model, base } = model?;
+        file.check_unchanged()?;
         let mut defaults = generation_defaults(metadata)?;
         let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
         let (mut tokenizer, mut chat_template) = (None, None);
@@ -183,7 +224,7 @@ impl<B: Backend> LanguageModel<B> {
         }
         let path = path.to_path_buf();
         let files = file.summary();
-        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos: None })
+        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos: None, base })
     }
 
     /// Loads a model that is part of the program.
@@ -195,36 +236,87 @@ impl<B: Backend> LanguageModel<B> {
         let folder = Path::new(files.name);
         let tokenizer =
             Tokenizer::from_bytes(folder.join("tokenizer.json"), files.tokenizer.as_bytes())?;
-        Self::assemble(
-            folder,
-            &ConfigFile::parse(folder.join("config.json"), files.config)?,
-            Checkpoint::from_safetensors(files.name, files.weights)?,
-            TextFiles {
-                tokenizer: Some(tokenizer),
-                tokenizer_config: Some(files.tokenizer_config.into()),
-                generation_config: Some(files.generation_config.into()),
-                chat_templates: Vec::new(),
-            },
-            None,
-            client,
-        )
+        let config = ConfigFile::parse(folder.join("config.json"), files.config)?;
+        let text = TextFiles {
+            tokenizer: Some(tokenizer),
+            tokenizer_config: Some(files.tokenizer_config.into()),
+            generation_config: Some(files.generation_config.into()),
+            chat_templates: Vec::new(),
+        };
+        let checkpoint = Checkpoint::from_safetensors(files.name, files.weights)?;
+        let options = &OpenOptions::default();
+        let weights = Weights { checkpoint, adapter: None, options, is_embedded: true };
+        Self::assemble(folder, &config, text, weights, client)
     }
 
     fn assemble(
         path: &Path,
         file: &ConfigFile,
-        checkpoint: Checkpoint,
         files: TextFiles,
-        adapter: Option<&Adapters>,
+        weights: Weights<'_>,
         client: B::Client,
     ) -> Result<Self> {
-        let summary = checkpoint.summary();
+        let files_of_weights = weights.checkpoint.summary();
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
-        let model = model(Config::read(file)?, checkpoint, adapter, client)?;
+        let Opened { model, base } = weights.open(Config::read(file)?, client)?;
         let tokenizer = files.tokenizer;
-        let path = path.to_path_buf();
-        Ok(Self { path, files: summary, model, tokenizer, defaults, eos, chat_template, bos })
+        let (path, files) = (path.to_path_buf(), files_of_weights);
+        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos, base })
+    }
+
+    /// The same model with the low-rank adapters of a folder beside it, in place of others if it has some. Its weights are
+    /// shared, so that it takes the memory of the adapters alone, and of layers that quantized weights are joined in.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); [`Error::Damaged`] when the weights are no more those that were opened.
+    ///
+    /// ```no_run
+    /// use boostr::{backend, load::LanguageModel};
+    ///
+    /// let lm = LanguageModel::open("models/mamba2-130m", &Default::default(), backend::cpu())?;
+    /// let tuned = lm.with_adapters("tuned/recipes")?;
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn with_adapters(&self, folder: impl AsRef<Path>) -> Result<Self> {
+        let options = OpenOptions {
+            adapter: Some(folder.as_ref().to_path_buf()),
+            progress: None,
+            ..self.base.options.clone()
+        };
+        let adapter = adapters_of(&options)?;
+        let config = self.model.config().clone();
+        let client = self.model.client().clone();
+        let model = Threads::install_on(options.threads.as_ref(), || {
+            let mut checkpoint = match &self.base.embedded {
+                Some(embedded) => embedded.clone(),
+                None => options.checkpoint(&self.path)?,
+            };
+            if options.exact && checkpoint.gguf().is_some() {
+                checkpoint.decode()?;
+            }
+            let files = checkpoint.clone();
+            let mut weights =
+                Weights { checkpoint, adapter, options: &options, is_embedded: false };
+            let (tied, fingerprint) = weights.adopt(&config)?;
+            if fingerprint.text() != self.base.fingerprint.text() {
+                let reason = "the weights were changed since they were opened";
+                return Err(Error::damaged(&self.path, reason));
+            }
+            weights.model(config, tied, client, &self.base.weights, &files)
+        })?;
+        Ok(Self {
+            path: self.path.clone(),
+            files: self.files.clone(),
+            model: Arc::new(model),
+            tokenizer: self.tokenizer.clone(),
+            defaults: self.defaults.clone(),
+            eos: self.eos.clone(),
+            chat_template: self.chat_template.clone(),
+            bos: self.bos,
+            base: self.base.clone(),
+        })
     }
 
     /// The tokenizer.
@@ -266,24 +358,53 @@ fn adapters_of(options: &OpenOptions) -> Result<Option<Adapters>> {
     options.adapter.as_deref().map(read).transpose()
 }
 
-/// Checks that no file was written to while it was loaded.
-fn check_unchanged(checkpoint: &Checkpoint, adapters: Option<&Adapters>) -> Result<()> {
-    checkpoint.check_unchanged()?;
-    adapters.map_or(Ok(()), Adapters::check_unchanged)
+/// What a model is made of.
+struct Weights<'a> {
+    checkpoint: Checkpoint,
+    adapter: Option<Adapters>,
+    options: &'a OpenOptions,
+    /// Whether they are part of the program, not of a file.
+    is_embedded: bool,
 }
 
-/// A model of these weights, with the adapters if there are some.
-fn model<B: Backend>(
-    config: Config,
-    mut weights: Checkpoint,
-    adapter: Option<&Adapters>,
-    client: B::Client,
-) -> Result<Model<B>> {
-    let tied = config.adopt(&mut weights)?;
-    if let Some(adapters) = adapter {
-        adapters.put_beside(&config, &mut weights)?;
+impl Weights<'_> {
+    /// The model, and what others with other adapters are made of.
+    fn open<B: Backend>(mut self, config: Config, client: B::Client) -> Result<Opened<B>> {
+        let (files, options) = (self.checkpoint.clone(), self.options.clone());
+        let embedded = self.is_embedded.then(|| files.clone());
+        let (tied, fingerprint) = self.adopt(&config)?;
+        let weights = SharedWeights::default();
+        let model = self.model(config, tied, client, &weights, &files)?;
+        let base = Arc::new(Base { weights, fingerprint, options, embedded });
+        Ok(Opened { model: Arc::new(model), base })
     }
-    Model::from_parameters(config, &weights, tied, client)
+
+    /// Gives the weights the model's own names. Whether the embedding is the head, and the fingerprint without adapters.
+    fn adopt(&mut self, config: &Config) -> Result<(bool, Fingerprint)> {
+        let tied = config.adopt(&mut self.checkpoint)?;
+        let fingerprint = Fingerprint::new(config, &self.checkpoint, tied);
+        Ok((tied, fingerprint))
+    }
+
+    /// The model, with the adapters beside it. No file was written to while it was loaded.
+    fn model<B: Backend>(
+        self,
+        config: Config,
+        tied: bool,
+        client: B::Client,
+        shared: &SharedWeights<B>,
+        files: &Checkpoint,
+    ) -> Result<Model<B>> {
+        let Self { mut checkpoint, adapter, options, .. } = self;
+        if let Some(adapters) = &adapter {
+            adapters.put_beside(&config, &mut checkpoint)?;
+        }
+        let model = Model::sharing(config, &checkpoint, tied, client, Some(shared))?;
+        files.check_unchanged()?;
+        adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
+        let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
+        Ok(model.with_threads(options.threads.clone()))
+    }
 }
 
 /// The files of a model folder beside its weights and its configuration.

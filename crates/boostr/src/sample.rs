@@ -27,12 +27,17 @@ mod config;
 mod constraint;
 mod logprobs;
 mod random;
+mod range;
 mod stops;
 
 pub use config::SamplerConfig;
 pub use constraint::{Constraint, TokenSet};
 pub(crate) use logprobs::LogSoftmax;
 pub(crate) use random::SplitMix64;
+pub use range::{
+    FREQUENCY_PENALTY, LOGIT_BIAS, MAX_TOP_K, MIN_P, OPTION_RANGES, OptionRange, PRESENCE_PENALTY,
+    REPETITION_PENALTY, TEMPERATURE, TOP_P,
+};
 pub use stops::{Released, StopStrings};
 
 /// A token that was chosen.

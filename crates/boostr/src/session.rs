@@ -6,21 +6,21 @@
 //!
 //! ```
 //! use boostr::chat::{ChatTemplate, Options};
-//! use boostr::session::{Sessions, Speaker};
+//! use boostr::session::{Sessions, Assistant};
 //! use boostr::{backend, load::LanguageModel};
 //! use boostr::models::{Logits, Run};
 //! use serde_json::json;
 //!
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
-//! let lm = LanguageModel::<backend::Cpu>::open(path.as_ref(), &Default::default(), backend::cpu())?;
+//! let lm = LanguageModel::open(path, &Default::default(), backend::cpu())?;
 //! let template = ChatTemplate::plain()?;
-//! let speaker = Speaker { lm: &lm, template: &template, name: "tiny" };
+//! let assistant = Assistant { lm: &lm, template: &template, name: "tiny" };
 //!
 //! let folder = std::env::temp_dir().join(format!("boostr-doc-sessions-{}", std::process::id()));
 //! let sessions = Sessions::open(&folder)?;
 //! let session = sessions.create("trip", Some("You know Paris."))?;
 //! let user = json!({"role": "user", "content": "Where is it?"});
-//! let mut prompt = session.prompt(&speaker, &[user], &Options::default())?;
+//! let mut prompt = session.prompt(&assistant, &[user], &Options::default())?;
 //!
 //! // What an engine does: the rest of the prompt, then the answer, token by token.
 //! let mut state = prompt.state.take().map_or_else(|| lm.model.new_state(), Ok)?;
@@ -28,7 +28,7 @@
 //! lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::Last)?;
 //! let answer = json!({"role": "assistant", "content": "In"});
 //! let ids = lm.tokenizer()?.encode("In", false)?;
-//! let turn = session.commit(&speaker, prompt, answer, &ids, Some(state))?.turn;
+//! let turn = session.commit(&assistant, prompt, answer, &ids, Some(state))?.turn;
 //!
 //! sessions.branch(&session, "other-trip", turn)?;
 //! session.rewind(0)?;
@@ -82,11 +82,11 @@ use crate::error::Error;
 use crate::models::{Logits, Run, State};
 use log::Log;
 use name::Lock;
-use summary::Stand;
+use summary::LogSummary;
 use tree::{Record, Tree};
 
 pub use name::check_name;
-pub use prompt::{Prompt, Speaker};
+pub use prompt::{Assistant, Prompt};
 pub use states::STATES;
 pub use summary::Summary;
 pub use tree::{Origin, Turn, TurnId};
@@ -292,25 +292,25 @@ impl<B: Backend> Sessions<B> {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Format`] for a log that is damaged there.
+    /// [`SessionError::Name`], [`SessionError::Missing`]; [`Error::Damaged`] for a log that is damaged there.
     pub fn summary(&self, name: &str) -> Result<Summary> {
         let folder = self.folder_of(name)?;
         let path = folder.join(LOG);
         if !path.exists() {
             return Err(SessionError::Missing { name: name.to_owned() });
         }
-        let stand = match log::stand(&path)? {
-            Some(stand) => stand,
-            None => Stand::of(&tree_of(&path, log::read(&path)?.0)?),
+        let summary = match log::summary(&path)? {
+            Some(summary) => summary,
+            None => LogSummary::of(&tree_of(&path, log::read(&path)?.0)?),
         };
-        Ok(Summary::new(name, stand, &folder))
+        Ok(Summary::new(name, summary, &folder))
     }
 
     /// Opens a session. What a killed process left half written of its last turn is removed.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Format`] for a log that is damaged.
+    /// [`SessionError::Name`], [`SessionError::Missing`], [`SessionError::Busy`]; [`Error::Damaged`] for a log that is damaged.
     pub fn get(&self, name: &str) -> Result<Session<B>> {
         self.get_in(&mut self.lock(), name)
     }
@@ -373,7 +373,7 @@ impl<B: Backend> Sessions<B> {
             match self.get_in(&mut open, name) {
                 Ok(session) => Ok(session),
                 // One that is damaged can be deleted too.
-                Err(SessionError::Other(Error::Format { .. })) => {
+                Err(SessionError::Other(Error::Format { .. } | Error::Damaged { .. })) => {
                     Err(Lock::new(&self.folder, name)?)
                 }
                 Err(error) => return Err(error),
@@ -481,11 +481,11 @@ impl<B: Backend> Sessions<B> {
         if fs::symlink_metadata(&folder).is_ok() {
             return Err(exists());
         }
-        let stand = Stand::of(&tree_of(&folder, records.to_vec())?);
+        let summary = LogSummary::of(&tree_of(&folder, records.to_vec())?);
         let io = |error| Error::io(&folder, error);
         let (made, ()) = create_beside(&folder, |path| fs::create_dir(path)).map_err(io)?;
         let finish = || -> Result<(), Error> {
-            Log::create(&made.join(LOG), records, &stand)?;
+            Log::create(&made.join(LOG), records, &summary)?;
             fill(&made)?;
             sync_folder(&made).map_err(io)?;
             fs::rename(&made, &folder).map_err(io)
@@ -519,7 +519,7 @@ impl<B: Backend> Session<B> {
     /// What there is to say of it.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        Summary::new(&self.inner.name, Stand::of(&self.any().tree), &self.inner.folder)
+        Summary::new(&self.inner.name, LogSummary::of(&self.any().tree), &self.inner.folder)
     }
 
     /// All turns by their numbers, those too that were rewound.
@@ -591,7 +591,7 @@ impl<B: Backend> Session<B> {
     /// [`ChatTemplate::encode`](crate::chat::ChatTemplate::encode).
     pub fn prompt(
         &self,
-        speaker: &Speaker<'_, B>,
+        assistant: &Assistant<'_, B>,
         messages: &[Value],
         options: &crate::chat::Options,
     ) -> Result<Prompt<B>> {
@@ -600,7 +600,7 @@ impl<B: Backend> Session<B> {
             &live.tree,
             &self.inner.folder,
             live.recent.as_ref(),
-            speaker,
+            assistant,
             messages,
             options,
         )
@@ -618,14 +618,14 @@ impl<B: Backend> Session<B> {
     /// is; [`SessionError::Missing`] when it was deleted; [`Error::Io`] when the system refuses. The session is then as it was.
     pub fn commit(
         &self,
-        speaker: &Speaker<'_, B>,
+        assistant: &Assistant<'_, B>,
         prompt: Prompt<B>,
         answer: Value,
         generated: &[u32],
         state: Option<State<B>>,
     ) -> Result<Committed> {
         let mut live = self.live()?;
-        let turn = prompt.into_turn(&live.tree, speaker, answer, generated, now())?;
+        let turn = prompt.into_turn(&live.tree, assistant, answer, generated, now())?;
         if let Some(state) = state.as_ref().filter(|state| state.position() > turn.position) {
             let (expected, found) = (turn.position, state.position());
             let reason = format!("expected one that has seen at most {expected}, found {found}");
@@ -633,7 +633,7 @@ impl<B: Backend> Session<B> {
         }
         let id = turn.id;
         live.add(&self.inner.folder, Record::Turn(turn))?;
-        let saved = state.map(|state| live.keep(&self.inner.folder, speaker, id, state));
+        let saved = state.map(|state| live.keep(&self.inner.folder, assistant, id, state));
         states::prune(&self.inner.folder, &live.tree);
         Ok(Committed { turn: id, unsaved: saved.and_then(Result::err) })
     }
@@ -641,12 +641,12 @@ impl<B: Backend> Session<B> {
     /// The state after the head: it has seen [`ids`](Self::ids), the last or the last few excepted. `None` at the beginning, and
     /// where it is not kept.
     #[must_use]
-    pub fn state(&self, speaker: &Speaker<'_, B>) -> Option<State<B>> {
+    pub fn state(&self, assistant: &Assistant<'_, B>) -> Option<State<B>> {
         let live = self.any();
         let Live { tree, recent, .. } = &*live;
         let ids = tree.ids(tree.head);
         let folder = &self.inner.folder;
-        let state = states::longest(tree, folder, recent.as_ref(), speaker.lm, &ids, ids.len())?;
+        let state = states::longest(tree, folder, recent.as_ref(), assistant.lm, &ids, ids.len())?;
         let before = tree.get(tree.head).map_or(0, |turn| tree.position(turn.base));
         (state.position() > before).then_some(state)
     }
@@ -657,7 +657,7 @@ impl<B: Backend> Session<B> {
     /// # Errors
     ///
     /// As [`Model::forward`](crate::models::Model::forward).
-    pub fn replayed_state(&self, speaker: &Speaker<'_, B>) -> Result<Option<State<B>>> {
+    pub fn replayed_state(&self, assistant: &Assistant<'_, B>) -> Result<Option<State<B>>> {
         let (mut ids, end, nearest) = {
             let live = self.any();
             let Live { tree, recent, .. } = &*live;
@@ -665,11 +665,11 @@ impl<B: Backend> Session<B> {
             let end = turn.position.saturating_sub(usize::from(turn.generated > 0));
             let ids = tree.ids(tree.head);
             let (folder, recent) = (&self.inner.folder, recent.as_ref());
-            let nearest = states::longest(tree, folder, recent, speaker.lm, &ids, ids.len());
+            let nearest = states::longest(tree, folder, recent, assistant.lm, &ids, ids.len());
             (ids, end, nearest)
         };
         ids.truncate(end);
-        let model = &speaker.lm.model;
+        let model = &assistant.lm.model;
         let mut state = nearest.map_or_else(|| model.new_state(), Ok)?;
         if let Some(tokens) = ids.get(state.position()..).filter(|tokens| !tokens.is_empty()) {
             model.forward(&mut [Run { tokens, state: &mut state }], Logits::None)?;
@@ -683,14 +683,14 @@ impl<B: Backend> Session<B> {
     /// # Errors
     ///
     /// [`SessionError::Turn`] at the beginning; as [`StateFile::save`](crate::state_file::StateFile::save).
-    pub fn set_state(&self, speaker: &Speaker<'_, B>, mut state: State<B>) -> Result<()> {
+    pub fn set_state(&self, assistant: &Assistant<'_, B>, mut state: State<B>) -> Result<()> {
         let mut live = self.live()?;
         let head = live.tree.head;
         let Some(turn) = live.tree.get(head) else {
             return Err(SessionError::Turn { name: self.inner.name.clone(), turn: head });
         };
         state.set_position(turn.position.saturating_sub(usize::from(turn.generated > 0)));
-        Ok(live.keep(&self.inner.folder, speaker, head, state)?)
+        Ok(live.keep(&self.inner.folder, assistant, head, state)?)
     }
 
     /// The file with the state after the head, if there is one.
@@ -721,8 +721,8 @@ impl<B: Backend> Session<B> {
 impl<B: Backend> Live<B> {
     /// Writes a record, and only then takes it for true.
     fn add(&mut self, folder: &Path, record: Record) -> Result<()> {
-        self.log.append(&record, &Stand::after(&self.tree, &record))?;
-        self.tree.apply(record).map_err(|reason| Error::format(folder, reason))?;
+        self.log.append(&record, &LogSummary::after(&self.tree, &record))?;
+        self.tree.apply(record).map_err(|reason| Error::damaged(folder, reason))?;
         Ok(())
     }
 
@@ -730,18 +730,18 @@ impl<B: Backend> Live<B> {
     fn keep(
         &mut self,
         folder: &Path,
-        speaker: &Speaker<'_, B>,
+        assistant: &Assistant<'_, B>,
         turn: TurnId,
         state: State<B>,
     ) -> Result<(), Error> {
-        let saved = states::save(folder, &self.tree, speaker, turn, &state);
+        let saved = states::save(folder, &self.tree, assistant, turn, &state);
         self.recent = Some((turn, state));
         saved
     }
 }
 
 fn tree_of(path: &Path, records: Vec<Record>) -> Result<Tree, Error> {
-    Tree::of(records).map_err(|reason| Error::format(path, reason))
+    Tree::of(records).map_err(|reason| Error::damaged(path, reason))
 }
 
 /// Seconds since 1970.

@@ -358,8 +358,8 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the system refuses, [`Error::Format`] for what is no state, of another version, or
-    /// damaged, with the field, what was expected and what was found.
+    /// [`Error::Io`] when the system refuses, [`Error::Format`] for what is no state or of another version,
+    /// [`Error::Damaged`] for another checksum, with the field, what was expected and what was found.
     pub fn open(path: &Path) -> Result<Self> {
         if fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
             return Err(Error::format(path, "is a folder, expected the file of a state"));
@@ -402,7 +402,9 @@ impl SavedState {
         }
         if field(CHECKSUM) != Some(&sum.text()) {
             let expected = format!("`{}`, that of what is there (damaged file?)", sum.text());
-            return Err(refuse(CHECKSUM, &expected, field(CHECKSUM)));
+            let found = field(CHECKSUM).map_or_else(|| "none".to_owned(), quoted);
+            let reason = format!("metadata `{CHECKSUM}`: expected {expected}, found {found}");
+            return Err(Error::damaged(path, reason));
         }
 
         let position = field("position").and_then(|text| text.parse::<usize>().ok());
@@ -433,6 +435,10 @@ impl SavedState {
 
     fn error(&self, reason: impl Into<String>) -> Error {
         Error::format(self.checkpoint.path(), reason)
+    }
+
+    fn of_another_model(&self, reason: String) -> Error {
+        Error::StateOfAnotherModel { path: self.checkpoint.path().to_path_buf(), reason }
     }
 
     /// Checks names, types and shapes among themselves.
@@ -545,14 +551,14 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] for another model, naming both, and for tensors that are not those of this one;
+    /// [`Error::StateOfAnotherModel`], naming both; [`Error::Format`] for tensors that are not those of this one;
     /// [`Error::Unsupported`] for a model without a fingerprint; when memory is short.
     pub fn restore<B: Backend>(&self, model: &Model<B>) -> Result<State<B>> {
         let (family, fingerprint) = (model.family().name(), fingerprint_of(model)?);
         if self.fingerprint != fingerprint {
             let [name, of, print] =
                 [&self.model, &self.family, &self.fingerprint].map(|x| quoted(x));
-            return Err(self.error(format!(
+            return Err(self.of_another_model(format!(
                 "state of another model: expected one of this `{family}` with fingerprint \
                  `{fingerprint}`, found one of {name}, a {of} with fingerprint {print}"
             )));
@@ -637,12 +643,13 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] for the state of another model, naming both.
+    /// [`Error::StateOfAnotherModel`], naming both.
     pub fn diff(&self, other: &Self) -> Result<Vec<LayerNorms>> {
         if self.fingerprint != other.fingerprint {
             let [a, b] =
                 [self, other].map(|s| format!("{} ({})", quoted(&s.model), quoted(&s.fingerprint)));
-            return Err(other.error(format!("state of another model: expected {a}, found {b}")));
+            let reason = format!("state of another model: expected {a}, found {b}");
+            return Err(other.of_another_model(reason));
         }
         compare::diff_of(self, other)
     }

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use boostr::engine::{Finish, Observer};
+use boostr::backend::Cpu;
+use boostr::engine::{Event, Finish, Listener};
 use boostr::sample::StopStrings;
 use boostr::tokenizer::TextStream;
 use indicatif::ProgressBar;
@@ -54,8 +55,8 @@ pub struct Stream {
     text: String,
     count: usize,
     bar: Option<ProgressBar>,
-    /// An error of stdout, kept until the engine has returned.
-    failed: Option<io::Error>,
+    /// An error, kept until the engine has returned.
+    failed: Option<anyhow::Error>,
 }
 
 impl Stream {
@@ -97,9 +98,34 @@ impl Stream {
             self.write("\n");
         }
         match self.failed {
-            Some(error) => Err(error).context("stdout"),
+            Some(error) => Err(error),
             None => Ok((self.decoder.is_some().then_some(self.text), self.stopped)),
         }
+    }
+
+    fn prompt(&mut self, done: usize, total: usize) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        }
+    }
+
+    fn token(&mut self, id: u32) -> boostr::Result<()> {
+        if self.show == Show::Ids {
+            let space = if self.count > 0 { " " } else { "" };
+            self.write(&format!("{space}{id}"));
+        }
+        self.count += 1;
+        if let Some(decoder) = &mut self.decoder
+            && let Some(text) = decoder.push(id)?
+        {
+            let released = self.stops.push(&text);
+            self.stopped |= released.stopped;
+            self.release(&released.text);
+        }
+        Ok(())
     }
 
     fn release(&mut self, text: &str) {
@@ -114,45 +140,28 @@ impl Stream {
             return;
         }
         let mut stdout = io::stdout().lock();
-        self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        self.failed = written.context("stdout").err();
     }
 }
 
-impl Observer for Stream {
-    fn prompt(&mut self, done: usize, total: usize) -> ControlFlow<()> {
-        if let Some(bar) = &self.bar {
-            bar.set_position(done as u64);
-            if done == total {
-                bar.finish_and_clear();
+impl Listener<Cpu> for Stream {
+    fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
+        match event {
+            Event::Prompt { cached, done, total } => self.prompt(done - cached, total - cached),
+            Event::Token { id, .. } => {
+                if let Err(error) = self.token(id) {
+                    self.failed.get_or_insert(error.into());
+                }
             }
-        }
-        if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    fn token(&mut self, id: u32) -> boostr::Result<ControlFlow<()>> {
-        if self.show == Show::Ids {
-            let space = if self.count > 0 { " " } else { "" };
-            self.write(&format!("{space}{id}"));
-        }
-        self.count += 1;
-        if let Some(decoder) = &mut self.decoder
-            && let Some(text) = decoder.push(id)?
-        {
-            let released = self.stops.push(&text);
-            self.stopped |= released.stopped;
-            self.release(&released.text);
+            Event::Finished { .. } | Event::Failed { .. } => {}
         }
         let ends = self.stopped || self.failed.is_some() || is_interrupted();
-        Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
 /// Why generation ended, in one word.
 pub fn reason(finish: Finish, stopped: bool) -> &'static str {
-    match finish {
-        Finish::Eos => "eos",
-        _ if stopped => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled | Finish::Stopped => "interrupted",
-    }
+    if stopped && finish != Finish::Eos { Finish::StopString.name() } else { finish.name() }
 }

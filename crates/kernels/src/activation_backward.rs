@@ -33,6 +33,7 @@ pub const ACTIVATION_DERIVATIVE_MAX_ERROR: f64 = 4e-7;
 /// If the lengths disagree.
 #[track_caller]
 pub fn glu_backward(
+    level: Level,
     activation: Activation,
     gate: Rows<'_>,
     up: Rows<'_>,
@@ -48,7 +49,6 @@ pub fn glu_backward(
     if dgate.is_empty() {
         return;
     }
-    let level = Level::detect();
     let rows = (TASK / width).max(1);
     let tasks = dgate.par_chunks_mut(rows * width).zip(dup.par_chunks_mut(rows * width));
     tasks.enumerate().for_each(|(task, (dgate, dup))| {
@@ -67,14 +67,19 @@ pub fn glu_backward(
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn activate_backward(activation: Activation, x: Rows<'_>, dout: Rows<'_>, dx: &mut [f32]) {
+pub fn activate_backward(
+    level: Level,
+    activation: Activation,
+    x: Rows<'_>,
+    dout: Rows<'_>,
+    dx: &mut [f32],
+) {
     let (len, width) = (x.len(), x.width());
     assert_eq!((dout.len(), dout.width()), (len, width), "dout");
     assert_eq!(dx.len(), len * width, "dx");
     if dx.is_empty() {
         return;
     }
-    let level = Level::detect();
     let rows = (TASK / width).max(1);
     dx.par_chunks_mut(rows * width).enumerate().for_each(|(task, dx)| {
         for (i, dx) in dx.chunks_exact_mut(width).enumerate() {
@@ -321,7 +326,7 @@ mod tests {
         let ones = vec![1.0; x.len()];
         let (mut dx, mut dup) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         let mut dgate = vec![0.0; x.len()];
-        for &level in Level::available() {
+        for &level in Level::present() {
             for activation in ALL {
                 activate_row_backward(level, activation, &x, &ones, &mut dx);
                 glu_row_backward(level, activation, &x, &ones, &ones, &mut dgate, &mut dup);
@@ -352,7 +357,7 @@ mod tests {
 
     #[test]
     fn not_a_number_stays_one() {
-        for &level in Level::available() {
+        for &level in Level::present() {
             for activation in ALL {
                 let mut dx = [0.0; 9];
                 activate_row_backward(level, activation, &[f32::NAN; 9], &[1.0; 9], &mut dx);
@@ -372,8 +377,8 @@ mod tests {
         let run = || {
             let empty = || vec![f32::NAN; rows * width];
             let (mut dgate, mut dup, mut dx) = (empty(), empty(), empty());
-            glu_backward(Activation::Gelu, gate, up, dout, &mut dgate, &mut dup);
-            activate_backward(Activation::Gelu, gate, dout, &mut dx);
+            glu_backward(Level::detect(), Activation::Gelu, gate, up, dout, &mut dgate, &mut dup);
+            activate_backward(Level::detect(), Activation::Gelu, gate, dout, &mut dx);
             (dgate, dup, dx)
         };
         let (dgate, dup, dx) = run();
@@ -395,6 +400,12 @@ mod tests {
     #[should_panic(expected = "dout")]
     fn a_gradient_of_another_width_panics() {
         let x = [0.0; 6];
-        activate_backward(Activation::Silu, Rows::dense(&x, 3), Rows::dense(&x, 2), &mut [0.0; 6]);
+        activate_backward(
+            Level::detect(),
+            Activation::Silu,
+            Rows::dense(&x, 3),
+            Rows::dense(&x, 2),
+            &mut [0.0; 6],
+        );
     }
 }

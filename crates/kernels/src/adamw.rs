@@ -24,6 +24,8 @@ const LANES: usize = 16;
 /// What a step is made with. In f64, so that `1 - beta2` keeps its digits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
+    /// The instruction set; bits do not depend on it.
+    pub level: Level,
     /// Learning rate of this step.
     pub lr: f64,
     /// Decay of the mean of gradients, in 0..1.
@@ -47,8 +49,9 @@ pub struct AdamW {
 /// | `m`, `v` | `[n]` | means of the gradient and of its square, updated; zeros before step 1 |
 ///
 /// ```
-/// use boostr_kernels::{AdamW, adamw};
-/// let config = AdamW { lr: 0.5, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+/// use boostr_kernels::{AdamW, Level, adamw};
+/// let level = Level::detect();
+/// let config = AdamW { level, lr: 0.5, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 /// let (mut w, mut m, mut v) = ([1.0], [0.0], [0.0]);
 /// adamw(&config, 1, 1.0, &mut w, &[-3.0], &mut m, &mut v);
 /// assert!((w[0] - 1.5).abs() < 1e-6); // the first step is lr, whatever the gradient's size
@@ -67,26 +70,11 @@ pub fn adamw(
     m: &mut [f32],
     v: &mut [f32],
 ) {
-    adamw_at(Level::detect(), config, step, factor, w, g, m, v);
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-fn adamw_at(
-    level: Level,
-    config: &AdamW,
-    step: u64,
-    factor: f32,
-    w: &mut [f32],
-    g: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
-) {
     assert!(step > 0, "step: counted from 1");
     assert_eq!(g.len(), w.len(), "g");
     assert_eq!(m.len(), w.len(), "m");
     assert_eq!(v.len(), w.len(), "v");
-    let AdamW { lr, beta1, beta2, eps, weight_decay } = *config;
+    let AdamW { level, lr, beta1, beta2, eps, weight_decay } = *config;
     let factors = Factors {
         gradient: factor,
         keep: (1.0 - lr * weight_decay) as f32,
@@ -139,13 +127,9 @@ fn update_body<S: Simd>(
 
 /// The sum of the squares of all elements, in f64: its root is the norm of a gradient.
 ///
-/// The order of the sum depends on the length alone.
+/// The order of the sum depends on the length alone, so its bits do not depend on `level`.
 #[must_use]
-pub fn sum_of_squares(x: &[f32]) -> f64 {
-    sum_of_squares_at(Level::detect(), x)
-}
-
-fn sum_of_squares_at(level: Level, x: &[f32]) -> f64 {
+pub fn sum_of_squares(level: Level, x: &[f32]) -> f64 {
     let sums: Vec<f64> = x.par_chunks(BLOCK).map(|x| block_of_squares(level, x)).collect();
     sums.iter().sum()
 }
@@ -173,8 +157,14 @@ mod tests {
     use crate::gradcheck::assert_threads_do_not_matter;
     use crate::testing::{Rng, close};
 
-    const CONFIG: AdamW =
-        AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
+    const CONFIG: AdamW = AdamW {
+        level: Level::Baseline,
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.1,
+    };
 
     /// One element's step by definition, in f64.
     fn reference(config: &AdamW, step: i32, (w, m, v): (f64, f64, f64), g: f64) -> (f64, f64, f64) {
@@ -191,7 +181,7 @@ mod tests {
         // More than a block, and no multiple of any number of lanes.
         let n = BLOCK + 37;
         let mut results = Vec::new();
-        for &level in Level::available() {
+        for &level in Level::present() {
             let mut rng = Rng::new(40);
             let mut w = rng.floats(n);
             let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
@@ -200,7 +190,7 @@ mod tests {
                 let g = rng.floats(n);
                 // Clipped to some other length at each step.
                 let factor = 1.0 / step as f32;
-                adamw_at(level, &CONFIG, step, factor, &mut w, &g, &mut m, &mut v);
+                adamw(&AdamW { level, ..CONFIG }, step, factor, &mut w, &g, &mut m, &mut v);
                 for (want, g) in want.iter_mut().zip(&g) {
                     let g = f64::from(*g) * f64::from(factor);
                     *want = reference(&CONFIG, step as i32, *want, g);
@@ -246,15 +236,15 @@ mod tests {
         for n in [0, 1, 15, 16, 17, 100, BLOCK, 3 * BLOCK + 5] {
             let x = rng.floats(n);
             let want: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-            for &level in Level::available() {
-                let got = sum_of_squares_at(level, &x);
-                assert_eq!(got, sum_of_squares(&x));
+            for &level in Level::present() {
+                let got = sum_of_squares(level, &x);
+                assert_eq!(got, sum_of_squares(Level::Baseline, &x));
                 assert!((got - want).abs() <= 1e-12 * want, "{got} is not {want}");
             }
         }
         // What would overflow or vanish in f32.
-        assert_eq!(sum_of_squares(&[1e30, 0.0]), f64::from(1e30f32).powi(2));
-        assert_eq!(sum_of_squares(&[1e-30]), f64::from(1e-30f32).powi(2));
+        assert_eq!(sum_of_squares(Level::detect(), &[1e30, 0.0]), f64::from(1e30f32).powi(2));
+        assert_eq!(sum_of_squares(Level::detect(), &[1e-30]), f64::from(1e-30f32).powi(2));
     }
 
     #[test]
@@ -265,7 +255,7 @@ mod tests {
         assert_threads_do_not_matter(|| {
             let (mut w, mut m, mut v) = (w.clone(), vec![0.0; n], vec![0.0; n]);
             adamw(&CONFIG, 1, 0.5, &mut w, &g, &mut m, &mut v);
-            (w, m, v, sum_of_squares(&g))
+            (w, m, v, sum_of_squares(Level::detect(), &g))
         });
     }
 

@@ -10,22 +10,33 @@
 
 use rayon::prelude::*;
 
-use crate::math::silu_at;
+use crate::math::silu;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
 /// Rows per parallel task.
 const ROW_BLOCK: usize = 16;
 
+/// A causal depthwise convolution of C channels with K taps.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv1d<'a> {
+    /// The instruction set.
+    pub level: Level,
+    /// Taps `[K, C]`, oldest first; K >= 1.
+    pub weight: &'a [f32],
+    /// `[C]`
+    pub bias: Option<&'a [f32]>,
+    /// Whether silu follows.
+    pub silu: bool,
+}
+
 /// Convolves each run and moves its window on.
 ///
 /// | argument | shape | meaning |
 /// |---|---|---|
+/// | `conv` | see [`Conv1d`] | taps, bias, silu |
 /// | `x` | `[T, C]` | inputs of all runs, one after another |
 /// | `runs` | lengths, sum T | tokens of each sequence; may be 0 |
-/// | `weight` | `[K, C]` | taps, oldest first; K >= 1 |
-/// | `bias` | `[C]` | optional |
-/// | `silu` | | whether silu follows |
 /// | `windows` | a `[K - 1, C]` for each run | last inputs, oldest first; updated |
 /// | `out` | `[T, C]` | overwritten |
 ///
@@ -34,29 +45,13 @@ const ROW_BLOCK: usize = 16;
 /// If the lengths disagree.
 #[track_caller]
 pub fn conv1d(
+    conv: &Conv1d<'_>,
     x: Rows<'_>,
     runs: &[usize],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    silu: bool,
     windows: &mut [&mut [f32]],
     out: &mut [f32],
 ) {
-    conv1d_at(Level::detect(), x, runs, weight, bias, silu, windows, out);
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-fn conv1d_at(
-    level: Level,
-    x: Rows<'_>,
-    runs: &[usize],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    silu: bool,
-    windows: &mut [&mut [f32]],
-    out: &mut [f32],
-) {
+    let Conv1d { level, weight, bias, silu: is_silu } = *conv;
     let channels = x.width();
     assert!(channels > 0, "x: no channels");
     let taps = weight.len() / channels;
@@ -78,8 +73,8 @@ fn conv1d_at(
         out.par_chunks_mut(ROW_BLOCK * channels).enumerate().for_each(|(block, out)| {
             for (i, out) in out.chunks_exact_mut(channels).enumerate() {
                 convolve(level, inputs, block * ROW_BLOCK + i, weight, bias, out);
-                if silu {
-                    silu_at(level, out);
+                if is_silu {
+                    silu(level, out);
                 }
             }
         });
@@ -168,7 +163,7 @@ mod tests {
 
     #[test]
     fn equals_the_definition_for_any_width_runs_and_channels() {
-        for &level in Level::available() {
+        for &level in Level::present() {
             let mut rng = Rng::new(1);
             for taps in [1, 2, 3, 4, 7] {
                 for channels in [1, 3, 8, 17, 40] {
@@ -185,16 +180,8 @@ mod tests {
                             windows.iter_mut().map(Vec::as_mut_slice).collect();
                         let mut out = vec![f32::NAN; total * channels];
                         let rows = Rows::dense(&x, channels);
-                        conv1d_at(
-                            level,
-                            rows,
-                            &runs,
-                            &weight,
-                            Some(&bias),
-                            silu,
-                            &mut windows,
-                            &mut out,
-                        );
+                        let conv = Conv1d { level, weight: &weight, bias: Some(&bias), silu };
+                        conv1d(&conv, rows, &runs, &mut windows, &mut out);
                         let mut first = 0;
                         for (r, &len) in runs.iter().enumerate() {
                             for c in 0..channels {
@@ -226,6 +213,7 @@ mod tests {
         let (channels, len, taps) = (13, 11, 4);
         let x = rng.floats(len * channels);
         let weight = rng.floats(taps * channels);
+        let conv = Conv1d { level: Level::detect(), weight: &weight, bias: None, silu: true };
         let run = |pieces: &[usize]| {
             let mut window = vec![0.0; (taps - 1) * channels];
             let mut out = Vec::new();
@@ -233,7 +221,7 @@ mod tests {
             for &piece in pieces {
                 let rows = Rows::dense(&x, channels).slice(first, piece);
                 let mut y = vec![0.0; piece * channels];
-                conv1d(rows, &[piece], &weight, None, true, &mut [&mut window], &mut y);
+                conv1d(&conv, rows, &[piece], &mut [&mut window], &mut y);
                 out.extend(y);
                 first += piece;
             }

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 
 use crate::activation::Activation;
 use crate::activation_backward::activate_row_backward;
-use crate::conv::{Inputs, add_products, convolve};
+use crate::conv::{Conv1d, Inputs, add_products, convolve};
 use crate::linear_backward::column_sums;
 use crate::rows::Rows;
 use crate::simd::Level;
@@ -28,17 +28,27 @@ use crate::simd::Level;
 /// Tokens per parallel task, whose gradients of weights are one partial sum.
 const ROW_BLOCK: usize = 64;
 
+/// Where the gradients of [`conv1d_backward`] go: that of the input is written, those of parameters are
+/// added to what is there.
+#[derive(Debug)]
+pub struct Conv1dGradients<'a> {
+    /// `[T, C]`
+    pub dx: &'a mut [f32],
+    /// `[K, C]`
+    pub dweight: &'a mut [f32],
+    /// `[C]`; may be left out.
+    pub dbias: Option<&'a mut [f32]>,
+}
+
 /// The gradients of [`conv1d`](crate::conv1d).
 ///
 /// | argument | shape | meaning |
 /// |---|---|---|
-/// | `x`, `runs`, `weight`, `bias`, `silu` | | as in the forward |
+/// | `conv`, `x`, `runs` | | as in the forward |
 /// | `windows` | a `[K - 1, C]` for each run | as they were before the forward |
 /// | `dout` | `[T, C]` | gradient of the output |
 /// | `dwindows` | a `[K - 1, C]` for each run | gradient of the window that the run leaves; becomes that of the window that it found |
-/// | `dx` | `[T, C]` | written |
-/// | `dweight` | `[K, C]` | added to |
-/// | `dbias` | `[C]` | optional; added to |
+/// | `out` | see [`Conv1dGradients`] | |
 ///
 /// A run has the same bits in `dx` and `dwindows` alone and in any company.
 ///
@@ -46,42 +56,17 @@ const ROW_BLOCK: usize = 64;
 ///
 /// If the lengths disagree.
 #[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the forward's, and a gradient for each")]
 pub fn conv1d_backward(
+    conv: &Conv1d<'_>,
     x: Rows<'_>,
     runs: &[usize],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    silu: bool,
     windows: &[&[f32]],
     dout: Rows<'_>,
     dwindows: &mut [&mut [f32]],
-    dx: &mut [f32],
-    dweight: &mut [f32],
-    dbias: Option<&mut [f32]>,
+    out: Conv1dGradients<'_>,
 ) {
-    let level = Level::detect();
-    conv1d_backward_at(
-        level, x, runs, weight, bias, silu, windows, dout, dwindows, dx, dweight, dbias,
-    );
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-fn conv1d_backward_at(
-    level: Level,
-    x: Rows<'_>,
-    runs: &[usize],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    silu: bool,
-    windows: &[&[f32]],
-    dout: Rows<'_>,
-    dwindows: &mut [&mut [f32]],
-    dx: &mut [f32],
-    dweight: &mut [f32],
-    dbias: Option<&mut [f32]>,
-) {
+    let Conv1d { level, weight, bias, silu } = *conv;
+    let Conv1dGradients { dx, dweight, dbias } = out;
     let channels = x.width();
     assert!(channels > 0, "x: no channels");
     let taps = weight.len() / channels;
@@ -121,9 +106,9 @@ fn conv1d_backward_at(
         run.window(level, dwindow);
     });
     let sums = Rows::dense(&sums, width);
-    column_sums(sums.columns(0, taps * channels), dweight);
+    column_sums(level, sums.columns(0, taps * channels), dweight);
     if let Some(dbias) = dbias {
-        column_sums(sums.columns(taps * channels, channels), dbias);
+        column_sums(level, sums.columns(taps * channels, channels), dbias);
     }
 }
 
@@ -362,20 +347,15 @@ mod tests {
         let mut views: Vec<&mut [f32]> = dwindows.iter_mut().map(Vec::as_mut_slice).collect();
         let mut dx = vec![f32::NAN; total * p.channels];
         let (mut dweight, mut dbias) = (data.dweight.clone(), data.dbias.clone());
-        conv1d_backward_at(
-            level,
-            rows(&data.x),
-            runs,
-            &data.weight,
-            p.bias.then_some(&data.bias),
-            p.silu,
-            &windows,
-            rows(&data.dout),
-            &mut views,
-            &mut dx,
-            &mut dweight,
-            p.bias.then_some(&mut dbias),
-        );
+        let bias = p.bias.then_some(&data.bias[..]);
+        let conv = Conv1d { level, weight: &data.weight, bias, silu: p.silu };
+        let out = Conv1dGradients {
+            dx: &mut dx,
+            dweight: &mut dweight,
+            dbias: p.bias.then_some(&mut dbias),
+        };
+        let (x, dout) = (rows(&data.x), rows(&data.dout));
+        conv1d_backward(&conv, x, runs, &windows, dout, &mut views, out);
         Gradients { dx, dwindows, dweight, dbias }
     }
 
@@ -404,7 +384,7 @@ mod tests {
             let data = Data::new(&p);
             let channels = p.channels;
             let results: Vec<Gradients> =
-                Level::available().iter().map(|l| run(*l, &p, &data, 0..p.runs.len())).collect();
+                Level::present().iter().map(|l| run(*l, &p, &data, 0..p.runs.len())).collect();
             for c in 0..channels {
                 let weight = channel(&data.weight, c, channels);
                 let bias = if p.bias { f64::from(data.bias[c]) } else { 0.0 };
@@ -471,23 +451,26 @@ mod tests {
         let data = Data::new(&whole);
         let want = run(Level::detect(), &whole, &data, 0..1);
         let kept = (whole.taps - 1) * whole.channels;
+        let (level, bias) = (Level::detect(), Some(&data.bias[..]));
+        let conv = Conv1d { level, weight: &data.weight, bias, silu: true };
         let inputs = [&data.windows[0][..], &data.x].concat();
         for cut in 0..=7 {
             let (mut dwindow, mut dx) = (data.dafter[0].clone(), vec![0.0; data.x.len()]);
             for (first, len) in [(cut, 7 - cut), (0, cut)] {
                 let range = first * whole.channels..(first + len) * whole.channels;
+                let out = Conv1dGradients {
+                    dx: &mut dx[range],
+                    dweight: &mut vec![0.0; data.weight.len()],
+                    dbias: None,
+                };
                 conv1d_backward(
+                    &conv,
                     Rows::dense(&data.x, whole.channels).slice(first, len),
                     &[len],
-                    &data.weight,
-                    Some(&data.bias),
-                    true,
                     &[&inputs[first * whole.channels..][..kept]],
                     Rows::dense(&data.dout, whole.channels).slice(first, len),
                     &mut [&mut dwindow],
-                    &mut dx[range],
-                    &mut vec![0.0; data.weight.len()],
-                    None,
+                    out,
                 );
             }
             close(&dx, &widen(&want.dx), 1e-6);

@@ -21,8 +21,8 @@
 
 use rayon::prelude::*;
 
-use crate::linear::{Weights, linear_at};
-use crate::linear_backward::{linear_backward_input_at, linear_backward_weight_at};
+use crate::linear::{Weights, linear};
+use crate::linear_backward::{linear_backward_input, linear_backward_weight};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
@@ -43,6 +43,8 @@ const SUMMED: usize = 1024;
 /// The last layer of a language model.
 #[derive(Debug, Clone, Copy)]
 pub struct Head<'a> {
+    /// The instruction set.
+    pub level: Level,
     /// `[V, D]`
     pub weight: &'a [f32],
     /// Factor of the logits.
@@ -59,9 +61,9 @@ pub struct Head<'a> {
 /// | `losses` | `[T]` | overwritten |
 ///
 /// ```
-/// use boostr_kernels::Rows;
+/// use boostr_kernels::{Level, Rows};
 /// use boostr_kernels::cross_entropy::{Head, IGNORE, cross_entropy};
-/// let head = Head { weight: &[0.0, 1.0], scale: 1.0 }; // two words, one channel
+/// let head = Head { level: Level::detect(), weight: &[0.0, 1.0], scale: 1.0 }; // two words, one channel
 /// let (h, mut losses) = ([0.0, 100.0, 5.0], [0.0; 3]);
 /// cross_entropy(Rows::dense(&h, 1), &head, &[0, 0, IGNORE], &mut losses);
 /// assert_eq!(losses, [2.0f32.ln(), 100.0, 0.0]);
@@ -72,18 +74,7 @@ pub struct Head<'a> {
 /// If the lengths disagree or a target is not below V.
 #[track_caller]
 pub fn cross_entropy(h: Rows<'_>, head: &Head<'_>, targets: &[u32], losses: &mut [f32]) {
-    cross_entropy_at(Level::detect(), h, head, targets, losses);
-}
-
-#[track_caller]
-fn cross_entropy_at(
-    level: Level,
-    h: Rows<'_>,
-    head: &Head<'_>,
-    targets: &[u32],
-    losses: &mut [f32],
-) {
-    let mut block = Block::new(level, h, head, targets, losses);
+    let mut block = Block::new(h, head, targets, losses);
     let tokens = counted(targets);
     for tokens in tokens.chunks(block_rows(tokens.len(), block.words)) {
         block.load(tokens);
@@ -113,25 +104,10 @@ pub fn cross_entropy_backward(
     dh: &mut [f32],
     dweight: &mut [f32],
 ) {
-    cross_entropy_backward_at(Level::detect(), h, head, targets, weights, losses, dh, dweight);
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-fn cross_entropy_backward_at(
-    level: Level,
-    h: Rows<'_>,
-    head: &Head<'_>,
-    targets: &[u32],
-    weights: &[f32],
-    losses: &mut [f32],
-    dh: &mut [f32],
-    dweight: &mut [f32],
-) {
     assert_eq!(weights.len(), h.len(), "weights");
     assert_eq!(dh.len(), h.len() * h.width(), "dh");
     assert_eq!(dweight.len(), head.weight.len(), "dweight");
-    let mut block = Block::new(level, h, head, targets, losses);
+    let mut block = Block::new(h, head, targets, losses);
     dh.fill(0.0);
     let tokens = counted(targets);
     for tokens in tokens.chunks(block_rows(tokens.len(), block.words)) {
@@ -155,7 +131,6 @@ fn block_rows(tokens: usize, words: usize) -> usize {
 
 /// Tokens that go through the head together.
 struct Block<'a> {
-    level: Level,
     all: Rows<'a>,
     head: Head<'a>,
     targets: &'a [u32],
@@ -172,13 +147,7 @@ struct Block<'a> {
 impl<'a> Block<'a> {
     /// An empty block; fills `losses` with zeros.
     #[track_caller]
-    fn new(
-        level: Level,
-        h: Rows<'a>,
-        head: &Head<'a>,
-        targets: &'a [u32],
-        losses: &mut [f32],
-    ) -> Self {
+    fn new(h: Rows<'a>, head: &Head<'a>, targets: &'a [u32], losses: &mut [f32]) -> Self {
         assert!(h.width() > 0, "h: no channels");
         let words = head.weight.len() / h.width();
         assert_eq!(head.weight.len(), words * h.width(), "weight: not whole rows of {}", h.width());
@@ -189,7 +158,7 @@ impl<'a> Block<'a> {
         assert_eq!(losses.len(), h.len(), "losses");
         losses.fill(0.0);
         let (tokens, block_h, logits) = Default::default();
-        Self { level, all: h, head: *head, targets, words, tokens, h: block_h, logits }
+        Self { all: h, head: *head, targets, words, tokens, h: block_h, logits }
     }
 
     /// Makes it that of `tokens`, with their products.
@@ -203,12 +172,12 @@ impl<'a> Block<'a> {
         self.logits.resize(tokens.len() * self.words, 0.0);
         self.logits.par_chunks_mut(self.words).for_each(|row| row.fill(0.0));
         let h = Rows::dense(&self.h, self.all.width());
-        linear_at(self.level, h, Weights::F32(self.head.weight), &mut self.logits);
+        linear(self.head.level, h, Weights::F32(self.head.weight), &mut self.logits);
     }
 
     /// Writes the losses; with weights also turns logits into `scale dz`.
     fn losses(&mut self, weights: Option<&[f32]>, losses: &mut [f32]) {
-        let (level, scale, targets) = (self.level, self.head.scale, self.targets);
+        let (level, scale, targets) = (self.head.level, self.head.scale, self.targets);
         let rows = self.logits.par_chunks_mut(self.words).zip(&self.tokens);
         let block: Vec<f32> = rows
             .map(|(z, &t)| {
@@ -233,8 +202,8 @@ impl<'a> Block<'a> {
         let d = self.all.width();
         let dz = Rows::dense(&self.logits, self.words);
         let mut block_dh = vec![0.0; self.h.len()]; // [R, D]
-        linear_backward_input_at(self.level, dz, Weights::F32(self.head.weight), &mut block_dh);
-        linear_backward_weight_at(self.level, dz, Rows::dense(&self.h, d), dweight);
+        linear_backward_input(self.head.level, dz, Weights::F32(self.head.weight), &mut block_dh);
+        linear_backward_weight(self.head.level, dz, Rows::dense(&self.h, d), dweight);
         for (t, row) in self.tokens.iter().zip(block_dh.chunks_exact(d)) {
             dh[t * d..][..d].copy_from_slice(row);
         }
@@ -348,10 +317,16 @@ mod tests {
         let (h, weight) = (rng.floats(4 * d), rng.floats(words * d));
         let (targets, weights) = ([4, 0, IGNORE, 2], [0.5, 1.0, 7.0, -2.0]);
         let loss = |h: &[f32], weight: &[f32]| -> f64 {
-            let [losses, ..] = reference(h, &Head { weight, scale: 1.7 }, d, &targets, &weights);
+            let [losses, ..] = reference(
+                h,
+                &Head { level: Level::Baseline, weight, scale: 1.7 },
+                d,
+                &targets,
+                &weights,
+            );
             losses.iter().zip(weights).map(|(loss, w)| loss * f64::from(w)).sum()
         };
-        let head = Head { weight: &weight, scale: 1.7 };
+        let head = Head { level: Level::Baseline, weight: &weight, scale: 1.7 };
         let [_, dh, dweight] = reference(&h, &head, d, &targets, &weights);
         // The slopes are rounded to f32.
         close(&slopes(&h, |h| loss(h, &weight)), &dh, 1e-7);
@@ -383,8 +358,8 @@ mod tests {
             }
         }
 
-        fn head(&self) -> Head<'_> {
-            Head { weight: &self.weight, scale: self.scale }
+        fn head(&self, level: Level) -> Head<'_> {
+            Head { level, weight: &self.weight, scale: self.scale }
         }
 
         /// Losses, dh and what is added to `dweight`.
@@ -393,10 +368,9 @@ mod tests {
             let mut losses = vec![f32::NAN; tokens];
             let mut dh = vec![f32::NAN; self.h.len()];
             let mut dweight = dweight.to_vec();
-            cross_entropy_backward_at(
-                level,
+            cross_entropy_backward(
                 Rows::new(&self.h, tokens, self.d, 0, self.d),
-                &self.head(),
+                &self.head(level),
                 &self.targets,
                 &self.weights,
                 &mut losses,
@@ -409,7 +383,7 @@ mod tests {
         fn losses(&self, level: Level) -> Vec<f32> {
             let mut losses = vec![f32::NAN; self.targets.len()];
             let h = Rows::new(&self.h, self.targets.len(), self.d, 0, self.d);
-            cross_entropy_at(level, h, &self.head(), &self.targets, &mut losses);
+            cross_entropy(h, &self.head(level), &self.targets, &mut losses);
             losses
         }
     }
@@ -431,10 +405,11 @@ mod tests {
         {
             let problem = Problem::new(tokens, d, words, 91 + i as u64);
             let before = Rng::new(92).floats(words * d);
+            let head = problem.head(Level::Baseline);
             let [losses, dh, mut dweight] =
-                reference(&problem.h, &problem.head(), d, &problem.targets, &problem.weights);
+                reference(&problem.h, &head, d, &problem.targets, &problem.weights);
             dweight.iter_mut().zip(&before).for_each(|(to, x)| *to += f64::from(*x));
-            for &level in Level::available() {
+            for &level in Level::present() {
                 let got = problem.gradients(level, &before);
                 close(&got[0], &losses, TOLERANCE);
                 close(&got[1], &dh, TOLERANCE);
@@ -447,7 +422,7 @@ mod tests {
     #[test]
     fn huge_logits_neither_overflow_nor_lose_the_loss() {
         let weight = [1e30, -1e30, 0.0];
-        let head = Head { weight: &weight, scale: 2.0 };
+        let head = Head { level: Level::detect(), weight: &weight, scale: 2.0 };
         let (h, targets) = ([1.0, 1.0, -1.0, 0.0], [0, 2, 0, 1]);
         let (mut losses, mut dh, mut dweight) = ([0.0; 4], [0.0; 4], [0.0; 3]);
         let h = Rows::dense(&h, 1);
@@ -521,14 +496,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "targets: 2 of 2 words")]
     fn a_target_beyond_the_vocabulary_panics() {
-        let head = Head { weight: &[0.0; 2], scale: 1.0 };
+        let head = Head { level: Level::detect(), weight: &[0.0; 2], scale: 1.0 };
         cross_entropy(Rows::dense(&[1.0], 1), &head, &[2], &mut [0.0]);
     }
 
     #[test]
     #[should_panic(expected = "dweight")]
     fn a_gradient_of_the_wrong_length_panics() {
-        let head = Head { weight: &[0.0; 2], scale: 1.0 };
+        let head = Head { level: Level::detect(), weight: &[0.0; 2], scale: 1.0 };
         let h = Rows::dense(&[1.0], 1);
         cross_entropy_backward(h, &head, &[0], &[1.0], &mut [0.0], &mut [0.0], &mut [0.0; 3]);
     }

@@ -31,8 +31,8 @@ mod testing;
 
 pub use adamw::{AdamW, adamw, sum_of_squares};
 pub use awake::awake;
-pub use conv::conv1d;
-pub use conv_backward::conv1d_backward;
+pub use conv::{Conv1d, conv1d};
+pub use conv_backward::{Conv1dGradients, conv1d_backward};
 pub use linear::{Weights, linear};
 pub use linear_backward::{
     column_dots, column_sums, linear_backward_input, linear_backward_weight, transpose,
@@ -41,4 +41,4 @@ pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
 pub use norm_backward::{gated_rms_norm_backward, rms_norm_backward};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope, rope_backward};
 pub use rows::Rows;
-pub use simd::Level;
+pub use simd::{Level, UnknownLevel};

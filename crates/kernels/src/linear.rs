@@ -107,9 +107,10 @@ const FEW_ROWS: usize = 3;
 /// | `out` | `[rows, out]` | added to: zeros, a bias or a residual before the call |
 ///
 /// ```
-/// use boostr_kernels::{Rows, Weights, linear};
+/// use boostr_kernels::{Level, Rows, Weights, linear};
 /// let mut out = [0.0; 2];
-/// linear(Rows::dense(&[1.0, 2.0], 2), Weights::F32(&[3.0, 4.0, 5.0, 6.0]), &mut out);
+/// let (x, w) = (Rows::dense(&[1.0, 2.0], 2), Weights::F32(&[3.0, 4.0, 5.0, 6.0]));
+/// linear(Level::detect(), x, w, &mut out);
 /// assert_eq!(out, [11.0, 17.0]);
 /// ```
 ///
@@ -117,12 +118,7 @@ const FEW_ROWS: usize = 3;
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn linear(x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
-    linear_at(Level::detect(), x, w, out);
-}
-
-#[track_caller]
-pub(crate) fn linear_at(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
+pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     let (rows, width) = (x.len(), x.width());
     if rows == 0 || width == 0 {
         return;
@@ -446,14 +442,9 @@ mod tests {
                     let (bits, exact) =
                         if kind == 0 { (vec![], w.clone()) } else { stored(&w, kind) };
                     let want = reference(&x, &exact, &before, width);
-                    for &level in Level::available() {
+                    for &level in Level::present() {
                         let mut out = before.clone();
-                        linear_at(
-                            level,
-                            Rows::dense(&x, width),
-                            weights(&w, &bits, kind),
-                            &mut out,
-                        );
+                        linear(level, Rows::dense(&x, width), weights(&w, &bits, kind), &mut out);
                         close(&out, &want, 2e-6 * (width as f64).sqrt());
                     }
                 }
@@ -469,11 +460,11 @@ mod tests {
             let (x, w) = (rng.floats(rows * width), rng.floats(features * width));
             for kind in 0..3 {
                 let bits = if kind == 0 { vec![] } else { stored(&w, kind).0 };
-                for &level in Level::available() {
+                for &level in Level::present() {
                     let run = |first: usize, count: usize| {
                         let x = Rows::dense(&x, width).slice(first, count);
                         let mut out = vec![0.5; count * features];
-                        linear_at(level, x, weights(&w, &bits, kind), &mut out);
+                        linear(level, x, weights(&w, &bits, kind), &mut out);
                         out
                     };
                     let whole = run(0, rows);
@@ -495,7 +486,8 @@ mod tests {
         let with = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut out = vec![0.0; 9 * 300];
-            pool.install(|| linear(Rows::dense(&x, 100), Weights::F32(&w), &mut out));
+            let (x, w) = (Rows::dense(&x, 100), Weights::F32(&w));
+            pool.install(|| linear(Level::detect(), x, w, &mut out));
             out
         };
         let one = with(1);
@@ -507,14 +499,14 @@ mod tests {
     fn every_half_widens_as_the_half_crate_does() {
         let all: Vec<u16> = (0..=u16::MAX).collect();
         let mut got = vec![0.0; 1 << 16];
-        for &level in Level::available() {
+        for &level in Level::present() {
             // Widened in registers: a product with ones of width 1.
             for (kind, want) in [
                 (1, all.iter().map(|b| half::bf16::from_bits(*b).to_f32()).collect::<Vec<_>>()),
                 (2, all.iter().map(|b| half::f16::from_bits(*b).to_f32()).collect::<Vec<_>>()),
             ] {
                 got.fill(0.0);
-                linear_at(level, Rows::dense(&[1.0], 1), weights(&[], &all, kind), &mut got);
+                linear(level, Rows::dense(&[1.0], 1), weights(&[], &all, kind), &mut got);
                 for (got, want) in got.iter().zip(want) {
                     assert!(*got == want || (got.is_nan() && want.is_nan()), "{got} != {want}");
                 }

@@ -57,17 +57,7 @@ pub fn transpose(x: Rows<'_>, out: &mut [f32]) {
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn linear_backward_input(dout: Rows<'_>, w: Weights<'_>, dx: &mut [f32]) {
-    linear_backward_input_at(Level::detect(), dout, w, dx);
-}
-
-#[track_caller]
-pub(crate) fn linear_backward_input_at(
-    level: Level,
-    dout: Rows<'_>,
-    w: Weights<'_>,
-    dx: &mut [f32],
-) {
+pub fn linear_backward_input(level: Level, dout: Rows<'_>, w: Weights<'_>, dx: &mut [f32]) {
     let features = dout.width();
     let width = w.len().checked_div(features).unwrap_or(0);
     assert_eq!(w.len(), features * width, "w: not {features} rows");
@@ -107,12 +97,7 @@ pub(crate) fn linear_backward_input_at(
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn linear_backward_weight(dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
-    linear_backward_weight_at(Level::detect(), dout, x, dw);
-}
-
-#[track_caller]
-pub(crate) fn linear_backward_weight_at(level: Level, dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
+pub fn linear_backward_weight(level: Level, dout: Rows<'_>, x: Rows<'_>, dw: &mut [f32]) {
     let (rows, features, width) = (x.len(), dout.width(), x.width());
     assert_eq!(dout.len(), rows, "dout");
     assert_eq!(dw.len(), features * width, "dw");
@@ -168,8 +153,8 @@ fn transpose_to(x: Rows<'_>, out: &mut [f32]) {
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn column_sums(x: Rows<'_>, out: &mut [f32]) {
-    add_columns(Level::detect(), x, None, out);
+pub fn column_sums(level: Level, x: Rows<'_>, out: &mut [f32]) {
+    add_columns(level, x, None, out);
 }
 
 /// `out[c] += sum over t of x[t, c] * y[t, c]`: `x` and `y` are `[T, width]`, `out` is `[width]`. With
@@ -180,9 +165,9 @@ pub fn column_sums(x: Rows<'_>, out: &mut [f32]) {
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn column_dots(x: Rows<'_>, y: Rows<'_>, out: &mut [f32]) {
+pub fn column_dots(level: Level, x: Rows<'_>, y: Rows<'_>, out: &mut [f32]) {
     assert_eq!((y.len(), y.width()), (x.len(), x.width()), "y");
-    add_columns(Level::detect(), x, Some(y), out);
+    add_columns(level, x, Some(y), out);
 }
 
 #[track_caller]
@@ -298,16 +283,16 @@ mod tests {
             w.widen(0, &mut exact);
             let (want_dx, want_dw) = reference(&dense(dout), &dense(x), &widen(&exact), width);
             let want_dx = add(&before_dx, want_dx);
-            for &level in Level::available() {
+            for &level in Level::present() {
                 let mut dx = before_dx.clone();
-                linear_backward_input_at(level, dout, w, &mut dx);
+                linear_backward_input(level, dout, w, &mut dx);
                 close(&dx, &want_dx, tolerance(features));
             }
             if let Weights::F32(_) = w {
                 let want_dw = add(&before_dw, want_dw);
-                for &level in Level::available() {
+                for &level in Level::present() {
                     let mut dw = before_dw.clone();
-                    linear_backward_weight_at(level, dout, x, &mut dw);
+                    linear_backward_weight(level, dout, x, &mut dw);
                     close(&dw, &want_dw, tolerance(rows));
                 }
             }
@@ -352,7 +337,7 @@ mod tests {
             };
             let sums: Vec<f64> = (0..width).map(|c| sum(c, &|_| 1.0)).collect();
             let dots: Vec<f64> = (0..width).map(|c| sum(c, &|t| y.row(t)[c])).collect();
-            for &level in Level::available() {
+            for &level in Level::present() {
                 for (y, want) in [(None, &sums), (Some(y), &dots)] {
                     let mut out = before.clone();
                     add_columns(level, x, y, &mut out);
@@ -374,7 +359,7 @@ mod tests {
     fn a_million_equal_terms_by_column_keep_their_digits() {
         let x = vec![0.1f32; 1 << 20];
         let mut sum = [0.0];
-        column_sums(Rows::dense(&x, 1), &mut sum);
+        column_sums(Level::detect(), Rows::dense(&x, 1), &mut sum);
         let want = f64::from(0.1f32) * f64::from(1 << 20);
         assert!((f64::from(sum[0]) / want - 1.0).abs() < 1e-6, "{} is not {want}", sum[0]);
     }
@@ -387,7 +372,7 @@ mod tests {
         let run = |first: usize, count: usize| {
             let mut dx = vec![0.5; count * width];
             let dout = Rows::dense(&dout, features).slice(first, count);
-            linear_backward_input(dout, Weights::F32(&w), &mut dx);
+            linear_backward_input(Level::detect(), dout, Weights::F32(&w), &mut dx);
             dx
         };
         let whole = run(0, rows);
@@ -405,11 +390,11 @@ mod tests {
         let (x, dout) = (Rows::dense(&x, width), Rows::dense(&dout, features));
         assert_threads_do_not_matter(|| {
             let (mut dx, mut dw) = (vec![0.0; rows * width], vec![0.0; features * width]);
-            linear_backward_input(dout, Weights::F32(&w), &mut dx);
-            linear_backward_weight(dout, x, &mut dw);
+            linear_backward_input(Level::detect(), dout, Weights::F32(&w), &mut dx);
+            linear_backward_weight(Level::detect(), dout, x, &mut dw);
             let (mut sums, mut dots) = (vec![0.0; width], vec![0.0; width]);
-            column_sums(x, &mut sums);
-            column_dots(x, x, &mut dots);
+            column_sums(Level::detect(), x, &mut sums);
+            column_dots(Level::detect(), x, x, &mut dots);
             (dx, dw, sums, dots)
         });
     }
@@ -418,6 +403,7 @@ mod tests {
     #[should_panic(expected = "dx")]
     fn a_gradient_of_another_length_panics() {
         let dout = [0.0; 6];
-        linear_backward_input(Rows::dense(&dout, 3), Weights::F32(&[0.0; 12]), &mut [0.0; 7]);
+        let w = Weights::F32(&[0.0; 12]);
+        linear_backward_input(Level::detect(), Rows::dense(&dout, 3), w, &mut [0.0; 7]);
     }
 }

@@ -24,11 +24,10 @@ const ROW_BLOCK: usize = 8;
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn rms_norm(x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [f32]) {
+pub fn rms_norm(level: Level, x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = x.width();
     assert_eq!(weight.len(), width, "weight");
     assert_eq!(out.len(), x.len() * width, "out");
-    let level = Level::detect();
     out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
             out.copy_from_slice(x.row(block * ROW_BLOCK + i));
@@ -40,6 +39,8 @@ pub fn rms_norm(x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [f32]) {
 /// How [`gated_rms_norm`] combines its gate and its norm.
 #[derive(Debug, Clone, Copy)]
 pub struct GatedNorm<'a> {
+    /// The instruction set.
+    pub level: Level,
     /// `[width]`; `None` multiplies by one.
     pub weight: Option<&'a [f32]>,
     /// Groups of neighbouring channels with a mean of their own; divides the width.
@@ -57,11 +58,7 @@ pub struct GatedNorm<'a> {
 /// If the lengths disagree or `ngroups` does not divide the width.
 #[track_caller]
 pub fn gated_rms_norm(y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [f32]) {
-    gated_rms_norm_at(Level::detect(), y, z, norm, out);
-}
-
-#[track_caller]
-fn gated_rms_norm_at(level: Level, y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [f32]) {
+    let level = norm.level;
     let width = y.width();
     assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
     assert_eq!((z.len(), z.width()), (y.len(), width), "z");
@@ -152,16 +149,16 @@ mod tests {
     #[test]
     fn both_orders_equal_the_definition_for_any_width_and_groups() {
         let mut rng = Rng::new(3);
-        for &level in Level::available() {
+        for &level in Level::present() {
             for (width, ngroups) in [(1, 1), (6, 2), (16, 1), (48, 3), (51, 3), (200, 8)] {
                 for norm_before_gate in [false, true] {
                     let (y, z) = (rng.floats(3 * width), rng.floats(3 * width));
                     let weight = rng.floats(width);
-                    let norm =
-                        GatedNorm { weight: Some(&weight), ngroups, eps: 1e-5, norm_before_gate };
+                    let weight = Some(&weight[..]);
+                    let norm = GatedNorm { level, weight, ngroups, eps: 1e-5, norm_before_gate };
                     let mut out = vec![0.0; 3 * width];
                     let (y, z) = (Rows::dense(&y, width), Rows::dense(&z, width));
-                    gated_rms_norm_at(level, y, z, norm, &mut out);
+                    gated_rms_norm(y, z, norm, &mut out);
                     for (i, out) in out.chunks(width).enumerate() {
                         close(out, &reference(y.row(i), Some(z.row(i)), &norm), 2e-6);
                     }
@@ -174,12 +171,14 @@ mod tests {
     fn plain_norm_equals_the_definition() {
         let mut rng = Rng::new(4);
         let (x, weight) = (rng.floats(2 * 37), rng.floats(37));
-        let mut out = vec![0.0; 2 * 37];
-        rms_norm(Rows::dense(&x, 37), &weight, 1e-5, &mut out);
-        let norm =
-            GatedNorm { weight: Some(&weight), ngroups: 1, eps: 1e-5, norm_before_gate: false };
-        for (x, out) in x.chunks(37).zip(out.chunks(37)) {
-            close(out, &reference(x, None, &norm), 2e-6);
+        for &level in Level::present() {
+            let mut out = vec![0.0; 2 * 37];
+            rms_norm(level, Rows::dense(&x, 37), &weight, 1e-5, &mut out);
+            let weight = Some(&weight[..]);
+            let norm = GatedNorm { level, weight, ngroups: 1, eps: 1e-5, norm_before_gate: false };
+            for (x, out) in x.chunks(37).zip(out.chunks(37)) {
+                close(out, &reference(x, None, &norm), 2e-6);
+            }
         }
     }
 
@@ -187,7 +186,9 @@ mod tests {
     fn each_group_has_its_own_mean() {
         let y = [1.0, 1.0, 100.0, 100.0];
         let z = [50.0; 4]; // silu(50) = 50, which the norm takes out again
-        let norm = GatedNorm { weight: None, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+        let level = Level::detect();
+        let norm =
+            GatedNorm { level, weight: None, ngroups: 2, eps: 1e-5, norm_before_gate: false };
         let mut out = [0.0; 4];
         gated_rms_norm(Rows::dense(&y, 4), Rows::dense(&z, 4), norm, &mut out);
         assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-5), "{out:?}");

@@ -37,18 +37,6 @@ const ROW_BLOCK: usize = 32;
 /// If the lengths disagree.
 #[track_caller]
 pub fn rms_norm_backward(
-    x: Rows<'_>,
-    weight: &[f32],
-    eps: f32,
-    dout: Rows<'_>,
-    dx: &mut [f32],
-    dweight: &mut [f32],
-) {
-    rms_norm_backward_at(Level::detect(), x, weight, eps, dout, dx, dweight);
-}
-
-#[track_caller]
-fn rms_norm_backward_at(
     level: Level,
     x: Rows<'_>,
     weight: &[f32],
@@ -73,7 +61,7 @@ fn rms_norm_backward_at(
             normalize_backward(level, x.row(row), weight, eps, dout.row(row), dx, sums);
         }
     });
-    column_sums(Rows::dense(&sums, width), dweight);
+    column_sums(level, Rows::dense(&sums, width), dweight);
 }
 
 /// The gradients of [`gated_rms_norm`](crate::gated_rms_norm).
@@ -98,21 +86,6 @@ pub fn gated_rms_norm_backward(
     dz: &mut [f32],
     dweight: Option<&mut [f32]>,
 ) {
-    gated_rms_norm_backward_at(Level::detect(), y, z, norm, dout, dy, dz, dweight);
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-fn gated_rms_norm_backward_at(
-    level: Level,
-    y: Rows<'_>,
-    z: Rows<'_>,
-    norm: GatedNorm<'_>,
-    dout: Rows<'_>,
-    dy: &mut [f32],
-    dz: &mut [f32],
-    dweight: Option<&mut [f32]>,
-) {
     let (len, width) = (y.len(), y.width());
     assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
     assert_eq!((z.len(), z.width()), (len, width), "z");
@@ -126,7 +99,7 @@ fn gated_rms_norm_backward_at(
         return;
     }
     let ones = vec![1.0; if norm.weight.is_none() { width } else { 0 }];
-    let kernel = Kernel { level, norm, weight: norm.weight.unwrap_or(&ones) };
+    let kernel = Kernel { norm, weight: norm.weight.unwrap_or(&ones) };
     let mut sums = vec![0.0; len.div_ceil(ROW_BLOCK) * width];
     let grads = dy.par_chunks_mut(ROW_BLOCK * width).zip(dz.par_chunks_mut(ROW_BLOCK * width));
     let blocks = grads.zip(sums.par_chunks_mut(width)).enumerate();
@@ -141,14 +114,13 @@ fn gated_rms_norm_backward_at(
         },
     );
     if let Some(dweight) = dweight {
-        column_sums(Rows::dense(&sums, width), dweight);
+        column_sums(norm.level, Rows::dense(&sums, width), dweight);
     }
 }
 
 /// What all rows share.
 #[derive(Clone, Copy)]
 struct Kernel<'a> {
-    level: Level,
     norm: GatedNorm<'a>,
     weight: &'a [f32],
 }
@@ -165,7 +137,8 @@ impl Kernel<'_> {
         dweight: &mut [f32],
         (between, dbetween): &mut (Vec<f32>, Vec<f32>),
     ) {
-        let Self { level, norm, weight } = *self;
+        let Self { norm, weight } = *self;
+        let level = norm.level;
         let group = y.len() / norm.ngroups;
         between.copy_from_slice(y);
         if norm.norm_before_gate {
@@ -187,7 +160,7 @@ impl Kernel<'_> {
         for first in (0..x.len()).step_by(group) {
             let range = first..first + group;
             normalize_backward(
-                self.level,
+                self.norm.level,
                 &x[range.clone()],
                 &self.weight[range.clone()],
                 self.norm.eps,
@@ -361,20 +334,21 @@ mod tests {
                 *want += dweight;
             }
         }
-        for &level in Level::available() {
+        for &level in Level::present() {
             let (mut dy, mut dz) = (vec![f32::NAN; rows * width], vec![f32::NAN; rows * width]);
             let mut dweight = before.clone();
             if gate == Gate::None {
-                rms_norm_backward_at(level, y, &weight, EPS as f32, dout, &mut dy, &mut dweight);
+                rms_norm_backward(level, y, &weight, EPS as f32, dout, &mut dy, &mut dweight);
             } else {
                 let norm = GatedNorm {
+                    level,
                     weight: weighted.then_some(&weight),
                     ngroups,
                     eps: EPS as f32,
                     norm_before_gate: gate == Gate::Last,
                 };
                 let dweight = weighted.then_some(&mut dweight[..]);
-                gated_rms_norm_backward_at(level, y, z, norm, dout, &mut dy, &mut dz, dweight);
+                gated_rms_norm_backward(y, z, norm, dout, &mut dy, &mut dz, dweight);
                 close(&dz, &want_dz, TOLERANCE);
             }
             close(&dy, &want_dy, TOLERANCE);
@@ -407,7 +381,7 @@ mod tests {
             let (mut dx, mut dweight) = ([f32::NAN; 24], [0.0; 24]);
             let rows = Rows::dense(&x, 24);
             let dout = Rows::dense(&dout, 24);
-            rms_norm_backward(rows, &[1.0; 24], 1e-5, dout, &mut dx, &mut dweight);
+            rms_norm_backward(Level::detect(), rows, &[1.0; 24], 1e-5, dout, &mut dx, &mut dweight);
             assert!(dx.iter().chain(&dweight).all(|x| x.is_finite()), "{size}: {dx:?}");
         }
     }
@@ -422,11 +396,17 @@ mod tests {
         assert_threads_do_not_matter(|| {
             let (mut dy, mut dz) = (vec![0.0; rows * width], vec![0.0; rows * width]);
             let (mut dx, mut dweight) = (dy.clone(), vec![0.0; width]);
-            let norm =
-                GatedNorm { weight: Some(&weight), ngroups: 4, eps: 1e-5, norm_before_gate: false };
+            let (level, weight) = (Level::detect(), &weight[..]);
+            let norm = GatedNorm {
+                level,
+                weight: Some(weight),
+                ngroups: 4,
+                eps: 1e-5,
+                norm_before_gate: false,
+            };
             let (y, z, dout) = (rows_of(&y), rows_of(&z), rows_of(&dout));
             gated_rms_norm_backward(y, z, norm, dout, &mut dy, &mut dz, Some(&mut dweight));
-            rms_norm_backward(y, &weight, 1e-5, dout, &mut dx, &mut dweight);
+            rms_norm_backward(level, y, weight, 1e-5, dout, &mut dx, &mut dweight);
             (dy, dz, dx, dweight)
         });
     }
@@ -436,7 +416,9 @@ mod tests {
     fn a_gradient_for_a_weight_that_is_not_there_panics() {
         let x = [1.0; 4];
         let x = Rows::dense(&x, 4);
-        let norm = GatedNorm { weight: None, ngroups: 1, eps: 1e-5, norm_before_gate: false };
+        let level = Level::detect();
+        let norm =
+            GatedNorm { level, weight: None, ngroups: 1, eps: 1e-5, norm_before_gate: false };
         let (mut dy, mut dz) = ([0.0; 4], [0.0; 4]);
         gated_rms_norm_backward(x, x, norm, x, &mut dy, &mut dz, Some(&mut [0.0; 4]));
     }

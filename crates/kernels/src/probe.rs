@@ -7,8 +7,7 @@ use crate::simd::{Level, Simd, dispatch};
 /// Multiply-adds on registers only, on every thread of the pool: returns the operations done, two for
 /// each multiply-add of each lane.
 #[must_use]
-pub fn multiply_adds(rounds: usize) -> f64 {
-    let level = Level::detect();
+pub fn multiply_adds(level: Level, rounds: usize) -> f64 {
     let threads = rayon::current_num_threads();
     let sums = rayon::broadcast(|_| {
         let mut sum = [0.0f32; 16];
@@ -41,8 +40,7 @@ fn multiply_add_rounds_body<S: Simd>(simd: S, rounds: usize, out: &mut [f32; 16]
 
 /// Reads all of `data` once, in parts on all threads of the pool; returns a sum so that it is done.
 #[must_use]
-pub fn read(data: &[f32]) -> f32 {
-    let level = Level::detect();
+pub fn read(level: Level, data: &[f32]) -> f32 {
     let part = data.len().div_ceil(rayon::current_num_threads() * 4).max(1024);
     data.par_chunks(part).map(|part| sum(level, part)).sum()
 }
@@ -78,13 +76,18 @@ mod tests {
     #[test]
     fn reading_touches_everything() {
         let data = vec![1.0; 1 << 16];
-        assert_eq!(read(&data), 65_536.0);
+        for &level in Level::present() {
+            assert_eq!(read(level, &data), 65_536.0, "{level}");
+        }
     }
 
     #[test]
     fn operations_are_counted_for_every_thread() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        assert_eq!(pool.install(|| multiply_adds(10)), 3.0 * one.install(|| multiply_adds(10)));
+        assert_eq!(
+            pool.install(|| multiply_adds(Level::Baseline, 10)),
+            3.0 * one.install(|| multiply_adds(Level::Baseline, 10))
+        );
     }
 }

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use boostr::backend::Backend;
 use boostr::chat::ChatTemplate;
 use boostr::chat::tools::ToolFormat;
-use boostr::engine::Engine;
+use boostr::engine::{Draft, Engine};
 use boostr::grammar::Vocabulary;
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
@@ -114,6 +114,8 @@ pub(crate) struct Loaded<B: Backend> {
     pub(crate) lm: Arc<LanguageModel<B>>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) engine: Engine<B>,
+    /// What guesses the next tokens of each answer.
+    pub(crate) draft: Option<Draft<B>>,
     /// The model's, else the plain one.
     pub(crate) template: ChatTemplate,
     /// How the model calls tools, if its template shows it.
@@ -136,8 +138,10 @@ impl<B: Backend> Loaded<B> {
     pub(crate) fn new(
         lm: Arc<LanguageModel<B>>,
         engine: Engine<B>,
+        draft: Option<Draft<B>>,
         sessions: Option<Sessions<B>>,
     ) -> boostr::Result<Self> {
+        draft.as_ref().map_or(Ok(()), |draft| draft.check(&lm.model))?;
         let template = match &lm.chat_template {
             Some(source) => source.compile()?,
             None => {
@@ -157,6 +161,7 @@ impl<B: Backend> Loaded<B> {
             vocabulary: OnceLock::new(),
             sessions: sessions.map(Kept::new),
             engine,
+            draft,
             template,
             lm,
         })

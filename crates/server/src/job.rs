@@ -1,11 +1,11 @@
 //! A request on its way through the engine: submitted, watched, cancelled when nobody wants it any more.
 //!
 //! ```text
-//! engine's thread ─ Voice ─ updates ─ drive (a task) ─ pieces ─ response
+//! engine's thread ─ TextListener ─ events ─ Driver (a task) ─ pieces ─ response
 //! ```
 //!
-//! The channel of pieces is bounded. A client that does not read fills it, the task waits, updates pile up, and the engine
-//! leaves the request alone; [`io`](crate::io) ends such a connection. When the response is gone the task cancels.
+//! The channel of pieces is bounded. A client that does not read fills it, the task waits, events pile up, and the engine
+//! computes nothing for the request (backpressure); [`io`](crate::io) ends such a connection. When the response is gone the task cancels.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,9 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use boostr::backend::Backend;
 use boostr::chat::tools::{Piece as Part, ToolFormat};
-use boostr::engine::{Finish, Outcome, Rejected, Request, Ticket};
+use boostr::engine::{Event, Finish, Outcome, Rejected, Request, Ticket};
+use boostr::sample::Choice;
+use boostr::text::{Delta, TextDecoder, TextEvent};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
@@ -21,9 +23,9 @@ use tokio::time::sleep_until;
 use crate::app::{App, Loaded, WorkGuard};
 use crate::deadline::after;
 use crate::error::{ApiError, Result};
+use crate::listener::{self, Events};
 use crate::shape::{Called, Finder};
 use crate::turn::{SessionTurn, Turn};
-use crate::voice::{Spoken, Update, Updates, Voice};
 
 /// Pieces that lie ready for a response.
 const READY: usize = 64;
@@ -36,19 +38,19 @@ pub(crate) enum Piece {
     /// Nothing was said for a while.
     Ping,
     /// Text of a continuation, and tokens where they were asked for.
-    Text { index: usize, text: String, tokens: Vec<Spoken> },
+    Text { index: usize, text: String, tokens: Vec<Choice> },
     /// A call of a tool, the `number`-th of its continuation.
     Call { index: usize, number: usize, call: Called },
     /// A continuation ended.
-    End { index: usize, end: End },
+    Finished { index: usize, how: Finished },
     /// The request failed; nothing follows.
     Failed(ApiError),
 }
 
 /// How a continuation ended.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
-    pub(crate) reason: Reason,
+pub(crate) struct Finished {
+    pub(crate) reason: FinishReason,
     /// Tokens that were generated.
     pub(crate) tokens: usize,
     pub(crate) prompt_tokens: usize,
@@ -64,7 +66,7 @@ pub(crate) struct End {
 
 /// Why a continuation ended, in OpenAI's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum FinishReason {
     Stop,
     Length,
     ToolCalls,
@@ -91,28 +93,26 @@ pub(crate) fn start<B: Backend>(
 ) -> Result<()> {
     let times = (app.metrics.first_token.clone(), app.metrics.inter_token.clone());
     let (count, prompt_tokens) = (job.request.count, job.request.prompt.len());
-    let (voice, updates) = Voice::new(
-        &loaded.tokenizer,
-        count,
-        &job.stops,
-        job.request.logprobs.is_some(),
-        job.finder.is_some(),
-        times,
-    )
-    .map_err(|error| ApiError::of_input("stop", &error))?;
+    // Control tokens may be what calls of tools are found by.
+    let stream = || loaded.tokenizer.stream(job.finder.is_none());
+    let with_tokens = job.request.logprobs.is_some();
+    let decoders = (0..count).map(|_| TextDecoder::new(stream(), &job.stops, with_tokens));
+    let decoders = decoders.collect::<boostr::Result<_>>();
+    let decoders = decoders.map_err(|error| ApiError::of_input("stop", &error))?;
+    let (listener, events) = listener::channel(decoders, times);
     let ticket = loaded
         .engine
-        .submit(job.request, Box::new(voice))
+        .submit(job.request, Box::new(listener))
         .map_err(|rejected| refusal(app, &rejected))?;
     let driver = Driver {
         app: app.clone(),
-        updates,
+        events,
         ticket,
         pieces,
         running: count,
         first_index: job.first_index,
         prompt_tokens,
-        said: (0..count).map(|_| Said::new(job.finder.clone())).collect(),
+        continuations: (0..count).map(|_| Continuation::new(job.finder.clone())).collect(),
         turn: job.turn,
         loaded: loaded.clone(),
         _work: app.begin_work(),
@@ -143,14 +143,14 @@ fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
     error
 }
 
-/// What a continuation has said.
-struct Said {
+/// What a continuation has said so far.
+struct Continuation {
     finder: Option<Finder>,
     text: String,
     called: Vec<Called>,
 }
 
-impl Said {
+impl Continuation {
     fn new(finder: Option<Finder>) -> Self {
         Self { finder, text: String::new(), called: Vec::new() }
     }
@@ -178,7 +178,7 @@ impl Said {
 /// Watches a request from its submission to its end.
 struct Driver<B: Backend> {
     app: Arc<App<B>>,
-    updates: Updates<B>,
+    events: Events<B>,
     ticket: Ticket,
     pieces: mpsc::Sender<Piece>,
     /// Continuations that have not ended.
@@ -187,8 +187,7 @@ struct Driver<B: Backend> {
     prompt_tokens: usize,
     turn: Option<Turn<B>>,
     loaded: Arc<Loaded<B>>,
-    /// What each continuation has said.
-    said: Vec<Said>,
+    continuations: Vec<Continuation>,
     _work: WorkGuard,
 }
 
@@ -199,8 +198,8 @@ impl<B: Backend> Driver<B> {
         let (mut has_begun, mut is_late, mut is_gone) = (false, false, false);
         while self.running > 0 {
             let ping = after(limits.ping_time);
-            let update = tokio::select! {
-                update = self.updates.next() => update,
+            let event = tokio::select! {
+                event = self.events.next() => event,
                 () = self.pieces.closed(), if !is_gone => {
                     self.ticket.cancel();
                     tracing::info!(code = 499, "the client is gone");
@@ -223,38 +222,39 @@ impl<B: Backend> Driver<B> {
                     continue;
                 }
             };
-            match update {
-                Some(Update::Prompt { done, total }) => {
+            // The engine drops a listener without a word when that panicked.
+            let Some(TextEvent { event, delta }) = event else {
+                self.send(Piece::Failed(ApiError::internal(&"the engine gave up"))).await;
+                return;
+            };
+            match event {
+                Event::Prompt { done, total, .. } => {
                     if !has_begun {
                         has_begun = true;
                         deadline = after(limits.request_time);
                     }
                     self.send(Piece::Progress { done, total }).await;
                 }
-                Some(Update::Text { index, text, tokens }) => self.say(index, &text, tokens).await,
-                Some(Update::Finished { index, outcome }) => {
+                Event::Token { index, .. } => self.say(index, delta).await,
+                Event::Finished { index, outcome } => {
                     self.running -= 1;
+                    self.say(index, delta).await;
                     self.say_rest(index).await;
-                    let end = self.end(index, &outcome, is_late);
+                    let how = self.finished(index, &outcome, is_late);
                     let index = self.first_index + index;
                     let session = self.commit(outcome).await;
                     let stopped = || ApiError::unavailable("stopped", "the server stops");
-                    let piece = match (end, session) {
-                        (Some(end), Ok(session)) => {
-                            Piece::End { index, end: End { session, ..end } }
+                    let piece = match (how, session) {
+                        (Some(how), Ok(session)) => {
+                            Piece::Finished { index, how: Finished { session, ..how } }
                         }
                         (_, Err(error)) => Piece::Failed(error),
                         (None, _) => Piece::Failed(stopped()),
                     };
                     self.send(piece).await;
                 }
-                Some(Update::Failed { error }) => {
+                Event::Failed { error } => {
                     self.send(Piece::Failed(ApiError::of_input("prompt", &error))).await;
-                    return;
-                }
-                // The engine dropped the listener without a word.
-                None => {
-                    self.send(Piece::Failed(ApiError::internal(&"the engine gave up"))).await;
                     return;
                 }
             }
@@ -262,32 +262,35 @@ impl<B: Backend> Driver<B> {
     }
 
     /// Passes text on, and what of it is calls.
-    async fn say(&mut self, index: usize, text: &str, tokens: Vec<Spoken>) {
-        let Some(said) = self.said.get_mut(index) else { return };
+    async fn say(&mut self, index: usize, delta: Delta) {
+        let Some(said) = self.continuations.get_mut(index) else { return };
+        if delta.is_empty() {
+            return;
+        }
         let parts = match &mut said.finder {
-            Some(finder) => finder.calls.push(text),
-            None => vec![Part::Text(text.to_owned())],
+            Some(finder) => finder.calls.push(&delta.text),
+            None => vec![Part::Text(delta.text)],
         };
-        self.pass(index, parts, tokens).await;
+        self.pass(index, parts, delta.tokens).await;
     }
 
     /// The same at the end of a continuation.
     async fn say_rest(&mut self, index: usize) {
-        let finder = self.said.get_mut(index).and_then(|said| said.finder.as_mut());
+        let finder = self.continuations.get_mut(index).and_then(|said| said.finder.as_mut());
         if let Some(finder) = finder {
             let parts = finder.calls.finish();
             self.pass(index, parts, Vec::new()).await;
         }
     }
 
-    async fn pass(&mut self, index: usize, parts: Vec<Part>, mut tokens: Vec<Spoken>) {
+    async fn pass(&mut self, index: usize, parts: Vec<Part>, mut tokens: Vec<Choice>) {
         let id = self.first_index + index;
         if parts.is_empty() && !tokens.is_empty() {
             let text = String::new();
             return self.send(Piece::Text { index: id, text, tokens }).await;
         }
         for part in parts {
-            let Some(said) = self.said.get_mut(index) else { return };
+            let Some(said) = self.continuations.get_mut(index) else { return };
             let piece = match part {
                 Part::Text(_) if said.finder.as_ref().is_some_and(|finder| finder.is_forced) => {
                     if tokens.is_empty() {
@@ -326,18 +329,20 @@ impl<B: Backend> Driver<B> {
     }
 
     /// `None` when the engine was told to stop.
-    fn end(&self, index: usize, outcome: &Outcome<B>, is_late: bool) -> Option<End> {
-        let has_called = self.said.get(index).is_some_and(|said| !said.called.is_empty());
+    fn finished(&self, index: usize, outcome: &Outcome<B>, is_late: bool) -> Option<Finished> {
+        let has_called = self.continuations.get(index).is_some_and(|said| !said.called.is_empty());
         let reason = match outcome.finish {
-            Finish::Eos | Finish::Stopped if has_called => Reason::ToolCalls,
-            Finish::Eos | Finish::Stopped => Reason::Stop,
-            Finish::Length => Reason::Length,
-            Finish::Cancelled if is_late => Reason::Length,
+            Finish::Cancelled if is_late => FinishReason::Length,
             Finish::Cancelled => return None,
+            Finish::Length => FinishReason::Length,
+            Finish::Eos | Finish::StopString | Finish::Stopped if has_called => {
+                FinishReason::ToolCalls
+            }
+            Finish::Eos | Finish::StopString | Finish::Stopped => FinishReason::Stop,
         };
         let timings = &outcome.timings;
         let state = outcome.state.as_ref();
-        Some(End {
+        Some(Finished {
             reason,
             tokens: outcome.ids.len(),
             prompt_tokens: self.prompt_tokens,
@@ -357,7 +362,7 @@ impl<B: Backend> Driver<B> {
             return Ok(None);
         }
         let (app, loaded) = (self.app.clone(), self.loaded.clone());
-        let answer = self.said.first().map(Said::message).unwrap_or_default();
+        let answer = self.continuations.first().map(Continuation::message).unwrap_or_default();
         let committed = tokio::task::spawn_blocking(move || {
             let name = &app.config.model_name;
             turn.commit(&loaded, name, answer, &outcome.ids, outcome.state)

@@ -23,6 +23,7 @@ mod ids;
 mod io;
 mod job;
 mod listen;
+mod listener;
 mod messages;
 mod metrics;
 mod options;
@@ -30,7 +31,6 @@ mod page;
 mod shape;
 mod sse;
 mod turn;
-mod voice;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
 use boostr::backend::Backend;
-use boostr::engine::Engine;
+use boostr::engine::{Draft, Engine};
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
 use http_body_util::BodyExt;
@@ -86,20 +86,21 @@ impl<B: Backend> Server<B> {
         Ok(Self { router: api::router(app.clone()), app })
     }
 
-    /// From now on requests are answered with this model, and conversations kept in `sessions`. A second model is not
-    /// taken.
+    /// From now on requests are answered with this model, and conversations kept in `sessions`. `draft` guesses the next
+    /// tokens of each answer. A second model is not taken.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] when it has no tokenizer, or a chat template that is none.
+    /// [`Error::Model`] when it has no tokenizer, a chat template that is none, or a draft of another vocabulary.
     pub fn load(
         &self,
         lm: Arc<LanguageModel<B>>,
         engine: Engine<B>,
+        draft: Option<Draft<B>>,
         sessions: Option<Sessions<B>>,
     ) -> Result<(), Error> {
         let sessions = sessions.map(|sessions| sessions.at_most(self.app.config.max_sessions));
-        self.app.load(Loaded::new(lm, engine, sessions)?);
+        self.app.load(Loaded::new(lm, engine, draft, sessions)?);
         Ok(())
     }
 

@@ -3,7 +3,8 @@
 use boostr::backend::Backend;
 use boostr::engine::Request;
 use boostr::generation_config::GenerationDefaults;
-use boostr::sample::SamplerConfig;
+use boostr::sample::{self, OptionRange, SamplerConfig};
+use boostr::text::Sampling;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -109,14 +110,14 @@ impl GenerationOptions {
             stream_options,
             max_tokens: fields.count("max_tokens", 0..=i32::MAX as usize)?,
             max_completion_tokens: fields.count("max_completion_tokens", 0..=i32::MAX as usize)?,
-            temperature: fields.number("temperature", 0.0..=2.0)?,
-            top_p: positive(fields, "top_p", 1.0)?,
-            top_k: fields.count("top_k", 0..=1 << 24)?,
-            min_p: fields.number("min_p", 0.0..=1.0)?,
-            repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
-            repeat_penalty: fields.number("repeat_penalty", 0.01..=100.0)?,
-            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
-            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
+            temperature: number(fields, &sample::TEMPERATURE)?,
+            top_p: number(fields, &sample::TOP_P)?,
+            top_k: fields.count("top_k", 0..=sample::MAX_TOP_K)?,
+            min_p: number(fields, &sample::MIN_P)?,
+            repetition_penalty: number(fields, &sample::REPETITION_PENALTY)?,
+            repeat_penalty: fields.number("repeat_penalty", sample::REPETITION_PENALTY.served)?,
+            presence_penalty: number(fields, &sample::PRESENCE_PENALTY)?,
+            frequency_penalty: number(fields, &sample::FREQUENCY_PENALTY)?,
             logit_bias: logit_bias(fields)?,
             stop: stops(fields)?,
             cache_prompt: fields.boolean("cache_prompt")?,
@@ -170,45 +171,36 @@ impl GenerationOptions {
             max_tokens: self.tokens(&loaded.lm.defaults, limits),
             eos: loaded.lm.eos.clone(),
             sampler,
+            draft: loaded.draft.clone(),
             ..Request::new(ids, loaded.lm.vocab_limit())
         }
     }
 
-    /// How tokens are chosen. As on the command line, a model is greedy unless its author says `do_sample`, and an option
-    /// that only matters when sampling asks for sampling.
+    /// How tokens are chosen; `seed` serves where none was asked for.
     pub(crate) fn sampler(
         &self,
         defaults: &GenerationDefaults,
         vocabulary: usize,
         seed: u64,
     ) -> Result<SamplerConfig> {
-        let asked = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
-        let sampled = asked || defaults.do_sample == Some(true);
-        let temperature = if sampled { defaults.temperature.unwrap_or(1.0) } else { 0.0 };
-        let base = SamplerConfig::default();
-        let penalty = self.repetition_penalty.or(self.repeat_penalty);
         let logit_bias = self.logit_bias.clone().unwrap_or_default();
         if let Some((id, _)) = logit_bias.iter().find(|&&(id, _)| id as usize >= vocabulary) {
             let reason = format!("token id {id} is not below the vocabulary's {vocabulary}");
             return Err(ApiError::field("logit_bias", reason));
         }
-        let config = SamplerConfig {
-            temperature: self.temperature.unwrap_or(temperature),
-            top_k: self.top_k.or(defaults.top_k).unwrap_or(base.top_k),
-            top_p: self.top_p.or(defaults.top_p).unwrap_or(base.top_p),
-            min_p: self.min_p.or(defaults.min_p).unwrap_or(base.min_p),
-            repetition_penalty: penalty
-                .or(defaults.repetition_penalty)
-                .unwrap_or(base.repetition_penalty),
-            // transformers, whose files these are, looks at all tokens; llama.cpp's option at the last 64.
-            repetition_window: if penalty.is_some() { base.repetition_window } else { 0 },
-            presence_penalty: self.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty.or(self.repeat_penalty),
+            repetition_window: None,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
             logit_bias,
-            seed: self.seed.map_or(seed, |seed| seed as u64),
+            seed: self.seed.map(|seed| seed as u64),
         };
-        config.validate().map_err(|error| ApiError::of_input("sampling", &error))?;
-        Ok(config)
+        sampling.config(defaults, seed).map_err(|error| ApiError::of_input("sampling", &error))
     }
 }
 
@@ -219,11 +211,16 @@ pub(crate) fn unknown_model(known: &str) -> ApiError {
     ApiError { param: Some("model".into()), ..error.with_code("model_not_found") }
 }
 
-/// A number above 0.
-fn positive(fields: &mut Fields, field: &str, most: f32) -> Result<Option<f32>> {
-    fields.get(field, &format!("a number above 0 and up to {most}"), |value| {
-        value.as_f64().map(|x| x as f32).filter(|&x| x > 0.0 && x <= most)
-    })
+/// An option of sampling that is one number.
+fn number(fields: &mut Fields, range: &OptionRange) -> Result<Option<f32>> {
+    let (name, served) = (range.name, range.served.clone());
+    if served.contains(&range.min) && range.excludes_min {
+        let expected = format!("a number above {} and up to {}", range.min, served.end());
+        return fields.get(name, &expected, |value| {
+            value.as_f64().map(|x| x as f32).filter(|&x| x > range.min && served.contains(&x))
+        });
+    }
+    fields.number(name, served)
 }
 
 fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>> {
@@ -237,7 +234,10 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>> {
         let Ok(id) = id.parse() else {
             return Err(ApiError::field("logit_bias", "expected token ids as keys"));
         };
-        let Some(bias) = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)) else {
+        let served = sample::LOGIT_BIAS.served;
+        let is_in =
+            |bias: &f64| (f64::from(*served.start())..=f64::from(*served.end())).contains(bias);
+        let Some(bias) = bias.as_f64().filter(is_in) else {
             return Err(wrong(&format!("logit_bias.{id}"), "a number from -100 to 100", bias));
         };
         biases.push((id, bias as f32));
@@ -279,6 +279,7 @@ pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use utoipa::PartialSchema;
 
     fn read(body: Value) -> Result<GenerationOptions> {
         GenerationOptions::read(&mut Fields::of(body)?)
@@ -306,12 +307,23 @@ mod tests {
     }
 
     #[test]
-    fn a_model_without_do_sample_is_greedy_until_asked() {
-        let defaults = GenerationDefaults { temperature: Some(0.7), ..Default::default() };
-        let temperature = |body| read(body).unwrap().sampler(&defaults, 10, 1).unwrap().temperature;
-        assert_eq!(temperature(json!({})), 0.0);
-        assert_eq!(temperature(json!({"top_k": 5})), 0.7);
-        assert_eq!(temperature(json!({"temperature": 0.2})), 0.2);
+    fn the_schema_has_the_ranges_that_are_checked() {
+        let schema = serde_json::to_value(GenerationOptions::schema()).unwrap();
+        let property = |name: &str| schema["properties"][name].clone();
+        let as_number = |value: &Value| value.as_f64().map(|x| x as f32);
+        for range in &sample::OPTION_RANGES {
+            let property = property(range.name);
+            let (low, high) = (range.served.start(), range.served.end());
+            let is_open = range.excludes_min && *low == range.min;
+            let key = if is_open { "exclusiveMinimum" } else { "minimum" };
+            assert_eq!(as_number(&property[key]), Some(*low), "{}", range.name);
+            assert_eq!(as_number(&property["maximum"]), Some(*high), "{}", range.name);
+        }
+        assert_eq!(property("top_k")["maximum"], sample::MAX_TOP_K);
+        assert_eq!(
+            property("repeat_penalty")["maximum"],
+            property("repetition_penalty")["maximum"]
+        );
     }
 
     #[test]

@@ -189,6 +189,7 @@ mod tests {
     use boostr::engine::{Engine, EngineConfig};
     use boostr::generation_config::SpecialTokens;
     use boostr::load::{LanguageModel, OpenOptions};
+    use boostr::threads::Threads;
     use serde_json::json;
 
     use super::*;
@@ -198,9 +199,10 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
         let (path, options) = (Path::new(path), OpenOptions::default());
         let lm = Arc::new(LanguageModel::<Cpu>::open(path, &options, backend::cpu()).unwrap());
-        let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+        let config =
+            EngineConfig { threads: Some(Threads::new(1).unwrap()), ..EngineConfig::default() };
         let engine = Engine::start(lm.clone(), config).unwrap();
-        let mut loaded = Loaded::new(lm, engine.clone(), None).unwrap();
+        let mut loaded = Loaded::new(lm, engine.clone(), None, None).unwrap();
         let plain = std::mem::replace(
             &mut loaded.template,
             ChatTemplate::new("template", "{{ messages }}", &SpecialTokens::default()).unwrap(),

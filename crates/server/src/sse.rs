@@ -95,7 +95,7 @@ impl<S: Script> SseBody<S> {
             Some(Piece::Ping) => out.comment("ping"),
             Some(Piece::Failed(error)) => self.fail(&error, &mut out),
             Some(piece) => {
-                let ended = matches!(piece, Piece::End { .. });
+                let ended = matches!(piece, Piece::Finished { .. });
                 self.script.piece(piece, &mut out);
                 self.running -= usize::from(ended && self.running > 0);
                 if self.running == 0 {

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use boostr::backend::Backend;
 use boostr::chat::Options;
 use boostr::models::State;
-use boostr::session::{Prompt, Session, SessionError, Sessions, Speaker};
+use boostr::session::{Assistant, Prompt, Session, SessionError, Sessions};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -80,9 +80,9 @@ impl<B: Backend> Turn<B> {
         let kept = kept(loaded)?;
         let busy = kept.occupy(name)?;
         let session = kept.sessions.get(name).map_err(|error| refused(&error, "session"))?;
-        let speaker = speaker(loaded, "");
+        let assistant = assistant(loaded, "");
         let prompt = session
-            .prompt(&speaker, messages, options)
+            .prompt(&assistant, messages, options)
             .map_err(|error| refused(&error, "messages"))?;
         Ok(Self { session, prompt, _busy: busy })
     }
@@ -102,10 +102,10 @@ impl<B: Backend> Turn<B> {
         generated: &[u32],
         state: Option<State<B>>,
     ) -> Result<SessionTurn> {
-        let speaker = speaker(loaded, model);
+        let assistant = assistant(loaded, model);
         let committed = self
             .session
-            .commit(&speaker, self.prompt, answer, generated, state)
+            .commit(&assistant, self.prompt, answer, generated, state)
             .map_err(|error| refused(&error, "session"))?;
         if let Some(error) = committed.unsaved {
             tracing::warn!(%error, "the state of a turn is not on disk: it will be computed again");
@@ -114,8 +114,8 @@ impl<B: Backend> Turn<B> {
     }
 }
 
-fn speaker<'a, B: Backend>(loaded: &'a Loaded<B>, name: &'a str) -> Speaker<'a, B> {
-    Speaker { lm: &loaded.lm, template: &loaded.template, name }
+fn assistant<'a, B: Backend>(loaded: &'a Loaded<B>, name: &'a str) -> Assistant<'a, B> {
+    Assistant { lm: &loaded.lm, template: &loaded.template, name }
 }
 
 /// What a session refuses, to a client whose field `param` is about it.
@@ -140,7 +140,9 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
             ApiError::field(param, reason)
         }
         // Its log: the session can be deleted, and no more.
-        SessionError::Other(boostr::Error::Format { reason, .. }) => {
+        SessionError::Other(
+            boostr::Error::Format { reason, .. } | boostr::Error::Damaged { reason, .. },
+        ) => {
             let message = format!("the session is damaged: {reason}");
             with(StatusCode::CONFLICT, "session_damaged", message)
         }

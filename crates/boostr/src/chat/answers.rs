@@ -27,9 +27,9 @@ impl ChatTemplate {
     /// The ids of a conversation as [`encode`](Self::encode) gives them, without a last prompt to answer, and which of
     /// them the assistant says.
     ///
-    /// With `{% generation %}` in the template these are what it encloses. Without, they are for each message whose
-    /// `role` is `assistant` what its rendering adds to that of the messages before it with a prompt to answer: the
-    /// content and what the template ends an answer with.
+    /// With `{% generation %}` in the template these are the tokens that it encloses. Without, the messages before an
+    /// answer are rendered with a generation prompt, and again with the answer. The difference is the answer: its
+    /// content and the template's end of a turn.
     ///
     /// A token that lies across the start of an answer belongs to it, one across its end does not.
     ///

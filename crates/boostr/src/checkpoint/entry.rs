@@ -5,6 +5,7 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
+use boostr_kernels::Level;
 use boostr_kernels::quant::{self, Format};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -151,7 +152,8 @@ impl Dtype {
                     reason: format!("{} are no whole blocks of {}", values.len(), format.name()),
                 })?;
                 let mut blocks = vec![0; size];
-                quant::encode(format, values, &mut blocks);
+                // The bytes do not depend on the level.
+                quant::encode(Level::detect(), format, values, &mut blocks);
                 blocks
             }
             other => {

@@ -17,6 +17,7 @@
 //! | [`safetensors`], [`gguf`] | those formats, both ways |
 //! | `zip`, `pickle`, `values`, `torch` | `pytorch_model.bin`, read without running it |
 //! | `finite` | [`not_finite`]: NaN and infinities, which only reading all data finds |
+//! | `progress` | [`Progress`]: how far the making of weights is |
 //! | `summary` | [`Summary`]: how many parameters and bytes, of which types |
 //! | `atomic` | [`atomic_write`] |
 //! | `json` | maps in which a repeated key is an error |
@@ -46,6 +47,7 @@ mod json;
 mod lock;
 mod map;
 mod pickle;
+mod progress;
 pub mod safetensors;
 mod summary;
 mod torch;
@@ -54,6 +56,7 @@ mod zip;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -66,6 +69,7 @@ pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
 pub(crate) use lock::try_lock;
 pub(crate) use map::{Access, bytes_of};
+pub use progress::Progress;
 pub use summary::Summary;
 
 use crate::error::{Error, Result};
@@ -96,6 +100,7 @@ pub struct Checkpoint {
     /// Shared by clones: it may hold a whole `tokenizer.json`.
     gguf: Option<Arc<gguf::Metadata>>,
     path: PathBuf,
+    progress: Option<Progress>,
 }
 
 /// What one file, or the files of one folder, hold.
@@ -228,7 +233,13 @@ impl Checkpoint {
 
     fn new(path: &Path, contents: Contents) -> Self {
         let Contents { tensors, metadata, gguf } = contents;
-        Self { tensors, metadata, gguf: gguf.map(Arc::new), path: path.to_path_buf() }
+        Self {
+            tensors,
+            metadata,
+            gguf: gguf.map(Arc::new),
+            path: path.to_path_buf(),
+            progress: None,
+        }
     }
 
     /// The tensor called `name`.
@@ -308,6 +319,27 @@ impl Checkpoint {
     /// Puts other tensors in place of all.
     pub fn replace(&mut self, tensors: BTreeMap<String, TensorEntry>) {
         self.tensors = tensors;
+    }
+
+    /// The same, whose `progress` is told of each tensor that a weight is made of.
+    #[must_use]
+    pub fn with_progress(self, progress: Progress) -> Self {
+        progress.restart();
+        Self { progress: Some(progress), ..self }
+    }
+
+    /// Tells that a weight was made of `entry`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Interrupted`] when no more is wanted.
+    pub(crate) fn taken(&self, entry: &TensorEntry) -> Result<()> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        let total = self.tensors.values().map(|entry| entry.data.len()).sum();
+        match progress.add(entry.data.len(), total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Interrupted { path: self.path.clone() }),
+        }
     }
 
     /// Decodes all quantized tensors to f32, in memory of their own.

@@ -1,9 +1,8 @@
 //! Speculative decoding: cheap guesses of the next tokens, which the model checks in one forward.
 //!
-//! Sampling decides as ever, from the logits of one row after another, for as long as it chooses what was guessed: so the
-//! output is that without guesses, whatever the sampler, to the bit: a token has the same logits, and leaves the same
-//! state, in a run of several as alone. What was guessed wrongly is undone by going back to a fork made before; what was
-//! right is computed again with the next guesses.
+//! Output is bit-identical to decoding without a draft, whatever the sampler: a token's logits do not depend on how many
+//! tokens share its run. The sampler takes row after row of the logits, for as long as it chooses what was guessed.
+//! A wrong guess is undone by going back to a fork of the state. Right guesses are computed again with the next ones.
 //!
 //! Leviathan, Kalman, Matias 2023 (draft models), Saxena 2023 (lookup in the prompt).
 

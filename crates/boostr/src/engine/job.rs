@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::Model;
+use crate::models::{Model, State};
 
 use super::draft::Draft;
 use super::sequence::{Rules, Sequence};
@@ -39,6 +39,8 @@ pub(super) struct Job<'a, B: Backend> {
     /// Is computed alone until it is where it was, after a step of several failed.
     pub(super) is_alone: bool,
     strikes: usize,
+    /// The state of a request that failed, as far as it got; `None` where a failed step made it unusable.
+    pub(super) remains: Option<State<B>>,
     /// There is nothing more to say to the listener.
     pub(super) is_over: bool,
 }
@@ -46,11 +48,11 @@ pub(super) struct Job<'a, B: Backend> {
 impl<'a, B: Backend> Job<'a, B> {
     pub(super) fn new(
         mut request: Request<B>,
-        covered: usize,
         is_lent: bool,
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
     ) -> Self {
+        let covered = request.covered(request.state.as_ref());
         request.marks.sort_unstable();
         let mut last = covered;
         request.marks.retain(|&mark| {
@@ -73,6 +75,7 @@ impl<'a, B: Backend> Job<'a, B> {
             is_forked: false,
             is_alone: false,
             strikes: 0,
+            remains: None,
             is_over: false,
         }
     }
@@ -94,27 +97,21 @@ impl<'a, B: Backend> Job<'a, B> {
     // Its course
 
     /// Begins from the longest prefix that is known.
-    pub(super) fn begin(
-        &mut self,
-        model: &Model<B>,
-        store: &mut Store<B>,
-        draft: Option<&Draft<B>>,
-        stats: &mut Stats,
-    ) {
+    pub(super) fn begin(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
         self.begun = Some(Instant::now());
         let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
-            if self.is_lent {
-                self.request.state = None;
-            }
             stats.skipped_tokens += known.seen as u64;
             stats.snapshot_hits += u64::from(known.is_snapshot);
             let mut first = Sequence::new(&self.request, 0, known.state, known.seen)?;
-            first.drafter = draft.map(Draft::drafter).transpose()?;
+            first.drafter = self.request.draft.as_ref().map(Draft::drafter).transpose()?;
             first.logits = known.logits;
             Ok(first)
         });
         match first {
             Ok(first) => {
+                if self.is_lent {
+                    self.request.state = None;
+                }
                 self.cached = first.seen;
                 self.sequences.push(first);
                 self.tell_prompt(self.cached, stats);
@@ -323,11 +320,12 @@ impl<'a, B: Backend> Job<'a, B> {
             decode: since(first, last),
             cached: self.cached,
         };
+        let (drafted, accepted) = sequence.as_ref().map_or((0, 0), |it| (it.drafted, it.accepted));
         let (ids, state) = match sequence {
             Some(it) => (it.generated().to_vec(), Some(it.state)),
             None => (Vec::new(), None),
         };
-        let outcome = Outcome { finish, ids, state, timings };
+        let outcome = Outcome { finish, ids, state, timings, drafted, accepted };
         // There is nothing left that it could end.
         let _ = self.tell(Event::Finished { index, outcome }, stats);
     }
@@ -338,9 +336,22 @@ impl<'a, B: Backend> Job<'a, B> {
             return;
         }
         stats.failed += 1;
-        self.sequences.clear();
+        self.leave_state();
         let _ = self.tell(Event::Failed { error }, stats);
         self.is_over = true;
+    }
+
+    /// Fails because of a step that left the states of its sequences unusable.
+    pub(super) fn fail_step(&mut self, error: Error, stats: &mut Stats) {
+        self.sequences.clear();
+        self.fail(error, stats);
+    }
+
+    /// Ends all sequences, and keeps the state of the first one.
+    fn leave_state(&mut self) {
+        let first = self.sequences.drain(..).next().map(Sequence::into_state);
+        let given = if self.is_lent { self.request.state.take() } else { None };
+        self.remains = self.remains.take().or(first).or(given);
     }
 
     fn tell_prompt(&mut self, done: usize, stats: &mut Stats) {
@@ -356,7 +367,7 @@ impl<'a, B: Backend> Job<'a, B> {
         catch_unwind(AssertUnwindSafe(|| self.listener.event(event))).unwrap_or_else(|_| {
             stats.panics += 1;
             stats.failed += 1;
-            self.sequences.clear();
+            self.leave_state();
             self.is_over = true;
             ControlFlow::Break(())
         })
@@ -369,7 +380,7 @@ impl<'a, B: Backend> Job<'a, B> {
         self.strikes += 1;
         if self.strikes > MAX_STRIKES {
             let what = "request: the steps that it was part of failed".to_owned();
-            return self.fail(Error::Unsupported { what }, stats);
+            return self.fail_step(Error::Unsupported { what }, stats);
         }
         self.is_alone = true;
         let mut sequences = std::mem::take(&mut self.sequences);

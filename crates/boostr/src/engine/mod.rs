@@ -9,27 +9,28 @@
 //!
 //! # Steps
 //!
-//! A step is one forward of the model: first the next token of each sequence that is past its prompt, then pieces of
-//! prompts, each sequence in its turn, up to [`EngineConfig::step_tokens`] rows. So a long prompt holds nobody up for
-//! longer than a piece, and ends within one when its client is gone.
+//! A step is one forward of the model. It has the next token of each sequence that is decoding, then pieces of prompts
+//! (prefill), each sequence in its turn, up to [`EngineConfig::step_tokens`] rows. So a long prompt delays others by one
+//! piece at most, and ends within one when its client is gone.
 //!
 //! # Exact
 //!
-//! What a request is given depends on its tokens alone. A row of a forward has the same bits in any company, on any
-//! number of threads, and whatever call each token before it came in: as one of a prompt, of a piece of one, as a guess
-//! or as a token that was generated. So neither the room of a step nor the snapshot that a request begins with shows.
+//! The answer to a request depends on its tokens alone. A row of a forward has the same bits in any batch and on any number
+//! of threads. It has them however the tokens before it were computed: in a prompt, in a piece of one, as guesses or one by
+//! one. So neither the size of a step nor the snapshot that a request begins with changes an answer.
 //!
 //! # Snapshots
 //!
-//! A state cannot be cut back to a shorter prefix, so it is kept where a later request may begin: at the end of each
-//! prompt, at its marks, each [`EngineConfig::snapshot_every`] tokens, and where generation ended. A request begins at the
-//! longest that is a prefix of it. Forks share memory, and what they share is counted once against
-//! [`EngineConfig::snapshot_bytes`]; what was not used for longest is given up first.
+//! Snapshots are the prefix cache. A state cannot be cut back to a shorter prefix, so it is kept where a later request may
+//! begin: at the end of each prompt, at its marks, each [`EngineConfig::snapshot_every`] tokens, and where generation
+//! ended. A request begins at the longest snapshot that is a prefix of it. Forks share memory, and shared memory is counted
+//! once against [`EngineConfig::snapshot_bytes`]. The least recently used snapshot is dropped first.
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::models::{Logits, Model, Run, State};
 use crate::ops;
+use crate::threads::Threads;
 
 mod draft;
 mod generate;
@@ -42,7 +43,7 @@ mod service;
 mod store;
 
 pub use draft::{Draft, Guess};
-pub use generate::{Generated, Generation, Observer, generate};
+pub use generate::generate;
 pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, Timings};
 pub use scheduler::Scheduler;
 pub use search::{Beam, beam_search};
@@ -53,11 +54,11 @@ fn run<B: Backend>(model: &Model<B>, state: &mut State<B>, tokens: &[u32]) -> Re
     ops::to_vec(&model.forward(&mut [Run { tokens, state }], Logits::Last)?)
 }
 
-/// Most tokens of a prompt that are computed in a step, which may not be interrupted.
-pub const PIECE: usize = 128;
+/// Most tokens of one prompt in a step. A step cannot be interrupted.
+pub const STEP_PIECE: usize = 128;
 
 /// Sizes of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Requests that are computed at once; at least 1.
     pub max_running: usize,
@@ -69,8 +70,8 @@ pub struct EngineConfig {
     pub snapshot_bytes: usize,
     /// A snapshot is kept each so many tokens of a prompt; 0 for none but those at marks and ends.
     pub snapshot_every: usize,
-    /// Threads that compute; 0 for as many as there are processors. No result depends on it.
-    pub threads: usize,
+    /// Threads that compute. When `None` the model's own, else a new pool of as many as there are processors.
+    pub threads: Option<Threads>,
 }
 
 impl Default for EngineConfig {
@@ -81,7 +82,7 @@ impl Default for EngineConfig {
             step_tokens: 256,
             snapshot_bytes: 512 << 20,
             snapshot_every: 512,
-            threads: 0,
+            threads: None,
         }
     }
 }

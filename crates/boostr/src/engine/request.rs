@@ -10,15 +10,19 @@ use crate::error::{Error, Result};
 use crate::models::{Model, State};
 use crate::sample::{Constraint, SamplerConfig};
 
-/// What to generate from. [`Request::new`] fills in the usual rest.
+use super::Draft;
+
+/// A prompt, and how to continue it. [`Request::new`] fills in the usual rest.
 pub struct Request<B: Backend> {
-    /// All tokens before the generation; at least one. What of them is known already the engine finds by itself.
+    /// All tokens before the answer; at least one. The engine itself looks for a snapshot of a prefix of them.
     pub prompt: Vec<u32>,
-    /// A state that has seen the first [`position`](State::position) tokens of the prompt, fewer than all. It serves unless
-    /// there is a snapshot of more.
+    /// A state that has seen the first tokens of the prompt, fewer than all. It serves unless a snapshot has seen more.
     pub state: Option<State<B>>,
-    /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. Those less than
-    /// 32 tokens after another are passed over: a prompt in many short pieces would cost more than they save.
+    /// How many tokens of the prompt the state has seen; its [`position`](State::position) when `None`. Fewer where the
+    /// tokens before the prompt are not known, as those of a state from a file without ids.
+    pub seen: Option<usize>,
+    /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. A mark less than 32 tokens
+    /// after another is passed over. A prompt in many short pieces would cost more than the snapshots save.
     pub marks: Vec<usize>,
     /// Only requests of the same scope see each other's snapshots. `None` sees none and leaves none.
     pub scope: Option<u64>,
@@ -34,8 +38,10 @@ pub struct Request<B: Backend> {
     pub sampler: SamplerConfig,
     /// How many of the likeliest tokens are reported with each, and their log probabilities.
     pub logprobs: Option<usize>,
-    /// What may come next.
+    /// Which tokens may come next.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Where guesses of the next tokens come from, for the first continuation.
+    pub draft: Option<Draft<B>>,
 }
 
 /// Most continuations of a request.
@@ -48,6 +54,7 @@ impl<B: Backend> Request<B> {
         Self {
             prompt,
             state: None,
+            seen: None,
             marks: Vec::new(),
             scope: Some(0),
             count: 1,
@@ -57,11 +64,17 @@ impl<B: Backend> Request<B> {
             sampler: SamplerConfig::greedy(),
             logprobs: None,
             constraint: None,
+            draft: None,
         }
     }
 
-    /// Checks all that can be checked before it is computed.
-    pub(super) fn check(&self, model: &Model<B>) -> Result<()> {
+    /// How many tokens of the prompt `state` has seen.
+    pub(super) fn covered(&self, state: Option<&State<B>>) -> usize {
+        state.map_or(0, |state| self.seen.unwrap_or_else(|| state.position()))
+    }
+
+    /// Checks all that can be checked before it is computed, for a sequence that goes on from `state`.
+    pub(super) fn check(&self, model: &Model<B>, state: Option<&State<B>>) -> Result<()> {
         let refuse = |name, reason| Err(Error::Argument { name, reason });
         check_prompt(&self.prompt, model)?;
         if !(1..=MAX_COUNT).contains(&self.count) {
@@ -75,16 +88,16 @@ impl<B: Backend> Request<B> {
             );
         }
         self.sampler.validate()?;
-        if let Some(state) = &self.state {
+        if let Some(state) = state {
             model.check_state(state)?;
-            let (position, len) = (state.position(), self.prompt.len());
-            if position >= len {
+            let (covered, len) = (self.covered(Some(state)), self.prompt.len());
+            if covered >= len {
                 let reason =
-                    format!("it has seen {position} tokens of a prompt of {len}: expected fewer");
+                    format!("it has seen {covered} tokens of a prompt of {len}: expected fewer");
                 return refuse("state", reason);
             }
         }
-        Ok(())
+        self.draft.as_ref().map_or(Ok(()), |draft| draft.check(model))
     }
 }
 
@@ -108,10 +121,25 @@ pub enum Finish {
     Eos,
     /// `max_tokens` were generated.
     Length,
-    /// The observer or listener asked to stop.
+    /// The listener asked to stop.
     Stopped,
+    /// A stop string was found. The engine knows no text: a listener that decodes says so.
+    StopString,
     /// The request was cancelled.
     Cancelled,
+}
+
+impl Finish {
+    /// It in one word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Length => "length",
+            Self::StopString => "stop",
+            Self::Stopped | Self::Cancelled => "interrupted",
+        }
+    }
 }
 
 /// Where time went.
@@ -141,6 +169,10 @@ pub struct Outcome<B: Backend> {
     pub state: Option<State<B>>,
     /// Where time went.
     pub timings: Timings,
+    /// Tokens that the draft guessed.
+    pub drafted: usize,
+    /// Those of them that the model chose as well.
+    pub accepted: usize,
 }
 
 /// What a listener is told.

@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::models::{Model, Run, State};
 use crate::ops;
 
-use super::draft::Draft;
 use super::job::{Job, panicked};
 use super::sequence::{Rules, Sequence};
 use super::store::Store;
@@ -50,7 +49,8 @@ use super::{EngineConfig, Finish, Listener, Rejected, Request, Stats, Ticket};
 pub struct Scheduler<'a, B: Backend> {
     model: &'a Model<B>,
     config: EngineConfig,
-    draft: Option<Draft<B>>,
+    /// What a request that failed left of a state that was lent.
+    remains: Option<State<B>>,
     waiting: VecDeque<Job<'a, B>>,
     running: Vec<Job<'a, B>>,
     store: Store<B>,
@@ -68,7 +68,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         Self {
             model,
             config,
-            draft: None,
+            remains: None,
             waiting: VecDeque::new(),
             running: Vec::new(),
             store,
@@ -76,21 +76,6 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             #[cfg(test)]
             faults: Vec::new(),
         }
-    }
-
-    /// The same, which guesses tokens before it computes them.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] when a draft model has another vocabulary.
-    pub fn with_draft(self, draft: Draft<B>) -> Result<Self> {
-        draft.check(self.model)?;
-        Ok(self.drafting(draft))
-    }
-
-    /// The same with a draft that was checked.
-    pub(super) fn drafting(self, draft: Draft<B>) -> Self {
-        Self { draft: Some(draft), ..self }
     }
 
     /// Takes a request. Its listener is told of it by [`step`](Self::step).
@@ -107,7 +92,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         if waiting >= self.config.max_queue.max(1) {
             return Err(Rejected::QueueFull { waiting });
         }
-        request.check(self.model)?;
+        request.check(self.model, request.state.as_ref())?;
         let ticket = Ticket::default();
         self.submit_checked(request, listener, ticket.clone());
         Ok(ticket)
@@ -120,18 +105,22 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
     ) {
-        let covered = request.state.as_ref().map_or(0, State::position);
-        self.push(Job::new(request, covered, false, listener, ticket));
+        self.push(Job::new(request, false, listener, ticket));
     }
 
-    /// Takes the only request, checked; its state has seen `covered` tokens of the prompt and perhaps others before.
+    /// Takes the only request, checked. Its state is not copied, and comes back in its outcome or by
+    /// [`remains`](Self::remains).
     pub(super) fn submit_alone(
         &mut self,
         request: Request<B>,
-        covered: usize,
         listener: Box<dyn Listener<B> + 'a>,
     ) {
-        self.push(Job::new(request, covered, true, listener, Ticket::default()));
+        self.push(Job::new(request, true, listener, Ticket::default()));
+    }
+
+    /// The state of the only request, which failed, as far as it got.
+    pub(super) fn remains(&mut self) -> Option<State<B>> {
+        self.remains.take()
     }
 
     fn push(&mut self, job: Job<'a, B>) {
@@ -201,7 +190,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             let Some(mut job) = self.waiting.pop_front() else { break };
             if !job.is_over {
                 taken += job.count();
-                job.begin(self.model, &mut self.store, self.draft.as_ref(), &mut self.stats);
+                job.begin(self.model, &mut self.store, &mut self.stats);
             }
             self.running.push(job);
             any = true;
@@ -284,13 +273,13 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         }
     }
 
-    /// After a step failed, which leaves its states unusable: if it was of one request, that fails; of several, each is
-    /// computed again, alone, so that it ends as if the others had not been.
+    /// A failed step leaves its states unusable. If it held one request, that request fails. Otherwise each is
+    /// recomputed alone, so that it ends as if the others had not been.
     fn recover(&mut self, error: Error) {
         let is_in = |job: &Job<'_, B>| job.sequences.iter().any(|it| !it.input.is_empty());
         let mut jobs: Vec<_> = self.running.iter_mut().filter(|job| is_in(job)).collect();
         if let [job] = &mut jobs[..] {
-            return job.fail(error, &mut self.stats);
+            return job.fail_step(error, &mut self.stats);
         }
         for job in jobs {
             job.start_over(self.model, &mut self.store, &mut self.stats);
@@ -321,6 +310,9 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 
     fn drop_over(&mut self) -> bool {
         let before = self.running.len() + self.waiting.len();
+        let lent =
+            self.running.iter_mut().filter(|job| job.is_over).find_map(|job| job.remains.take());
+        self.remains = self.remains.take().or(lent);
         self.running.retain(|job| !job.is_over);
         self.waiting.retain(|job| !job.is_over);
         let ended = before - self.running.len() - self.waiting.len();
@@ -357,7 +349,7 @@ mod tests {
     type Got = (Vec<(u32, f32)>, Option<String>);
 
     fn run(model: &Model<Cpu>, config: &EngineConfig, faults: Vec<u64>) -> (Vec<Got>, Stats) {
-        let mut scheduler = Scheduler::new(model, *config);
+        let mut scheduler = Scheduler::new(model, config.clone());
         scheduler.faults = faults;
         let receivers: Vec<_> = [5_usize, 200, 40]
             .into_iter()
@@ -403,7 +395,7 @@ mod tests {
             for config in [&bare, &snapshots] {
                 let (got, stats) = run(&model, config, vec![fault]);
                 assert_eq!((stats.panics, stats.failed), (1, 0), "step {fault}");
-                if config == &bare {
+                if config.snapshot_bytes == bare.snapshot_bytes {
                     assert_eq!(got, want, "step {fault}");
                 }
                 for (got, want) in got.iter().zip(&want) {

@@ -8,7 +8,7 @@ use crate::models::State;
 use crate::sample::{Choice, Constraint, Sampler, SamplerConfig};
 
 use super::draft::{Drafter, MAX_GUESS};
-use super::{Finish, PIECE, Request};
+use super::{Finish, Request, STEP_PIECE};
 
 /// One continuation.
 pub(super) struct Sequence<B: Backend> {
@@ -24,6 +24,9 @@ pub(super) struct Sequence<B: Backend> {
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
     pub(super) drafter: Option<Drafter<B>>,
+    /// Tokens that were guessed so far, and those of them that were right.
+    pub(super) drafted: usize,
+    pub(super) accepted: usize,
     pub(super) finish: Option<Finish>,
     pub(super) first_token: Option<Instant>,
     pub(super) last_token: Option<Instant>,
@@ -64,6 +67,8 @@ impl<B: Backend> Sequence<B> {
             sampler: Sampler::new(sampler, request.vocab_limit)?,
             constraint: request.constraint.clone(),
             drafter: None,
+            drafted: 0,
+            accepted: 0,
             finish: None,
             first_token: None,
             last_token: None,
@@ -91,7 +96,7 @@ impl<B: Backend> Sequence<B> {
     /// `room` tokens. Returns how many are run.
     pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize, room: usize) -> usize {
         let seen = self.seen;
-        let most = self.prompt.min(seen + PIECE);
+        let most = self.prompt.min(seen + STEP_PIECE);
         let grid = if every > 0 { seen - seen % every + every } else { most };
         let mark = marks.iter().copied().find(|&mark| mark > seen).unwrap_or(most);
         let piece = &self.ids[seen..most.min(grid).min(mark)];
@@ -107,7 +112,7 @@ impl<B: Backend> Sequence<B> {
     /// Takes for the next run what was generated and not seen, and guesses of what follows; `left` more may be
     /// generated.
     pub(super) fn plan_token(&mut self, left: usize) -> Result<()> {
-        let end = self.ids.len().min(self.seen + PIECE);
+        let end = self.ids.len().min(self.seen + STEP_PIECE);
         self.guesses = 0;
         self.input.clear();
         self.input.extend_from_slice(&self.ids[self.seen..end]);
@@ -119,6 +124,7 @@ impl<B: Backend> Sequence<B> {
             // A guess for the last token would be computed for nothing.
             let guesses = drafter.guess(&self.ids, left.saturating_sub(1))?;
             self.guesses = guesses.len();
+            self.drafted += guesses.len();
             self.input.extend(guesses);
             if self.guesses > 0 {
                 self.backup = Some((self.state.clone(), self.seen));
@@ -127,7 +133,7 @@ impl<B: Backend> Sequence<B> {
         Ok(())
     }
 
-    /// Rows of logits that the run is to give: of the last token and the guesses, if it is at the end of what there is.
+    /// Rows of logits that the run needs: none inside the prompt, else one for its last token and one for each guess.
     pub(super) fn wanted(&self) -> usize {
         let is_last = self.seen + self.input.len() - self.guesses == self.ids.len();
         if is_last { 1 + self.guesses } else { 0 }
@@ -188,6 +194,7 @@ impl<B: Backend> Sequence<B> {
         }
         self.input.clear();
         self.guesses = 0;
+        self.accepted += right;
         right
     }
 
@@ -215,6 +222,11 @@ impl<B: Backend> Sequence<B> {
     /// Whether it is where it was when a step failed.
     pub(super) fn is_up_to_date(&self) -> bool {
         self.seen >= self.target
+    }
+
+    /// Its state, which has seen no guess that was not checked.
+    pub(super) fn into_state(self) -> State<B> {
+        self.backup.map_or(self.state, |(state, _)| state)
     }
 
     /// Forgets what could be gone back to.

@@ -2,16 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::models::Model;
+use crate::threads::{self, Threads};
 
 use super::request::Ticket;
-use super::{Draft, EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
+use super::{EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
 
 /// How long to wait before listeners are asked again whether they are ready.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -70,7 +71,7 @@ struct Gate<B: Backend> {
     is_draining: AtomicBool,
     is_stopping: AtomicBool,
     /// The thread that computes, and calls listeners.
-    serving: OnceLock<ThreadId>,
+    serving: Mutex<Option<ThreadId>>,
 }
 
 struct Arrival<B: Backend> {
@@ -89,31 +90,8 @@ impl<B: Backend> Engine<B> {
     where
         M: AsRef<Model<B>> + Send + Sync + 'static,
     {
-        Self::start_with(model, config, None)
-    }
-
-    /// The same, which guesses tokens before it computes them.
-    ///
-    /// # Errors
-    ///
-    /// Also when a draft model has another vocabulary.
-    pub fn start_with<M>(
-        model: Arc<M>,
-        config: EngineConfig,
-        draft: Option<Draft<B>>,
-    ) -> Result<Self>
-    where
-        M: AsRef<Model<B>> + Send + Sync + 'static,
-    {
-        if let Some(draft) = &draft {
-            draft.check((*model).as_ref())?;
-        }
-        let cannot = |error: &dyn std::fmt::Display| Error::Argument {
-            name: "threads",
-            reason: format!("cannot start them: {error}"),
-        };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads);
-        let pool = pool.thread_name(|i| format!("engine-{i}")).build().map_err(|e| cannot(&e))?;
+        let threads = config.threads.clone().or_else(|| (*model).as_ref().threads().cloned());
+        let threads = threads.map_or_else(|| Threads::new(0), Ok)?;
         let (sender, arrivals) = mpsc::channel();
         let gate = Arc::new(Gate {
             model,
@@ -121,14 +99,16 @@ impl<B: Backend> Engine<B> {
             open: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
-            serving: OnceLock::new(),
+            serving: Mutex::default(),
         });
         let own = gate.clone();
         let thread = thread::Builder::new()
             .name("engine".into())
-            // One of the pool's threads serves, so that the others wait for its work awake.
-            .spawn(move || pool.install(move || serve(&own, config, draft, &arrivals)))
-            .map_err(|e| cannot(&e))?;
+            .spawn({
+                let config = config.clone();
+                move || serve(&own, config, &threads, arrivals)
+            })
+            .map_err(|error| threads::cannot_start(&error))?;
         let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
         Ok(Self { shared: Arc::new(Shared { gate, sender, thread, config }) })
     }
@@ -150,7 +130,7 @@ impl<B: Backend> Engine<B> {
         if gate.is_draining.load(Ordering::Acquire) {
             return Err(Rejected::Draining);
         }
-        request.check((*gate.model).as_ref())?;
+        request.check((*gate.model).as_ref(), request.state.as_ref())?;
         let room = config.max_running.max(1) + config.max_queue;
         let taken = gate.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| {
             (open < room).then_some(open + 1)
@@ -200,7 +180,8 @@ impl<B: Backend> Shared<B> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // The last handle may be dropped by a listener, on the engine's own thread.
-        let is_own = self.gate.serving.get() == Some(&thread::current().id());
+        let serving = *self.gate.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_own = serving == Some(thread::current().id());
         if let Some(thread) = thread.filter(|_| !is_own) {
             // It does not panic but by a bug, of which it has told then.
             let _ = thread.join();
@@ -218,37 +199,23 @@ impl<B: Backend> Drop for Shared<B> {
 fn serve<B: Backend>(
     gate: &Gate<B>,
     config: EngineConfig,
-    draft: Option<Draft<B>>,
-    arrivals: &Receiver<Arrival<B>>,
+    threads: &Threads,
+    mut arrivals: Receiver<Arrival<B>>,
 ) {
-    gate.serving.get_or_init(|| thread::current().id());
     // The gate has counted; it is the only one that refuses.
     let config = EngineConfig { max_queue: usize::MAX, ..config };
     let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
-    if let Some(draft) = draft {
-        scheduler = scheduler.drafting(draft);
-    }
     let mut over = 0;
-    let mut is_stuck = false;
-    loop {
-        if gate.is_stopping.load(Ordering::Acquire) {
+    // While there is nothing to compute the threads are free for others. One of them serves, so that the others wait for its
+    // work awake.
+    while !gate.is_stopping.load(Ordering::Acquire)
+        && let Ok(first) = arrivals.recv()
+    {
+        let is_left =
+            threads.install(|| compute(gate, &mut scheduler, first, &mut arrivals, &mut over));
+        if !is_left {
             break;
         }
-        let arrival = if scheduler.is_idle() {
-            arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            arrivals.recv_timeout(if is_stuck { PATIENCE } else { Duration::ZERO })
-        };
-        if let Err(RecvTimeoutError::Disconnected) = arrival {
-            break;
-        }
-        // All that have come belong to the next step.
-        for Arrival { request, listener, ticket } in arrival.into_iter().chain(arrivals.try_iter())
-        {
-            scheduler.submit_checked(request, listener, ticket);
-        }
-        is_stuck = !scheduler.step();
-        publish(gate, &scheduler, &mut over);
     }
     // Until the last handle is gone, so that nothing that was handed in is lost.
     for Arrival { request, listener, ticket } in arrivals {
@@ -256,6 +223,39 @@ fn serve<B: Backend>(
     }
     scheduler.cancel_all();
     publish(gate, &scheduler, &mut over);
+}
+
+/// Computes until nothing runs or waits. `false` when it is to end before, as there are no more handles.
+fn compute<B: Backend>(
+    gate: &Gate<B>,
+    scheduler: &mut Scheduler<'_, B>,
+    first: Arrival<B>,
+    arrivals: &mut Receiver<Arrival<B>>,
+    over: &mut u64,
+) -> bool {
+    *gate.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
+    let mut next = Some(first);
+    loop {
+        // All that have come belong to the next step.
+        for Arrival { request, listener, ticket } in
+            next.take().into_iter().chain(arrivals.try_iter())
+        {
+            scheduler.submit_checked(request, listener, ticket);
+        }
+        let is_stuck = !scheduler.step();
+        publish(gate, scheduler, over);
+        if gate.is_stopping.load(Ordering::Acquire) {
+            return false;
+        }
+        if scheduler.is_idle() {
+            return true;
+        }
+        match arrivals.recv_timeout(if is_stuck { PATIENCE } else { Duration::ZERO }) {
+            Ok(arrival) => next = Some(arrival),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
 }
 
 /// Lets the handles see what was done.

@@ -215,8 +215,8 @@ impl Adapters {
     /// # Errors
     ///
     /// [`Error::Tensors`] for an adapter of no layer of the model, or of one of another shape;
-    /// [`Error::Unsupported`] for weights that have factors in them which those had not that the adapters were
-    /// trained beside.
+    /// [`Error::Unsupported`] for weights with multipliers folded in, when the adapters were trained on unfolded
+    /// weights, and the reverse.
     pub fn beside(
         &self,
         config: &Config,

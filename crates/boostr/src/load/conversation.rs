@@ -21,7 +21,7 @@ pub const MAX_MARKS: usize = 4;
 /// use serde_json::json;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
-/// let lm = LanguageModel::<backend::Cpu>::open(path.as_ref(), &Default::default(), backend::cpu())?;
+/// let lm = LanguageModel::open(path, &Default::default(), backend::cpu())?;
 /// let template = ChatTemplate::plain()?;
 /// let messages = ["Hello!", "Who is it?"].map(|text| json!({"role": "user", "content": text}));
 /// let conversation = lm.conversation(&template, &messages, &Options::default())?;

@@ -25,7 +25,7 @@ const WHOLE: usize = 4096;
 const PART: usize = 256;
 
 /// The fingerprint of a model, computed once.
-pub(super) struct Fingerprint {
+pub(crate) struct Fingerprint {
     /// Of all but the values.
     shapes: u64,
     parts: Vec<Bytes>,
@@ -34,7 +34,7 @@ pub(super) struct Fingerprint {
 
 impl Fingerprint {
     /// Of a model whose `checkpoint` has the model's own names, `tied` where the embedding is the head.
-    pub(super) fn new(config: &Config, checkpoint: &Checkpoint, tied: bool) -> Self {
+    pub(crate) fn new(config: &Config, checkpoint: &Checkpoint, tied: bool) -> Self {
         let mut hash = Fnv::default();
         let family = config.family();
         hash.text(family.name());
@@ -63,7 +63,7 @@ impl Fingerprint {
     }
 
     /// Sixteen hexadecimal digits.
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         self.text.get_or_init(|| {
             let mut hash = Fnv(self.shapes);
             self.parts.iter().for_each(|part| hash.bytes(part));

@@ -30,6 +30,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+pub(crate) use fingerprint::Fingerprint;
 pub use gguf::Keys;
 pub use hybrid::Hybrid;
 pub use model::{Decoder, Logits, Model, PIECE, Run};
@@ -45,7 +46,7 @@ use crate::nn::{
     AttentionConfig, How, Layout, MixerConfig, MixerState, MlpConfig, MoeConfig, Params, Row,
     Tensors,
 };
-use crate::ops::KvType;
+use crate::ops::{KvType, Level};
 
 /// Largest size that a configuration may name.
 pub const MAX_SIZE: usize = 1 << 24;
@@ -556,16 +557,16 @@ impl LayerSpec {
     /// Bytes of a sequence's state of this layer: the constant part, and what each token adds, up to the
     /// window if there is one.
     #[must_use]
-    pub fn state_bytes(&self, kind: KvType) -> (usize, usize) {
+    pub fn state_bytes(&self, level: Level, kind: KvType) -> (usize, usize) {
         let constant = state_bytes(std::slice::from_ref(self)).unwrap_or(usize::MAX);
-        let growing = self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes_per_token());
+        let growing = self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes_per_token(level));
         (constant, growing)
     }
 
     /// Bytes of the growing part after `tokens`, at most.
     #[must_use]
-    pub fn kv_bytes(&self, kind: KvType, tokens: usize) -> usize {
-        self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes(tokens, a.window))
+    pub fn kv_bytes(&self, level: Level, kind: KvType, tokens: usize) -> usize {
+        self.attention.as_ref().map_or(0, |a| a.cache(kind).bytes(level, tokens, a.window))
     }
 }
 

@@ -12,8 +12,9 @@ use super::{Config, Family, Frame, LayerSpec, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, Params, RmsNorm, synthetic};
+use crate::nn::{Linear, Params, RmsNorm, SharedWeights, synthetic};
 use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
+use crate::threads::Threads;
 
 /// A forward computes so many tokens of a run at once, so that its memory is bounded.
 pub const PIECE: usize = 512;
@@ -83,6 +84,7 @@ pub struct Model<B: Backend> {
     head: Option<Linear<B>>,
     precise_head: bool,
     kv_type: KvType,
+    threads: Option<Threads>,
     fingerprint: Option<Fingerprint>,
 }
 
@@ -114,9 +116,19 @@ impl<B: Backend> Model<B> {
         tied: bool,
         client: B::Client,
     ) -> Result<Self> {
-        let config = config.into();
+        Self::sharing(config.into(), checkpoint, tied, client, None)
+    }
+
+    /// The same; weights that are in `shared` are taken from there, others put there.
+    pub(crate) fn sharing(
+        config: Config,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+        shared: Option<&SharedWeights<B>>,
+    ) -> Result<Self> {
         let fingerprint = Fingerprint::new(&config, checkpoint, tied);
-        let model = Self::lent(config, checkpoint, tied, client)?;
+        let model = Self::of_params(config, checkpoint, tied, client, shared)?;
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
@@ -131,7 +143,17 @@ impl<B: Backend> Model<B> {
         tied: bool,
         client: B::Client,
     ) -> Result<Self> {
-        let params = Params::<B>::new(checkpoint, &client);
+        Self::of_params(config, checkpoint, tied, client, None)
+    }
+
+    fn of_params(
+        config: Config,
+        checkpoint: &Checkpoint,
+        tied: bool,
+        client: B::Client,
+        shared: Option<&SharedWeights<B>>,
+    ) -> Result<Self> {
+        let params = Params::<B>::new(checkpoint, &client).sharing(shared);
         let frame = config.family().frame();
         let specs = config.family().layers();
         // Outliers of the stream, which attention makes, would round the rest of a row away.
@@ -148,6 +170,7 @@ impl<B: Backend> Model<B> {
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
+            threads: None,
             fingerprint: None,
             client,
             config,
@@ -179,6 +202,24 @@ impl<B: Backend> Model<B> {
     pub fn with_kv_type(mut self, kind: KvType) -> Self {
         self.kv_type = kind;
         self
+    }
+
+    /// The same model, whose forwards run on `threads`; on the caller's rayon pool when `None`.
+    #[must_use]
+    pub fn with_threads(mut self, threads: Option<Threads>) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// The threads that its forwards run on, if they are its own.
+    #[must_use]
+    pub fn threads(&self) -> Option<&Threads> {
+        self.threads.as_ref()
+    }
+
+    /// Runs `work` on the model's threads, kept awake between its steps.
+    fn awake<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        Threads::install_on(self.threads.as_ref(), || boostr_kernels::awake(work))
     }
 
     /// Sizes of the model.
@@ -298,7 +339,7 @@ impl<B: Backend> Model<B> {
             Logits::None => 0,
         });
         let wanted: Vec<usize> = wanted.collect();
-        boostr_kernels::awake(|| self.compute(runs, &wanted))
+        self.awake(|| self.compute(runs, &wanted))
     }
 
     /// The same with the logits of each run's last tokens, as many as `wanted` says of it:
@@ -315,7 +356,7 @@ impl<B: Backend> Model<B> {
             let reason = format!("expected at most {lengths:?} rows of logits, found {wanted:?}");
             return Err(Error::Argument { name: "wanted", reason });
         }
-        boostr_kernels::awake(|| self.compute(runs, wanted))
+        self.awake(|| self.compute(runs, wanted))
     }
 
     /// The normed hidden states of all tokens of the runs: what the head makes logits of. `[T, d_model]`, f32, in
@@ -341,7 +382,7 @@ impl<B: Backend> Model<B> {
     pub fn hidden(&self, runs: &mut [Run<'_, B>]) -> Result<Tensor<B>> {
         self.check(runs, Logits::All)?;
         let all: Vec<usize> = runs.iter().map(|run| run.tokens.len()).collect();
-        match boostr_kernels::awake(|| self.normed(runs, &all))? {
+        match self.awake(|| self.normed(runs, &all))? {
             Some(rows) => Ok(rows),
             None => ops::zeros(&self.client, &[0, self.width()]),
         }
@@ -411,7 +452,7 @@ impl<B: Backend> Model<B> {
             let reason = format!("expected one for each token of runs of {lengths:?}");
             return Err(Error::Argument { name: "targets", reason });
         }
-        boostr_kernels::awake(|| {
+        self.awake(|| {
             let mut losses = vec![Vec::new(); runs.len()];
             let mut done = vec![0; runs.len()];
             loop {

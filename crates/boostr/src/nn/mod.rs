@@ -16,7 +16,7 @@ pub use layout::{Change, How, Layout, Part, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, Routing};
-pub use params::{Params, Tensors};
+pub use params::{Params, SharedWeights, Tensors};
 pub use rope::RopeConfig;
 
 pub use crate::ops::decay_rate;

@@ -1,7 +1,7 @@
 //! Parameters of a checkpoint by their names, and the check that all are there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, DType, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
@@ -77,10 +77,36 @@ fn listed(what: &str, list: &[String]) -> String {
     format!("{} tensors {what}: {shown}{more}", list.len())
 }
 
+/// The weights of a model by their names, for others of the same file. Adapters are not among them.
+pub struct SharedWeights<B: Backend>(Mutex<BTreeMap<String, Weight<B>>>);
+
+impl<B: Backend> Default for SharedWeights<B> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<B: Backend> SharedWeights<B> {
+    /// The weight `name`, which `make` makes unless it is there.
+    fn get(&self, name: &str, make: impl FnOnce() -> Result<Weight<B>>) -> Result<Weight<B>> {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if name.contains(".lora_") {
+            return make();
+        }
+        if let Some(weight) = known().get(name) {
+            return Ok(weight.clone());
+        }
+        let weight = make()?;
+        known().insert(name.to_owned(), weight.clone());
+        Ok(weight)
+    }
+}
+
 /// Reads parameters under a prefix of names.
 pub struct Params<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     client: &'a B::Client,
+    shared: Option<&'a SharedWeights<B>>,
     prefix: String,
     /// Whether some of all tensors are quantized.
     has_blocks: bool,
@@ -90,7 +116,13 @@ impl<'a, B: Backend> Params<'a, B> {
     /// All tensors of `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
         let has_blocks = checkpoint.iter().any(|(_, entry)| matches!(entry.dtype, Dtype::Block(_)));
-        Self { checkpoint, client, prefix: String::new(), has_blocks }
+        Self { checkpoint, client, shared: None, prefix: String::new(), has_blocks }
+    }
+
+    /// The same; weights that are in `shared` are taken from there, others put there.
+    #[must_use]
+    pub fn sharing(self, shared: Option<&'a SharedWeights<B>>) -> Self {
+        Self { shared, ..self }
     }
 
     /// Those whose names begin with `name` and a dot.
@@ -127,7 +159,11 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str) -> Result<Weight<B>> {
-        let weight = self.make_weight(name)?;
+        let make = || self.make_weight(name);
+        let weight = match self.shared {
+            Some(shared) => shared.get(&format!("{}{name}", self.prefix), make),
+            None => make(),
+        }?;
         if let Some(floats) = weight.floats() {
             self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
         }
@@ -136,6 +172,7 @@ impl<'a, B: Backend> Params<'a, B> {
 
     fn make_weight(&self, name: &str) -> Result<Weight<B>> {
         let entry = self.entry(name)?;
+        self.checkpoint.taken(entry)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::BF16,
@@ -172,6 +209,16 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When one is missing, no matrix, or of another type or width than the first.
     pub fn joined_blocks(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
+        let make = || self.make_joined(layers, name);
+        match self.shared {
+            Some(shared) => {
+                shared.get(&format!("{}{}.{name}", self.prefix, layers.join("+")), make)
+            }
+            None => make(),
+        }
+    }
+
+    fn make_joined(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
         let (mut bytes, mut rows, mut first) = (Vec::new(), 0, None);
         for layer in layers {
             let params = self.under(layer);
@@ -183,6 +230,7 @@ impl<'a, B: Backend> Params<'a, B> {
             if *first.get_or_insert((format, width)) != (format, width) {
                 return Err(params.error(name, "has other blocks than those it is joined with"));
             }
+            self.checkpoint.taken(entry)?;
             bytes.extend_from_slice(&entry.data);
             rows += features;
             entry.data.release();

@@ -1,8 +1,8 @@
 //! Attention: causal products of queries with the keys and values of a sequence, latent attention, and
 //! rotary positions.
 
-use boostr_kernels::Rows;
 use boostr_kernels::attention::{self as kernels, PAGE};
+use boostr_kernels::{Level, Rows};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
@@ -46,25 +46,25 @@ impl KvSizes {
         Self { nheads: 1, d_key: d_c.saturating_add(d_r), d_value: d_c, kind, latent: true }
     }
 
-    /// Bytes that each token adds.
+    /// Bytes that each token adds on a CPU of this level.
     #[must_use]
-    pub fn bytes_per_token(self) -> usize {
+    pub fn bytes_per_token(self, level: Level) -> usize {
         let Self { nheads, d_key, d_value, kind, latent } = self;
         if latent {
-            kernels::KvCache::latent_bytes_per_token(d_value, d_key - d_value, kind)
+            kernels::KvCache::latent_bytes_per_token(level, d_value, d_key - d_value, kind)
         } else {
-            kernels::KvCache::bytes_per_token(nheads, d_key, d_value, kind)
+            kernels::KvCache::bytes_per_token(level, nheads, d_key, d_value, kind)
         }
     }
 
     /// Bytes that `tokens` take at most between two calls, in pages of 64, where a token sees `window` of
     /// them and what none will see is forgotten.
     #[must_use]
-    pub fn bytes(self, tokens: usize, window: Option<usize>) -> usize {
+    pub fn bytes(self, level: Level, tokens: usize, window: Option<usize>) -> usize {
         let pages = tokens.div_ceil(PAGE);
         // The window may begin with the last position of a page and end with the first of another.
         let kept = window.map_or(pages, |window| pages.min(window.div_ceil(PAGE) + 1));
-        kept.saturating_mul(PAGE).saturating_mul(self.bytes_per_token())
+        kept.saturating_mul(PAGE).saturating_mul(self.bytes_per_token(level))
     }
 
     /// Refuses sizes that no cache has.
@@ -103,14 +103,14 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         Ok(Self { storage: KvStorage::Tensors(None), sizes })
     }
 
-    /// A cache in pages of the CPU's kernel.
-    pub(super) fn pages(sizes: KvSizes) -> Result<Self> {
+    /// A cache in pages of the CPU's kernel for this level.
+    pub(super) fn pages(level: Level, sizes: KvSizes) -> Result<Self> {
         sizes.check()?;
         let KvSizes { nheads, d_key, d_value, kind, latent } = sizes;
         let pages = if latent {
-            kernels::KvCache::latent(d_value, d_key - d_value, kind)
+            kernels::KvCache::latent(level, d_value, d_key - d_value, kind)
         } else {
-            kernels::KvCache::new(nheads, d_key, d_value, kind)
+            kernels::KvCache::new(level, nheads, d_key, d_value, kind)
         };
         Ok(Self { storage: KvStorage::Pages(pages), sizes })
     }

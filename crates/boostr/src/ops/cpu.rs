@@ -3,20 +3,109 @@
 mod attention;
 
 use boostr_kernels::quant::Packed;
-use boostr_kernels::{self as kernels, Rows, Weights, ssd};
+use boostr_kernels::{self as kernels, Level, Rows, Weights, ssd};
 use numr::dtype::DType;
-use numr::runtime::RuntimeClient;
-use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use numr::runtime::cpu::{self, CpuRuntime};
+use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
 use super::weight::{self, HostBytes, QuantTensor, Storage};
 use super::{
-    CausalConv, CausalConvOps, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps, Weight,
-    expect, host, shape_error, tensor,
+    CausalConv, CausalConvOps, Client, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps,
+    Weight, expect, host, shape_error, tensor,
 };
 use crate::error::{Error, Result};
 
 type Cpu = Tensor<CpuRuntime>;
+
+/// A client whose operations on the CPU are kernels of one level.
+pub trait KernelClient: Client<CpuRuntime, Library = cpu::CpuClient> {
+    /// The instruction set that the kernels use.
+    fn level(&self) -> Level;
+}
+
+/// A client of the CPU: the tensor library's, and the instruction set that kernels use.
+///
+/// It holds no threads: kernels run on the rayon pool of the calling thread.
+#[derive(Debug, Clone)]
+pub struct CpuClient {
+    library: cpu::CpuClient,
+    level: Level,
+}
+
+impl CpuClient {
+    /// A client at a level that this processor has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when the processor has not this level, naming those it has.
+    pub fn new(level: Level) -> Result<Self> {
+        if !level.is_present() {
+            let names: Vec<&str> = Level::present().iter().map(|level| level.name()).collect();
+            let names = names.join(", ");
+            let reason = format!("expected one that this machine has ({names}), found `{level}`");
+            return Err(Error::Argument { name: "level", reason });
+        }
+        Ok(Self::unchecked(level))
+    }
+
+    /// A client at the best level of this processor.
+    pub(crate) fn detected() -> Self {
+        Self::unchecked(Level::detect())
+    }
+
+    fn unchecked(level: Level) -> Self {
+        Self { library: CpuRuntime::default_client(&CpuRuntime::default_device()), level }
+    }
+
+    /// The instruction set that the kernels use.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// What the bits of results depend on: the version of boostr, the target and the level.
+    ///
+    /// Machines whose strings are equal compute the same bits.
+    ///
+    /// ```
+    /// let text = boostr::backend::cpu().numerics();
+    /// assert!(text.starts_with("boostr "), "{text}");
+    /// ```
+    #[must_use]
+    pub fn numerics(&self) -> String {
+        use std::env::consts::{ARCH, OS};
+        // The C library has `exp`, `sin`, `cos` and `pow`.
+        let libc = match () {
+            () if cfg!(target_env = "gnu") => "-gnu",
+            () if cfg!(target_env = "musl") => "-musl",
+            () if cfg!(target_env = "msvc") => "-msvc",
+            () => "",
+        };
+        format!("boostr {} {ARCH}-{OS}{libc} {}", env!("CARGO_PKG_VERSION"), self.level)
+    }
+}
+
+impl Client<CpuRuntime> for CpuClient {
+    type Library = cpu::CpuClient;
+
+    fn library(&self) -> &cpu::CpuClient {
+        &self.library
+    }
+}
+
+impl KernelClient for CpuClient {
+    fn level(&self) -> Level {
+        self.level
+    }
+}
+
+/// The tensor library's own client has the operations too, at the best level.
+impl KernelClient for cpu::CpuClient {
+    fn level(&self) -> Level {
+        Level::detect()
+    }
+}
 
 /// A tensor whose rows are contiguous: itself, or a copy.
 pub(super) fn with_rows(x: &Cpu) -> Result<Cpu> {
@@ -55,7 +144,7 @@ fn four(name: &'static str, x: &Cpu) -> Result<[usize; 4]> {
     x.shape().try_into().map_err(|_| shape_error(name, &[0; 4], x.shape()))
 }
 
-impl SsmKernelOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> SsmKernelOps<CpuRuntime> for C {
     fn ssd_chunk_cumsum(
         &self,
         dt: &Cpu,
@@ -80,6 +169,7 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
         let [dt, a] = contiguous([dt, a])?;
         let dt_bias = dt_bias.map(|x| host::contiguous("dt_bias", x)).transpose()?;
         let (dt, da_cumsum) = ssd::chunk_cumsum(
+            self.level(),
             dims,
             host::slice("dt", &dt)?,
             host::slice("a", &a)?,
@@ -186,7 +276,12 @@ impl SsmKernelOps<CpuRuntime> for CpuClient {
         let arguments = SsdArguments::new(input)?;
         let mut y = host::zeros(&[dims.tokens, dims.nheads, dims.headdim])?;
         let mut states = slices_mut("states", states)?;
-        ssd::ssd(&arguments.kernel()?, runs, &mut states, host::slice_mut("y", &mut y)?);
+        ssd::ssd(
+            &arguments.kernel(self.level())?,
+            runs,
+            &mut states,
+            host::slice_mut("y", &mut y)?,
+        );
         Ok(y)
     }
 }
@@ -222,12 +317,13 @@ impl SsdArguments {
         })
     }
 
-    pub(super) fn kernel(&self) -> Result<ssd::Ssd<'_>> {
+    pub(super) fn kernel(&self, level: Level) -> Result<ssd::Ssd<'_>> {
         let (x, b) = (self.x.shape(), self.b.shape());
         let (&[_, nheads, headdim], &[_, ngroups, dstate]) = (x, b) else {
             return Err(shape_error("x", &[0, 0, 0], x));
         };
         Ok(ssd::Ssd {
+            level,
             nheads,
             headdim,
             ngroups,
@@ -254,7 +350,7 @@ fn contiguous<const N: usize>(tensors: [&Cpu; N]) -> Result<[Cpu; N]> {
     Ok(out)
 }
 
-impl CausalConvOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> CausalConvOps<CpuRuntime> for C {
     fn causal_conv1d(
         &self,
         x: &Cpu,
@@ -268,21 +364,21 @@ impl CausalConvOps<CpuRuntime> for CpuClient {
         let bias = conv.bias.map(|x| host::contiguous("bias", x)).transpose()?;
         let mut out = host::zeros(&[tokens, channels])?;
         if channels > 0 {
-            kernels::conv1d(
-                host::rows("x", &x)?,
-                runs,
-                host::slice("weight", &weight)?,
-                optional("bias", bias.as_ref())?,
-                conv.silu,
-                &mut slices_mut("windows", windows)?,
-                host::slice_mut("out", &mut out)?,
-            );
+            let kernel = kernels::Conv1d {
+                level: self.level(),
+                weight: host::slice("weight", &weight)?,
+                bias: optional("bias", bias.as_ref())?,
+                silu: conv.silu,
+            };
+            let mut windows = slices_mut("windows", windows)?;
+            let to = host::slice_mut("out", &mut out)?;
+            kernels::conv1d(&kernel, host::rows("x", &x)?, runs, &mut windows, to);
         }
         Ok(out)
     }
 }
 
-impl NormOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> NormOps<CpuRuntime> for C {
     fn rmsnorm(&self, x: &Cpu, weight: &Cpu, eps: f32) -> Result<Cpu> {
         let &[tokens, width] = x.shape() else {
             return Err(shape_error("x", &[0, 0], x.shape()));
@@ -292,6 +388,7 @@ impl NormOps<CpuRuntime> for CpuClient {
         let [weight] = contiguous([weight])?;
         let mut out = host::zeros(&[tokens, width])?;
         kernels::rms_norm(
+            self.level(),
             host::rows("x", &x)?,
             host::slice("weight", &weight)?,
             eps,
@@ -306,6 +403,7 @@ impl NormOps<CpuRuntime> for CpuClient {
         let [weight] = contiguous([norm.weight])?;
         let mut out = host::zeros(&[tokens, width])?;
         let kernel = kernels::GatedNorm {
+            level: self.level(),
             weight: Some(host::slice("weight", &weight)?),
             ngroups: norm.ngroups,
             eps: norm.eps,
@@ -332,11 +430,12 @@ pub(super) fn elements(w: &Cpu) -> Result<Weights<'_>> {
 
 /// `x · wᵀ` plus a bias, added to `add_to`; `quantized` multiplies with packed blocks.
 fn product(
+    level: Level,
     x: &Cpu,
     w: &Weight<CpuRuntime>,
     bias: Option<&Cpu>,
     add_to: Option<Cpu>,
-    quantized: fn(Rows<'_>, &Packed, &mut [f32]),
+    quantized: fn(Level, Rows<'_>, &Packed, &mut [f32]),
 ) -> Result<Cpu> {
     let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
     let x = with_rows(x)?;
@@ -353,13 +452,13 @@ fn product(
     }
     let x = host::rows("x", &x)?;
     match &w.storage {
-        Storage::Dense(w, _) => kernels::linear(x, elements(w)?, to),
-        Storage::Packed(w) => quantized(x, w, to),
+        Storage::Dense(w, _) => kernels::linear(level, x, elements(w)?, to),
+        Storage::Packed(w) => quantized(level, x, w, to),
     }
     Ok(out)
 }
 
-impl LinearOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> LinearOps<CpuRuntime> for C {
     fn weight(
         &self,
         bytes: HostBytes,
@@ -369,7 +468,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
         weight::check(&bytes, dtype, shape)?;
         match host::borrowed(&bytes, dtype, shape) {
             Some(tensor) => Ok(Weight::new(tensor, Some(bytes))),
-            None => Weight::copied(&bytes, dtype, shape, self.device()),
+            None => Weight::copied(&bytes, dtype, shape, self.library().device()),
         }
     }
 
@@ -377,7 +476,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
         if w.format().can_multiply() && w.shape()[1] > 0 {
             Ok(Weight::packed(w))
         } else {
-            Weight::decoded(w, self.device())
+            Weight::decoded(w, self.library().device())
         }
     }
 
@@ -388,7 +487,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(x, w, bias, add_to, kernels::quant::linear_quantized)
+        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized)
     }
 
     fn linear_precise(
@@ -398,7 +497,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(x, w, bias, add_to, kernels::quant::linear_quantized_precise)
+        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized_precise)
     }
 
     fn cross_entropy(
@@ -418,7 +517,7 @@ impl LinearOps<CpuRuntime> for CpuClient {
         };
         let h = with_rows(h)?;
         let mut losses = host::zeros(&[targets.len()])?;
-        let kernel = kernels::cross_entropy::Head { weight, scale };
+        let kernel = kernels::cross_entropy::Head { level: self.level(), weight, scale };
         let to = host::slice_mut("losses", &mut losses)?;
         kernels::cross_entropy::cross_entropy(host::rows("h", &h)?, &kernel, targets, to);
         Ok(losses)

@@ -41,7 +41,9 @@ pub use attention::{
     Attention, AttentionOps, KvCache, KvSizes, KvType, LatentAttention, Rope, RopeScaling,
     RopeStyle, Yarn,
 };
+pub use boostr_kernels::Level;
 pub use boostr_kernels::quant::Format;
+pub use cpu::{CpuClient, KernelClient};
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
 pub use tape::Tape;
 pub use weight::{HostBytes, QuantTensor, Weight};

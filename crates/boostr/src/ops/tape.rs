@@ -24,11 +24,11 @@ mod ssm;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use numr::runtime::cpu::{self, CpuRuntime};
 use numr::tensor::Tensor;
 
 use self::gradients::Gradients;
-use super::{Client, TensorTree};
+use super::{Client, CpuClient, Level, TensorTree};
 use crate::error::{Error, Result};
 
 type Cpu = Tensor<CpuRuntime>;
@@ -108,6 +108,11 @@ impl Tape {
     /// Forgets what was recorded.
     pub fn clear(&self) {
         drop(std::mem::take(&mut *self.lock()));
+    }
+
+    /// The instruction set of its kernels.
+    fn level(&self) -> Level {
+        self.inner.level()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Recording> {
@@ -192,10 +197,10 @@ impl std::fmt::Debug for Tape {
 }
 
 impl Client<CpuRuntime> for Tape {
-    type Library = CpuClient;
+    type Library = cpu::CpuClient;
 
-    fn library(&self) -> &CpuClient {
-        &self.inner
+    fn library(&self) -> &cpu::CpuClient {
+        self.inner.library()
     }
 
     fn made(&self, name: Option<&str>, x: &Cpu) {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use boostr_kernels::Level;
 use boostr_kernels::quant::{self, Format, Packed};
 use numr::dtype::DType;
 use numr::runtime::Runtime;
@@ -92,7 +93,8 @@ impl QuantTensor {
             return Err(Error::Argument { name: "values", reason });
         }
         let mut bytes = vec![0; size];
-        quant::encode(format, values, &mut bytes);
+        // The bytes do not depend on the level.
+        quant::encode(Level::detect(), format, values, &mut bytes);
         Ok(Self { bytes: HostBytes::new(Arc::new(bytes), 0..size)?, format, shape })
     }
 

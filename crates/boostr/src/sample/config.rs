@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::range;
 use crate::error::{Error, Result};
 
 /// How the next token is chosen. The default draws from the model's own distribution.
@@ -67,31 +68,18 @@ impl SamplerConfig {
     /// # Errors
     /// [`Error::Argument`] with the name of the first field that is out of range.
     pub fn validate(&self) -> Result<()> {
-        let check = |name, value: f32, ok: bool, range: &str| {
-            if ok {
-                Ok(())
-            } else {
-                Err(Error::Argument { name, reason: format!("expected {range}, found {value}") })
-            }
-        };
-        let Self { temperature: t, top_p, min_p, repetition_penalty: penalty, .. } = *self;
-        let two = |name, value| {
-            check(name, value, (-2.0..=2.0).contains(&value), "a number from -2 to 2")
-        };
-        check("temperature", t, t.is_finite() && t >= 0.0, "a finite number >= 0")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "a number > 0 and <= 1")?;
-        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "a number from 0 to 1")?;
-        check(
-            "repetition_penalty",
-            penalty,
-            penalty.is_finite() && penalty > 0.0,
-            "a finite number > 0",
-        )?;
-        two("presence_penalty", self.presence_penalty)?;
-        two("frequency_penalty", self.frequency_penalty)?;
+        range::TEMPERATURE.check(self.temperature)?;
+        range::TOP_P.check(self.top_p)?;
+        range::MIN_P.check(self.min_p)?;
+        range::REPETITION_PENALTY.check(self.repetition_penalty)?;
+        range::PRESENCE_PENALTY.check(self.presence_penalty)?;
+        range::FREQUENCY_PENALTY.check(self.frequency_penalty)?;
         for &(id, bias) in &self.logit_bias {
-            let range = format!("for token {id} a number from -100 to 100");
-            check("logit_bias", bias, (-100.0..=100.0).contains(&bias), &range)?;
+            let range = range::LOGIT_BIAS;
+            if !range.contains(bias) {
+                let reason = format!("expected for token {id} {}, found {bias}", range.text());
+                return Err(Error::Argument { name: range.name, reason });
+            }
         }
         Ok(())
     }

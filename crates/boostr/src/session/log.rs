@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 4 | length of the JSON, little-endian |
 //! | 4 | CRC-32 of these four bytes and the JSON, little-endian |
-//! | length | the record as a JSON object; that which is written last says in `stand` how the session stands |
+//! | length | the record as a JSON object; the last one has the summary of the session, as `stand` |
 //!
 //! A record is written by one call and forced to disk before it counts. What a killed process leaves of one is at the end
 //! of the file, and is cut off by the next that opens it to write; a record that is broken with whole ones after it
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::summary::Stand;
+use super::summary::LogSummary;
 use super::tree::Record;
 use crate::checkpoint::crc32;
 use crate::error::{Error, Result};
@@ -30,19 +30,21 @@ const HEAD: usize = 8;
 /// Bytes at the end of a log among which its last record is looked for first.
 const TAIL: u64 = 4 << 10;
 
-/// What is written of a record. Readers of records pass over the stand.
+/// What is written of a record. Readers of records pass over the summary.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
     record: &'a Record,
     #[serde(skip_serializing_if = "Option::is_none")]
-    stand: Option<&'a Stand>,
+    #[serde(rename = "stand")]
+    summary: Option<&'a LogSummary>,
 }
 
 /// What a list reads of one.
 #[derive(Deserialize)]
 struct LastLine {
-    stand: Option<Stand>,
+    #[serde(rename = "stand")]
+    summary: Option<LogSummary>,
 }
 
 /// A log that is open to be written.
@@ -55,13 +57,13 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// A new log of some records, on disk; after them the session stands as `stand` says.
-    pub(super) fn create(path: &Path, records: &[Record], stand: &Stand) -> Result<()> {
+    /// A new log of some records, on disk, with the session's summary after them.
+    pub(super) fn create(path: &Path, records: &[Record], summary: &LogSummary) -> Result<()> {
         let mut bytes = Vec::new();
         let mut records = records.iter().peekable();
         while let Some(record) = records.next() {
-            let stand = records.peek().is_none().then_some(stand);
-            bytes.extend(encode(path, &Line { record, stand })?);
+            let summary = records.peek().is_none().then_some(summary);
+            bytes.extend(encode(path, &Line { record, summary })?);
         }
         let write = || {
             let mut file = File::create_new(path)?;
@@ -86,10 +88,10 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), file, len }, records))
     }
 
-    /// Adds a record, and how the session stands after it. When this returns it is on disk; when it fails the log is
+    /// Adds a record, with the session's summary after it. When this returns it is on disk; when it fails the log is
     /// as it was.
-    pub(super) fn append(&mut self, record: &Record, stand: &Stand) -> Result<()> {
-        let bytes = encode(&self.path, &Line { record, stand: Some(stand) })?;
+    pub(super) fn append(&mut self, record: &Record, summary: &LogSummary) -> Result<()> {
+        let bytes = encode(&self.path, &Line { record, summary: Some(summary) })?;
         let len = self.len.saturating_add(bytes.len() as u64);
         if len > MAX_LOG {
             let reason = format!("a session of more than {MAX_LOG} bytes");
@@ -110,10 +112,10 @@ impl Log {
     }
 }
 
-/// How the session stands by the last record of its log, of which little more than that is read. `None` where the log is torn
+/// The session's summary by the last record of its log, of which little more than that is read. `None` where the log is torn
 /// there, or that record does not say.
-pub(super) fn stand(path: &Path) -> Result<Option<Stand>> {
-    let read = || -> io::Result<Option<Stand>> {
+pub(super) fn summary(path: &Path) -> Result<Option<LogSummary>> {
+    let read = || -> io::Result<Option<LogSummary>> {
         let (mut file, len) = open(path)?;
         let mut size = TAIL.min(len);
         loop {
@@ -122,7 +124,7 @@ pub(super) fn stand(path: &Path) -> Result<Option<Stand>> {
             (&mut file).take(size).read_to_end(&mut bytes)?;
             if let Some(json) = last(&bytes) {
                 let line = serde_json::from_slice::<LastLine>(json);
-                return Ok(line.ok().and_then(|line| line.stand));
+                return Ok(line.ok().and_then(|line| line.summary));
             }
             if size == len.min(MAX_LOG) {
                 return Ok(None);
@@ -171,7 +173,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
     let (mut records, mut at) = (Vec::new(), 0_usize);
     while let Some(json) = payload(&bytes, at) {
         let record = serde_json::from_slice(json).map_err(|error| {
-            Error::format(path, format!("record at byte {at} is none of a session: {error}"))
+            Error::damaged(path, format!("record at byte {at} is none of a session: {error}"))
         })?;
         records.push(record);
         at = at.saturating_add(HEAD).saturating_add(json.len());
@@ -179,7 +181,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
     let after = at.saturating_add(1)..bytes.len();
     if let Some(next) = after.into_iter().find(|&next| payload(&bytes, next).is_some()) {
         let reason = format!("record at byte {at} is damaged, and a whole one follows at {next}");
-        return Err(Error::format(path, reason));
+        return Err(Error::damaged(path, reason));
     }
     Ok((records, at as u64))
 }

@@ -20,7 +20,7 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "f
 const MAX_DEPTH: usize = 64;
 
 /// Who answers in a session.
-pub struct Speaker<'a, B: Backend> {
+pub struct Assistant<'a, B: Backend> {
     /// The model.
     pub lm: &'a LanguageModel<B>,
     /// Its template, or [`ChatTemplate::plain`].
@@ -53,7 +53,7 @@ impl<B: Backend> Prompt<B> {
     pub(super) fn into_turn(
         self,
         tree: &Tree,
-        speaker: &Speaker<'_, B>,
+        assistant: &Assistant<'_, B>,
         answer: Value,
         generated: &[u32],
         created: u64,
@@ -63,7 +63,7 @@ impl<B: Backend> Prompt<B> {
             name: "session",
             reason: format!("expected fewer than {} turns", TurnId::MAX),
         })?;
-        let made = speaker.lm.tokenizer()?.decode(generated, false)?;
+        let made = assistant.lm.tokenizer()?.decode(generated, false)?;
         let is_content = answer.get("content").and_then(Value::as_str) == Some(&made);
         let mut ids = self.ids;
         ids.drain(..self.base_len.min(ids.len()));
@@ -76,8 +76,8 @@ impl<B: Backend> Prompt<B> {
             messages,
             position: self.base_len.saturating_add(ids.len()),
             created,
-            model: speaker.name.to_owned(),
-            fingerprint: fingerprint(speaker),
+            model: assistant.name.to_owned(),
+            fingerprint: fingerprint(assistant),
             base: self.base,
             text: self.text,
             ids,
@@ -87,8 +87,8 @@ impl<B: Backend> Prompt<B> {
     }
 }
 
-fn fingerprint<B: Backend>(speaker: &Speaker<'_, B>) -> String {
-    speaker.lm.model.fingerprint().unwrap_or_default().to_owned()
+fn fingerprint<B: Backend>(assistant: &Assistant<'_, B>) -> String {
+    assistant.lm.model.fingerprint().unwrap_or_default().to_owned()
 }
 
 /// The prompt of new messages after the head.
@@ -96,7 +96,7 @@ pub(super) fn make<B: Backend>(
     tree: &Tree,
     folder: &Path,
     recent: Option<&(TurnId, State<B>)>,
-    speaker: &Speaker<'_, B>,
+    assistant: &Assistant<'_, B>,
     new: &[Value],
     options: &Options,
 ) -> Result<Prompt<B>> {
@@ -107,14 +107,14 @@ pub(super) fn make<B: Backend>(
     let options = Options { now: options.now.or(begun), ..options.clone() };
     let mut messages = tree.messages(tree.head);
     messages.extend_from_slice(new);
-    let conversation = speaker.lm.conversation(speaker.template, &messages, &options)?;
+    let conversation = assistant.lm.conversation(assistant.template, &messages, &options)?;
 
-    let (base, start) = known(tree, conversation.text(), &fingerprint(speaker));
+    let (base, start) = known(tree, conversation.text(), &fingerprint(assistant));
     let mut ids = tree.ids(base);
     let base_len = ids.len();
     ids.extend(conversation.encode_from(start)?);
     let most = ids.len().saturating_sub(1);
-    let state = states::longest(tree, folder, recent, speaker.lm, &ids, most);
+    let state = states::longest(tree, folder, recent, assistant.lm, &ids, most);
     let reused = state.as_ref().map_or(0, State::position);
 
     let mut marks: Vec<usize> = tree.chain(base).iter().map(|turn| turn.position).collect();

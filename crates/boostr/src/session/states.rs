@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::prompt::Speaker;
+use super::prompt::Assistant;
 use super::tree::{Tree, TurnId};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -70,14 +70,14 @@ pub(super) fn link(
 pub(super) fn save<B: Backend>(
     folder: &Path,
     tree: &Tree,
-    speaker: &Speaker<'_, B>,
+    assistant: &Assistant<'_, B>,
     turn: TurnId,
     state: &State<B>,
 ) -> Result<()> {
     let ids = tree.ids(turn);
     let about =
-        About { model: speaker.name, ids: ids.get(..state.position()), dtype: StateType::F32 };
-    state_file::write(&path(folder, turn), &speaker.lm.model, state, &about)
+        About { model: assistant.name, ids: ids.get(..state.position()), dtype: StateType::F32 };
+    state_file::write(&path(folder, turn), &assistant.lm.model, state, &about)
 }
 
 /// Of the states that are kept the one that has seen the longest beginning of `ids`, and no more than `most` of them. A

@@ -38,26 +38,26 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub(super) fn new(name: &str, stand: Stand, folder: &Path) -> Self {
-        let state = fs::metadata(states::path(folder, stand.head));
+    pub(super) fn new(name: &str, log: LogSummary, folder: &Path) -> Self {
+        let state = fs::metadata(states::path(folder, log.head));
         Self {
             id: name.to_owned(),
-            created: stand.created,
-            updated: stand.updated,
-            model: stand.model,
-            title: stand.title,
-            turns: stand.turns,
-            head: stand.head,
-            position: stand.position,
+            created: log.created,
+            updated: log.updated,
+            model: log.model,
+            title: log.title,
+            turns: log.turns,
+            head: log.head,
+            position: log.position,
             state_bytes: state.map_or(0, |file| file.len()),
-            parent: stand.parent,
+            parent: log.parent,
         }
     }
 }
 
-/// How a session stands after a record. The last record of a log says it, so that a list reads no more of any.
+/// A summary that each record of a log carries, so that a list of sessions reads the last record alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Stand {
+pub(super) struct LogSummary {
     created: u64,
     updated: u64,
     model: String,
@@ -69,7 +69,7 @@ pub(super) struct Stand {
     parent: Option<Origin>,
 }
 
-impl Stand {
+impl LogSummary {
     pub(super) fn of(tree: &Tree) -> Self {
         Self::at(tree, tree.head, None, tree.updated)
     }

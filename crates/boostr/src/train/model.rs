@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::random::Random;
 use super::{Gradients, Parameter, Parameters};
-use crate::backend::Backend;
+use crate::backend::{Backend, CpuClient, cpu};
 use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use crate::convert::{ModelFiles, in_new_folder};
 use crate::error::{Error, Result};
@@ -21,6 +21,8 @@ use crate::tokenizer::Tokenizer;
 
 /// Parameters, split into those that are trained and those that stay, and the files beside them.
 pub struct TrainableModel {
+    /// What its steps run on.
+    client: CpuClient,
     files: ModelFiles,
     /// What is trained; the rest is in `files`.
     parameters: Parameters,
@@ -91,7 +93,19 @@ impl TrainableModel {
     }
 
     fn of(files: ModelFiles) -> Self {
-        Self { files, parameters: Parameters::new(), rows: BTreeMap::new() }
+        Self { client: cpu(), files, parameters: Parameters::new(), rows: BTreeMap::new() }
+    }
+
+    /// The same model, whose steps run on `client`; without, on [`cpu`].
+    #[must_use]
+    pub fn on(self, client: CpuClient) -> Self {
+        Self { client, ..self }
+    }
+
+    /// What its steps run on.
+    #[must_use]
+    pub fn client(&self) -> &CpuClient {
+        &self.client
     }
 
     /// Makes the parameters that `trains` names f32, to be trained.

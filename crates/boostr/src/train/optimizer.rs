@@ -18,7 +18,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use boostr_kernels::{AdamW, adamw, sum_of_squares};
+use boostr_kernels::{AdamW, Level, adamw, sum_of_squares};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -231,7 +231,8 @@ impl Optimizer {
         for ((name, moments), parameter) in self.moments.iter_mut().zip(parameters.values_mut()) {
             let Moments { shape, m, v, ema } = moments;
             let weight_decay = if decays(name, shape) { weight_decay } else { 0.0 };
-            let config = AdamW { lr, beta1, beta2, eps, weight_decay };
+            // The bits of a step do not depend on the level.
+            let config = AdamW { level: Level::detect(), lr, beta1, beta2, eps, weight_decay };
             let w = &mut parameter.values;
             adamw(&config, self.steps, factor, w, &gradients[name], m, v);
             if let Some(ema) = ema {
@@ -259,7 +260,7 @@ impl Optimizer {
             };
             check_len(name, shape, gradient.len())?;
             // In f64, where no sum of squares of finite f32 overflows.
-            let squares = sum_of_squares(gradient);
+            let squares = sum_of_squares(Level::detect(), gradient);
             if !squares.is_finite() {
                 let at = gradient.iter().position(|g| !g.is_finite()).unwrap_or(0);
                 let (found, step) = (gradient.get(at).copied().unwrap_or(f32::NAN), self.steps + 1);

@@ -19,7 +19,7 @@ use super::{
     AdamWConfig, Checkpoints, Metrics, MetricsLog, Saved, Scale, Schedule, TrainableModel,
     TrainerState, read_metrics, write_loss_svg,
 };
-use crate::backend::{Cpu, cpu};
+use crate::backend::Cpu;
 use crate::error::{Error, Result};
 use crate::models::Run as Tokens;
 use crate::ops::IGNORE;
@@ -426,7 +426,8 @@ impl Speed {
 pub fn evaluate(model: &mut TrainableModel, file: &TokenFile, most: usize) -> Result<Loss> {
     const ROWS: usize = 4;
     const LEN: usize = 512;
-    model.with_model::<Cpu, _>(cpu(), |model| {
+    let client = model.client().clone();
+    model.with_model::<Cpu, _>(client, |model| {
         let mut loss = Loss { nats: 0.0, predicted: 0, is_whole: true };
         let mut states = (0..ROWS).map(|_| model.new_state()).collect::<Result<Vec<_>>>()?;
         for batch in Pass::new(file, Packing::Carried, ROWS.min(file.inputs()), LEN)? {

@@ -234,7 +234,7 @@ impl Saved {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] when a file is missing, was changed, or is of a newer version; [`Error::Io`] when
+    /// [`Error::Damaged`] when a file is missing or was changed, [`Error::Format`] when it is of a newer version; [`Error::Io`] when
     /// the system refuses.
     pub fn open(path: &Path) -> Result<Self> {
         check(path)?;
@@ -554,6 +554,7 @@ fn sum_of(path: &Path, sync: bool) -> Result<Sum> {
 fn check(folder: &Path) -> Result<()> {
     let manifest: Manifest = read_json(&folder.join(MANIFEST))?;
     let refuse = |path: &Path, reason: String| Err(Error::format(path, reason));
+    let damaged = |path: &Path, reason: String| Err(Error::damaged(path, reason));
     if manifest.format != FORMAT {
         let reason = format!("format is {}, this version reads {FORMAT}", manifest.format);
         return refuse(&folder.join(MANIFEST), reason);
@@ -571,18 +572,18 @@ fn check(folder: &Path) -> Result<()> {
         let path = folder.join(relative);
         let found = match fs::metadata(&path) {
             Ok(found) if found.is_file() => found.len(),
-            Ok(_) => return refuse(&path, "not a file, but one was saved".to_owned()),
+            Ok(_) => return damaged(&path, "not a file, but one was saved".to_owned()),
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                return refuse(&path, "missing, but it was saved".to_owned());
+                return damaged(&path, "missing, but it was saved".to_owned());
             }
             Err(e) => return Err(Error::io(path, e)),
         };
         // Before a byte of it is read.
         if found != saved.bytes {
-            return refuse(&path, format!("has {found} bytes, {} were saved", saved.bytes));
+            return damaged(&path, format!("has {found} bytes, {} were saved", saved.bytes));
         }
         if sum_of(&path, false)? != *saved {
-            return refuse(
+            return damaged(
                 &path,
                 "was changed since it was saved: its checksum is another".to_owned(),
             );
@@ -605,7 +606,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let file = File::open(path).map_err(|e| match e.kind() {
-        ErrorKind::NotFound => Error::format(path, "missing: this is not a whole checkpoint"),
+        ErrorKind::NotFound => Error::damaged(path, "missing: this is not a whole checkpoint"),
         _ => Error::io(path, e),
     })?;
     let mut text = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::data::{Batch, Piece};
 use super::{AdamWConfig, Gradients, NamedTensor, Optimizer, Schedule, TrainableModel};
-use crate::backend::{Recorded, cpu};
+use crate::backend::Recorded;
 use crate::error::{Error, Result};
 use crate::models::{Run, State};
 use crate::ops::{IGNORE, Tape, to_vec};
@@ -153,7 +153,7 @@ impl Trainer {
     ///
     /// [`Error::Argument`] when a tensor is of no layer of the model, [`Error::Shape`] for another shape.
     pub fn restore_states(&mut self, tensors: &[NamedTensor<'_>], prefix: &str) -> Result<()> {
-        let client = Tape::new(cpu(), |_| false);
+        let client = Tape::new(self.model.client().clone(), |_| false);
         let carried = &mut self.carried;
         self.model.with_model::<Recorded, _>(client.clone(), |model| {
             for tensor in tensors {
@@ -251,8 +251,8 @@ impl Trainer {
     fn group(&mut self, pieces: &[Piece], weight: f32) -> Result<(Gradients, f64)> {
         let names: std::collections::BTreeSet<String> =
             self.model.parameters().keys().cloned().collect();
-        let tape =
-            Tape::new(cpu(), move |name| names.contains(name)).recomputing(self.checkpoints_layers);
+        let tape = Tape::new(self.model.client().clone(), move |name| names.contains(name))
+            .recomputing(self.checkpoints_layers);
         let (carries, carried) = (self.carries, &mut self.carried);
         let slots = pieces.iter().map(|piece| piece.slot + 1).max().unwrap_or(0);
         if carried.len() < slots {

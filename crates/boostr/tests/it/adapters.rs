@@ -1,11 +1,11 @@
-//! Adapters beside a model: in the names of transformers, found from their folder, and refused if they
-//! do not fit.
+//! Adapters beside a model, in the names of transformers. They are found from their folder, and refused
+//! if they do not fit.
 
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::Checkpoint;
 use boostr::convert::{Options, convert};
 use boostr::load::adapters::{Adapters, base_of, is_adapter};
@@ -14,6 +14,8 @@ use boostr::models::{Logits, Model, Run};
 use boostr::ops::to_vec;
 use boostr::train::{LoraConfig, Random, TrainableModel};
 use serde_json::{Value, json};
+
+use crate::common::cpu;
 
 /// Of the largest logit: products of other ranks round otherwise.
 const MOST: f32 = 1e-5;

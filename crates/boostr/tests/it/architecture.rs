@@ -8,8 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 18] = [
+const MODULES: [(&str, &[&str]); 20] = [
     ("error", &[]),
+    ("threads", &["error"]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
     ("checkpoint", &["error"]),
@@ -19,18 +20,20 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("generation_config", &["error", "checkpoint", "tokenizer"]),
     ("chat", &["error", "checkpoint", "tokenizer", "grammar", "generation_config"]),
     ("nn", &["error", "ops", "backend", "checkpoint"]),
-    ("models", &["error", "ops", "backend", "checkpoint", "nn"]),
+    ("models", &["error", "threads", "ops", "backend", "checkpoint", "nn"]),
     ("state_file", &["error", "ops", "backend", "checkpoint", "models"]),
     (
         "load",
         &[
             "error",
+            "threads",
             "ops",
             "backend",
             "checkpoint",
             "tokenizer",
             "generation_config",
             "chat",
+            "nn",
             "models",
         ],
     ),
@@ -52,7 +55,23 @@ const MODULES: [(&str, &[&str]); 18] = [
             "load",
         ],
     ),
-    ("engine", &["error", "ops", "backend", "checkpoint", "models", "sample"]),
+    ("engine", &["error", "threads", "ops", "backend", "checkpoint", "models", "sample"]),
+    (
+        "text",
+        &[
+            "error",
+            "backend",
+            "tokenizer",
+            "sample",
+            "grammar",
+            "generation_config",
+            "chat",
+            "models",
+            "load",
+            "session",
+            "engine",
+        ],
+    ),
     ("evaluate", &["error", "ops", "backend", "models"]),
     (
         "train",
@@ -486,7 +505,7 @@ fn the_order_is_one_and_the_document_states_it() {
         }
     }
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < session < convert < engine < evaluate < train";
+    let order = "error < ops < backend < checkpoint < nn < models < state_file < load < session < convert < engine < text < evaluate < train";
     assert!(text.contains(order), "ARCHITECTURE.md does not state `{order}`");
 }
 

@@ -6,12 +6,12 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, edited, entry, fixture, message, states, with};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, Dtype};
-use boostr::engine::{Generation, Observer, generate};
+use boostr::engine::{Event, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run, State};
 use serde_json::{Value, json};
@@ -319,20 +319,14 @@ fn r_c1_a_merge_longer_than_any_token_is_refused_on_opening() {
     refusal(&folder, "tokenizer.json");
 }
 
-struct Counts(usize);
-
-impl Observer for Counts {
-    fn token(&mut self, _: u32) -> boostr::Result<ControlFlow<()>> {
-        self.0 += 1;
-        Ok(ControlFlow::Continue(()))
-    }
-}
-
 fn generated(tiny: &Tiny, prompt: &[u32], state: &mut State<Cpu>) -> (Result<(), String>, usize) {
-    let generation = Generation { max_tokens: 5, ..Generation::new(prompt, 80) };
-    let mut counts = Counts(0);
-    let result = generate(&tiny.model, state, generation, &mut counts);
-    (result.map(|_| ()).map_err(|e| message(&e)), counts.0)
+    let request = Request { max_tokens: 5, seen: Some(0), ..Request::new(prompt.to_vec(), 80) };
+    let mut count = 0;
+    let result = generate(&tiny.model, state, request, &mut |event| {
+        count += usize::from(matches!(event, Event::Token { .. }));
+        ControlFlow::Continue(())
+    });
+    (result.map(|_| ()).map_err(|e| message(&e)), count)
 }
 
 #[test]

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use crate::bodies::{BODIES, Body, Floats, laid_out, weight};
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{entry, floats};
-use boostr::backend::{Cpu, DType, Tensor, cpu};
+use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{
-    CausalConv, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic, to_vec, zeros,
+    CausalConv, Client, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic, to_vec,
+    zeros,
 };
 use boostr::{Error, Result};
 
@@ -252,11 +253,12 @@ fn run_stages(body: Body, shape: &dyn Fn(&'static str, &[usize]) -> Floats) -> V
     let bias = shape("dt_bias", &[4]);
     match body {
         Body::Portable => vec![
-            generic::ssd_chunk_cumsum(&client, &dt_raw, &a, Some(&bias), 3, true).map(|x| x.1),
-            generic::ssd_chunk_state(&client, &x, &b, &dt, &sums),
-            generic::ssd_state_passing(&client, &states, &sums),
-            generic::ssd_chunk_scan(&client, &x, &states, &c, &sums, Some(&d)),
-            generic::ssd_chunk_intra(&client, &x, &b, &c, &dt, &sums),
+            generic::ssd_chunk_cumsum(client.library(), &dt_raw, &a, Some(&bias), 3, true)
+                .map(|x| x.1),
+            generic::ssd_chunk_state(client.library(), &x, &b, &dt, &sums),
+            generic::ssd_state_passing(client.library(), &states, &sums),
+            generic::ssd_chunk_scan(client.library(), &x, &states, &c, &sums, Some(&d)),
+            generic::ssd_chunk_intra(client.library(), &x, &b, &c, &dt, &sums),
         ],
         Body::Kernels => vec![
             client.ssd_chunk_cumsum(&dt_raw, &a, Some(&bias), 3, true).map(|x| x.1),
@@ -331,7 +333,9 @@ fn stages_of_ssd_refuse_what_disagrees() {
         refused("chunk_size", body, {
             let (dt, a) = (f32s(&[2, 7, 4]), f32s(&[4]));
             match body {
-                Body::Portable => generic::ssd_chunk_cumsum(&cpu(), &dt, &a, None, 0, true),
+                Body::Portable => {
+                    generic::ssd_chunk_cumsum(cpu().library(), &dt, &a, None, 0, true)
+                }
                 Body::Kernels => cpu().ssd_chunk_cumsum(&dt, &a, None, 0, true),
             }
             .map(|x| x.0)

@@ -6,9 +6,9 @@ use std::fs;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{close, entry, fixture, message, save, softplus, tokens, widened};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, gguf};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;

@@ -1,13 +1,15 @@
 //! Every operation in its two bodies: the portable one and the CPU's.
 
 use boostr::Result;
-use boostr::backend::{Cpu, DType, Tensor, cpu};
+use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::TensorEntry;
 use boostr::ops::{
-    Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, GatedNorm,
-    HostBytes, KvCache, KvSizes, LatentAttention, LinearOps, NormOps, Rope, SsdInput, SsmKernelOps,
-    Weight, generic, tensor,
+    Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, Client,
+    GatedNorm, HostBytes, KvCache, KvSizes, LatentAttention, LinearOps, NormOps, Rope, SsdInput,
+    SsmKernelOps, Weight, generic, tensor,
 };
+
+use crate::common::cpu;
 
 pub type Floats = Tensor<Cpu>;
 
@@ -27,7 +29,7 @@ impl Body {
         states: &mut [&mut Floats],
     ) -> Result<Floats> {
         match self {
-            Self::Portable => generic::ssd(&cpu(), input, runs, states),
+            Self::Portable => generic::ssd(cpu().library(), input, runs, states),
             Self::Kernels => cpu().ssd(input, runs, states),
         }
     }
@@ -40,21 +42,21 @@ impl Body {
         windows: &mut [&mut Floats],
     ) -> Result<Floats> {
         match self {
-            Self::Portable => generic::causal_conv1d(&cpu(), x, conv, runs, windows),
+            Self::Portable => generic::causal_conv1d(cpu().library(), x, conv, runs, windows),
             Self::Kernels => cpu().causal_conv1d(x, conv, runs, windows),
         }
     }
 
     pub fn rmsnorm(self, x: &Floats, weight: &Floats, eps: f32) -> Result<Floats> {
         match self {
-            Self::Portable => generic::rmsnorm(&cpu(), x, weight, eps),
+            Self::Portable => generic::rmsnorm(cpu().library(), x, weight, eps),
             Self::Kernels => cpu().rmsnorm(x, weight, eps),
         }
     }
 
     pub fn gated(self, y: &Floats, z: &Floats, norm: &GatedNorm<'_, Cpu>) -> Result<Floats> {
         match self {
-            Self::Portable => generic::gated_rmsnorm(&cpu(), y, z, norm),
+            Self::Portable => generic::gated_rmsnorm(cpu().library(), y, z, norm),
             Self::Kernels => cpu().gated_rmsnorm(y, z, norm),
         }
     }
@@ -67,14 +69,14 @@ impl Body {
         add_to: Option<Floats>,
     ) -> Result<Floats> {
         match self {
-            Self::Portable => generic::linear(&cpu(), x, w, bias, add_to),
+            Self::Portable => generic::linear(cpu().library(), x, w, bias, add_to),
             Self::Kernels => cpu().linear(x, w, bias, add_to),
         }
     }
 
     pub fn embedding(self, w: &Weight<Cpu>, ids: &[u32]) -> Result<Floats> {
         match self {
-            Self::Portable => generic::embedding(&cpu(), w, ids),
+            Self::Portable => generic::embedding(cpu().library(), w, ids),
             Self::Kernels => cpu().embedding(w, ids),
         }
     }
@@ -93,7 +95,7 @@ impl Body {
         caches: &mut [&mut KvCache<Cpu>],
     ) -> Result<Floats> {
         match self {
-            Self::Portable => generic::attention(&cpu(), input, runs, caches),
+            Self::Portable => generic::attention(cpu().library(), input, runs, caches),
             Self::Kernels => cpu().attention(input, runs, caches),
         }
     }
@@ -105,42 +107,42 @@ impl Body {
         caches: &mut [&mut KvCache<Cpu>],
     ) -> Result<Floats> {
         match self {
-            Self::Portable => generic::latent_attention(&cpu(), input, runs, caches),
+            Self::Portable => generic::latent_attention(cpu().library(), input, runs, caches),
             Self::Kernels => cpu().latent_attention(input, runs, caches),
         }
     }
 
     pub fn rope(self, x: &Floats, positions: &[usize], rope: &Rope) -> Result<Floats> {
         match self {
-            Self::Portable => generic::rope(&cpu(), x, positions, rope),
+            Self::Portable => generic::rope(cpu().library(), x, positions, rope),
             Self::Kernels => cpu().rope(x, positions, rope),
         }
     }
 
     pub fn glu(self, act: Activation, gate: &Floats, up: &Floats) -> Result<Floats> {
         match self {
-            Self::Portable => generic::glu(&cpu(), act, gate, up),
+            Self::Portable => generic::glu(cpu().library(), act, gate, up),
             Self::Kernels => cpu().glu(act, gate, up),
         }
     }
 
     pub fn activate(self, act: Activation, x: &Floats) -> Result<Floats> {
         match self {
-            Self::Portable => generic::activate(&cpu(), act, x),
+            Self::Portable => generic::activate(cpu().library(), act, x),
             Self::Kernels => cpu().activate(act, x),
         }
     }
 
     pub fn add_scaled(self, to: Floats, x: &Floats, factor: f32) -> Result<Floats> {
         match self {
-            Self::Portable => generic::add_scaled(&cpu(), to, x, factor),
+            Self::Portable => generic::add_scaled(cpu().library(), to, x, factor),
             Self::Kernels => cpu().add_scaled(to, x, factor),
         }
     }
 
     pub fn scale_columns(self, x: &Floats, factors: &Floats) -> Result<Floats> {
         match self {
-            Self::Portable => generic::scale_columns(&cpu(), x, factors),
+            Self::Portable => generic::scale_columns(cpu().library(), x, factors),
             Self::Kernels => cpu().scale_columns(x, factors),
         }
     }
@@ -154,21 +156,21 @@ impl Body {
     ) -> Result<Floats> {
         let factors = &tensor(&cpu(), factors, &[factors.len(), 1])?;
         match self {
-            Self::Portable => generic::add_rows(&cpu(), to, x, rows, factors),
+            Self::Portable => generic::add_rows(cpu().library(), to, x, rows, factors),
             Self::Kernels => cpu().add_rows(to, x, rows, factors),
         }
     }
 
     pub fn concat_columns(self, x: &Floats, y: &Floats) -> Result<Floats> {
         match self {
-            Self::Portable => generic::concat_columns(&cpu(), x, y),
+            Self::Portable => generic::concat_columns(cpu().library(), x, y),
             Self::Kernels => cpu().concat_columns(x, y),
         }
     }
 
     pub fn select_rows(self, x: &Floats, rows: &[usize]) -> Result<Floats> {
         match self {
-            Self::Portable => generic::select_rows(&cpu(), x, rows),
+            Self::Portable => generic::select_rows(cpu().library(), x, rows),
             Self::Kernels => cpu().select_rows(x, rows),
         }
     }

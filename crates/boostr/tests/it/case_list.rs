@@ -1,4 +1,5 @@
-//! Ids that names of tests begin with, and `fixtures/CASES.md`, which lists them: neither has one that the other lacks.
+//! Ids that names of tests begin with, and their list, `fixtures/CASES.md`. Each has all that the other
+//! has.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,11 +1,11 @@
 //! Bugs that users of other implementations reported, as properties of whole models. Any partition, any
 //! batch, any history equals one clean run in f64. Ids in names: `fixtures/CASES.md`.
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{
     F32, Oracle, Tiny, close, converted, fixture, message, states, tokens, widened, with,
 };
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, Dtype};
 use boostr::models::{Logits, Model, PIECE, Run, State};
 use boostr::ops::{tensor, to_vec};

@@ -3,11 +3,11 @@
 //! `fixtures/CASES.md`.
 
 use crate::bodies::{BODIES, Body};
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{close, floats, softplus, widened};
-use boostr::backend::{Cpu, Tensor, cpu};
-use boostr::ops::{GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
-use boostr_kernels::{Rows, ssd};
+use boostr::backend::{Cpu, Tensor};
+use boostr::ops::{Client, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr_kernels::{Level, Rows, ssd};
 
 /// Steps that have gone through softplus, and all other inputs of one sequence.
 struct Problem {
@@ -41,6 +41,7 @@ impl Problem {
     fn definition(&self) -> (Vec<f64>, Vec<f64>) {
         let [nheads, headdim, ngroups, dstate] = self.sizes;
         let input = ssd::Ssd {
+            level: Level::detect(),
             nheads,
             headdim,
             ngroups,
@@ -160,7 +161,9 @@ fn steps(body: Body, raw: &[f32], bias: f32) -> Vec<f32> {
     let one = |x: f32| -> Tensor<Cpu> { tensor(&client, &[x], &[1]).unwrap() };
     let (a, bias) = (one(-1.0), one(bias));
     let (steps, _) = match body {
-        Body::Portable => generic::ssd_chunk_cumsum(&client, &dt, &a, Some(&bias), raw.len(), true),
+        Body::Portable => {
+            generic::ssd_chunk_cumsum(client.library(), &dt, &a, Some(&bias), raw.len(), true)
+        }
         Body::Kernels => client.ssd_chunk_cumsum(&dt, &a, Some(&bias), raw.len(), true),
     }
     .unwrap();

@@ -1,9 +1,11 @@
-//! Shared by the tests of checkpoints: a folder that removes itself, random numbers, mutations, and
+//! Shared by the tests of checkpoints: a folder that removes itself, random numbers, mutations. Also
 //! writers of small files, valid or not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use boostr::backend::{self, CpuClient};
 
 /// The folders of fixtures/models.
 pub const MODELS: [&str; 11] = [
@@ -24,6 +26,14 @@ pub const MODELS: [&str; 11] = [
 pub fn test_name(module: &str, name: &str) -> String {
     let (_binary, module) = module.split_once("::").expect("a module of a test binary");
     format!("{module}::{name}")
+}
+
+/// A client of the CPU at the level that `BOOSTR_TEST_ISA` names, else at the best.
+pub fn cpu() -> CpuClient {
+    match std::env::var("BOOSTR_TEST_ISA") {
+        Ok(name) => backend::cpu_at(name.parse().unwrap()).unwrap(),
+        Err(_) => backend::cpu(),
+    }
 }
 
 /// A new folder for one test.

@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::engine::{
-    Draft, Engine, EngineConfig, Event, Finish, Listener, PIECE, Rejected, Request, Scheduler,
+    Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request, STEP_PIECE, Scheduler,
     beam_search,
 };
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
 use boostr::ops::to_vec;
 use boostr::sample::{Constraint, SamplerConfig, TokenSet};
+use boostr::threads::Threads;
 
 const FIXTURES: [&str; 11] = [
     "bamba-tiny",
@@ -32,7 +33,7 @@ const FIXTURES: [&str; 11] = [
     "zamba2-tiny",
 ];
 
-fn model(name: &str) -> Model<Cpu> {
+fn model(name: &str) -> Arc<Model<Cpu>> {
     LanguageModel::<Cpu>::open(&fixture(name), &OpenOptions::default(), cpu()).unwrap().model
 }
 
@@ -223,7 +224,11 @@ fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
         let ids = tokens(5, 150, model.vocab_limit());
         let want = clean(&model, &ids, 12).0;
         let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
-        let mut scheduler = Scheduler::new(&model, config).with_draft(Draft::Lookup).unwrap();
+        let mut scheduler = Scheduler::new(&model, config);
+        let request = |ids: &[u32], max_tokens, model: &Model<Cpu>| Request {
+            draft: Some(Draft::Lookup),
+            ..request(ids, max_tokens, model)
+        };
         assert_eq!(ask(&mut scheduler, request(&ids, 12, &model)).answer(), want, "{name}");
         // Again, from its own end; then a conversation that went on, and one that was rewound.
         let again = ask(&mut scheduler, request(&ids, 12, &model));
@@ -314,9 +319,9 @@ fn case_4_after_k_of_8_guesses_were_right_the_state_is_that_of_a_run_of_k_tokens
                     |(i, &id): (usize, &u32)| if i < right { id } else { (id + 1) % vocab as u32 };
                 next.iter().take(most).enumerate().map(wrong).collect()
             };
-            let draft = Draft::With(Arc::new(guess));
-            let mut scheduler = Scheduler::new(&model, forgetful()).with_draft(draft).unwrap();
-            let ear = ask(&mut scheduler, request(&prompt, 24, &model));
+            let draft = Some(Draft::With(Arc::new(guess)));
+            let mut scheduler = Scheduler::new(&model, forgetful());
+            let ear = ask(&mut scheduler, Request { draft, ..request(&prompt, 24, &model) });
             assert_eq!(ear.answer(), want, "{name}, {right} right");
             let stats = scheduler.stats();
             assert!(stats.drafted_tokens > 0 && (stats.accepted_tokens > 0) == (right > 0));
@@ -346,7 +351,7 @@ fn everything(state: &State<Cpu>) -> Vec<f32> {
 fn guesses_change_no_output_of_any_sampler_and_save_forwards_where_text_repeats() {
     let model = model("mamba2-tiny");
     let vocab = model.vocab_limit();
-    let draft = Arc::new(self::model("mamba2-tiny"));
+    let draft = self::model("mamba2-tiny");
     for draft in [Draft::Lookup, Draft::Model(draft)] {
         for seed in 0..4 {
             let prompt = tokens(seed + 1, 9, vocab).repeat(5);
@@ -359,9 +364,9 @@ fn guesses_change_no_output_of_any_sampler_and_save_forwards_where_text_repeats(
             let plain = Request { sampler: sampler.clone(), ..request(&prompt, 60, &model) };
             let mut alone = Scheduler::new(&model, forgetful());
             let want = ask(&mut alone, plain).answer();
-            let drafted = Request { sampler, ..request(&prompt, 60, &model) };
-            let mut scheduler =
-                Scheduler::new(&model, forgetful()).with_draft(draft.clone()).unwrap();
+            let draft = Some(draft.clone());
+            let drafted = Request { sampler, draft, ..request(&prompt, 60, &model) };
+            let mut scheduler = Scheduler::new(&model, forgetful());
             assert_eq!(ask(&mut scheduler, drafted).answer(), want);
         }
     }
@@ -588,13 +593,13 @@ fn a_long_prompt_holds_a_decoding_request_up_for_no_more_than_a_step() {
             ControlFlow::Continue(())
         })
     };
-    let config = EngineConfig { step_tokens: PIECE + 10, ..forgetful() };
+    let config = EngineConfig { step_tokens: STEP_PIECE + 10, ..forgetful() };
     let mut scheduler = Scheduler::new(&tiny.model, config);
     scheduler.submit(request(&[1], 30, &tiny.model), listener("short")).unwrap();
     scheduler.step();
     for name in ["long", "longer"] {
         scheduler
-            .submit(request(&tokens(1, 10 * PIECE, 80), 1, &tiny.model), listener(name))
+            .submit(request(&tokens(1, 10 * STEP_PIECE, 80), 1, &tiny.model), listener(name))
             .unwrap();
     }
     while scheduler.step() {}
@@ -615,7 +620,7 @@ fn prompts_take_turns_however_many_of_them_fit_in_a_step() {
     let tiny = Tiny::m("");
     for count in 2..=5 {
         for fit in 1..=3 {
-            let config = EngineConfig { step_tokens: fit * PIECE, ..forgetful() };
+            let config = EngineConfig { step_tokens: fit * STEP_PIECE, ..forgetful() };
             let mut scheduler = Scheduler::new(&tiny.model, config);
             let done = Arc::new(Mutex::new(vec![0; count]));
             for i in 0..count {
@@ -626,13 +631,13 @@ fn prompts_take_turns_however_many_of_them_fit_in_a_step() {
                     }
                     ControlFlow::Continue(())
                 };
-                let asked = request(&tokens(i as u64, 6 * PIECE, 80), 0, &tiny.model);
+                let asked = request(&tokens(i as u64, 6 * STEP_PIECE, 80), 0, &tiny.model);
                 scheduler.submit(asked, Box::new(listener)).unwrap();
             }
             while scheduler.step() {
                 let done = done.lock().unwrap();
                 let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
-                assert!(most - least <= PIECE, "{fit} of {count}: {done:?}");
+                assert!(most - least <= STEP_PIECE, "{fit} of {count}: {done:?}");
             }
         }
     }
@@ -711,8 +716,8 @@ fn a_stop_in_the_middle_of_guesses_leaves_tokens_and_state_as_without_guesses() 
         let guess = move |ids: &[u32], most: usize| -> Vec<u32> {
             truth[ids.len().min(truth.len())..].iter().take(most).copied().collect()
         };
-        let draft = Draft::With(Arc::new(guess));
-        let mut scheduler = Scheduler::new(&model, forgetful()).with_draft(draft).unwrap();
+        let draft = Some(Draft::With(Arc::new(guess)));
+        let mut scheduler = Scheduler::new(&model, forgetful());
         let end = Arc::new(Mutex::new(None));
         let (slot, mut count) = (end.clone(), 0);
         let listener = move |event: Event<Cpu>| {
@@ -723,7 +728,8 @@ fn a_stop_in_the_middle_of_guesses_leaves_tokens_and_state_as_without_guesses() 
             }
             if count == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        scheduler.submit(request(&prompt, 12, &model), Box::new(listener)).unwrap();
+        let request = Request { draft, ..request(&prompt, 12, &model) };
+        scheduler.submit(request, Box::new(listener)).unwrap();
         while scheduler.step() {}
         let outcome = end.lock().unwrap().take().unwrap();
         assert_eq!((outcome.finish, &outcome.ids[..]), (Finish::Stopped, &want.ids[..stop]));
@@ -821,7 +827,12 @@ fn requests_that_cannot_be_computed_are_refused_before_they_wait() {
 fn r_d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
     let tiny = Tiny::m("");
     let want = clean(&tiny.model, &[1, 2, 3], 30).0;
-    let config = EngineConfig { max_running: 2, max_queue: 3, threads: 2, ..forgetful() };
+    let config = EngineConfig {
+        max_running: 2,
+        max_queue: 3,
+        threads: Some(Threads::new(2).unwrap()),
+        ..forgetful()
+    };
     let engine = Engine::start(Arc::new(tiny.model), config).unwrap();
     let ask = |ear: &Ear| {
         let asked =

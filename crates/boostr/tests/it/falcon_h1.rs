@@ -1,12 +1,12 @@
-//! Falcon-H1: its multipliers, each in its place and once, from any file (`case_14`), and the contents
-//! of its files.
+//! Falcon-H1 and the contents of its files. Its multipliers act in their place and once, from any file
+//! (`case_14`).
 
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::tiny::{close, entry, fixture, floats, message, widened};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::gguf::Metadata;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::convert::{Options, Types, convert};

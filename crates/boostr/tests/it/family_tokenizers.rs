@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::{Options, Source};
 use boostr::checkpoint::ConfigFile;
 use boostr::checkpoint::gguf::Metadata;
@@ -12,6 +12,8 @@ use boostr::generation_config::SpecialTokens;
 use boostr::load::LanguageModel;
 use boostr::tokenizer::{GgufTokenizer, Tokenizer};
 use serde_json::Value;
+
+use crate::common::cpu;
 
 /// The text of the goldens that Unicode's form NFC would change.
 const COMBINING: char = '\u{301}';

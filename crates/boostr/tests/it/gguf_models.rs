@@ -4,9 +4,9 @@ use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{fixture, message};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
@@ -276,7 +276,7 @@ fn a_conversion_that_is_ended_leaves_nothing() {
         let mut stop = |done, _| if done == 3 { Break(()) } else { Continue(()) };
         let error =
             convert(&fixture("mamba2-tiny"), &out, &Options::default(), &mut stop).unwrap_err();
-        assert!(matches!(error, boostr::Error::Io { .. }), "{error}");
+        assert!(matches!(error, boostr::Error::Interrupted { .. }), "{error}");
         assert_eq!(folder.names(), [""; 0]);
     }
 }

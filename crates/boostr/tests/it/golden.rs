@@ -1,9 +1,10 @@
 //! The models against the original implementations' outputs (fixtures/models).
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::common::{Folder, MODELS};
-use boostr::backend::{Cpu, Tensor, cpu};
+use crate::common::{Folder, MODELS, cpu};
+use boostr::backend::{Cpu, Tensor};
 use boostr::checkpoint::Checkpoint;
 use boostr::load::LanguageModel;
 use boostr::models::{Logits, Model, Run, State};
@@ -19,7 +20,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 struct Golden {
-    model: Model<Cpu>,
+    model: Arc<Model<Cpu>>,
     file: Checkpoint,
     /// Before the names of what the original gives without limits of the steps, where those differ.
     prefix: &'static str,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::common::MODELS;
-use boostr::backend::{Cpu, Recorded, cpu};
+use crate::common::{MODELS, cpu};
+use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::models::{Config, Model, Run};
 use boostr::ops::{IGNORE, Tape};

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use crate::common::Folder;
-use boostr::backend::{Cpu, cpu};
+use crate::common::{Folder, cpu};
+use boostr::backend::Cpu;
 use boostr::convert::{Options, convert};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Config, Model};

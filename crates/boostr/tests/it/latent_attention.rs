@@ -3,6 +3,7 @@
 
 use crate::bodies::{BODIES, Body, Floats, laid_out, weight};
 use crate::common::Random;
+use crate::common::cpu;
 use crate::tiny::{close, entry, floats};
 use boostr::Error;
 use boostr::backend::Cpu;
@@ -189,7 +190,7 @@ proptest! {
                 prop_assert_eq!(&cache.values().unwrap(), c);
                 let bytes = match body {
                     Body::Portable => 4 * keys.len(),
-                    Body::Kernels => cache.sizes().bytes(cache.len(), None),
+                    Body::Kernels => cache.sizes().bytes(cpu().level(), cache.len(), None),
                 };
                 prop_assert_eq!(cache.size_in_bytes(), bytes);
                 if matches!(body, Body::Kernels) {
@@ -222,7 +223,10 @@ fn what_other_types_keep_is_attended_to_with_the_same_bits_in_any_pieces() {
             assert_eq!(cache.values().unwrap(), c);
             let [q_nope, q_pe, ..] = sequence.clone();
             close(out, &problem.definition(&[q_nope, q_pe, c, k_pe]), TOLERANCE);
-            assert_eq!(cache.size_in_bytes(), cache.sizes().bytes(cache.len(), None));
+            assert_eq!(
+                cache.size_in_bytes(),
+                cache.sizes().bytes(cpu().level(), cache.len(), None)
+            );
         }
     }
     let problem = Problem::new(random, Dtype::F32, [1; 5]);

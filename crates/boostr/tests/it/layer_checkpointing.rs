@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Folder, MODELS};
-use boostr::backend::{self, Cpu, Recorded, cpu};
+use crate::common::{Folder, MODELS, cpu};
+use boostr::backend::{self, Cpu, Recorded};
 use boostr::load::OpenOptions;
 use boostr::models::{Model, Run};
 use boostr::ops::{

@@ -4,11 +4,11 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::common::{Folder, torch_zip};
+use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, close, config, converted, fixture, message, renamed, tokens};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
-use boostr::engine::{Finish, Generated, Generation, Observer, generate};
+use boostr::engine::{Finish, Outcome, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Family, Logits, Model, Run};
 use boostr::ops;
@@ -57,19 +57,13 @@ fn original(name: &str) -> Vec<f32> {
     logits(&LanguageModel::open(&fixture(name), &OpenOptions::default(), cpu()).unwrap().model)
 }
 
-struct Nobody;
-
-impl Observer for Nobody {
-    fn token(&mut self, _: u32) -> boostr::Result<ControlFlow<()>> {
-        Ok(ControlFlow::Continue(()))
-    }
-}
-
-fn generated(model: &Model<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Generated {
+fn generated(model: &Model<Cpu>, eos: &[u32], sampler: SamplerConfig) -> Outcome<Cpu> {
     let vocab_limit = model.vocab_limit();
-    let generation =
-        Generation { max_tokens: 40, eos, sampler, ..Generation::new(&[5, 6, 7], vocab_limit) };
-    generate(model, &mut model.new_state().unwrap(), generation, &mut Nobody).unwrap()
+    let eos = eos.to_vec();
+    let request =
+        Request { max_tokens: 40, eos, sampler, ..Request::new(vec![5, 6, 7], vocab_limit) };
+    let mut state = model.new_state().unwrap();
+    generate(model, &mut state, request, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
 #[test]

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::tiny::{close, edited, entry, fixture, floats, message, run, save, tokens, widened};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::gguf::Metadata;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, gguf};
 use boostr::convert::{Options, Types, convert};
@@ -78,7 +79,7 @@ fn load(config: &Config, checkpoint: &Checkpoint) -> Model<Cpu> {
     Model::load(config.clone(), checkpoint.clone(), cpu()).unwrap()
 }
 
-fn open(path: &Path) -> Model<Cpu> {
+fn open(path: &Path) -> Arc<Model<Cpu>> {
     LanguageModel::open(path, &Default::default(), cpu()).unwrap().model
 }
 

@@ -6,7 +6,7 @@ use crate::common::Random;
 use crate::tiny::{close, entry, floats, norm, silu, widened};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{CausalConv, GatedNorm, SsdInput, to_vec};
-use boostr_kernels::{Rows, ssd};
+use boostr_kernels::{Level, Rows, ssd};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -255,6 +255,7 @@ proptest! {
         let dt_limit = if limited { (0.05, 0.5) } else { (0.0, f32::INFINITY) };
 
         let definition = ssd::Ssd {
+            level: Level::detect(),
             nheads,
             headdim,
             ngroups,

@@ -83,7 +83,7 @@ fn kill(times: u32) {
         assert!(files.len() <= 1 + STATES, "{files:?}");
         assert!(files.iter().all(|name| name == "log" || name.starts_with("state-")), "{files:?}");
         // A state that is there is the one of its turn.
-        if let Some(state) = session.state(&talk.speaker()) {
+        if let Some(state) = session.state(&talk.assistant()) {
             let ids = session.ids();
             let mut again = talk.lm.model.new_state().unwrap();
             crate::tiny::run(&talk.lm.model, &ids[..ids.len() - 1], &[ids.len() - 1], &mut again);
@@ -385,14 +385,14 @@ fn says_something_once() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let talk = Talk::tiny();
     let session = Sessions::<Cpu>::open(Path::new(&folder)).unwrap().get("a").unwrap();
-    let speaker = talk.speaker();
     let text = "long ".repeat(300);
-    let prompt = session.prompt(&speaker, &[user(&text)], &Default::default()).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user(&text)], &Default::default()).unwrap();
     let state = talk.logits(&talk.lm.model.new_state().unwrap(), &[1]);
     assert!(!state.is_empty());
     let mut state = talk.lm.model.new_state().unwrap();
     crate::tiny::run(&talk.lm.model, &prompt.ids, &[prompt.ids.len()], &mut state);
-    match session.commit(&speaker, prompt, assistant("x"), &talk.encode("x"), Some(state)) {
+    match session.commit(&talk.assistant(), prompt, assistant("x"), &talk.encode("x"), Some(state))
+    {
         Ok(committed) => println!("\nsaid, state {}", committed.unsaved.is_none()),
         Err(SessionError::Other(error)) => println!("\nnot said: {}", message(&error)),
         Err(other) => println!("\n{other}"),

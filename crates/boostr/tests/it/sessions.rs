@@ -34,7 +34,7 @@ fn a_turn_runs_the_last_token_before_it_and_what_is_new() {
             );
             assert_eq!(session.ids(), [&*said.ids, &said.generated].concat());
             before = session.ids().len() - 1;
-            let state = session.state(&talk.speaker()).unwrap();
+            let state = session.state(&talk.assistant()).unwrap();
             assert_eq!(state.position(), before);
         }
         let summary = session.summary();
@@ -49,13 +49,13 @@ fn a_state_that_is_not_kept_any_more_is_made_again_to_the_bit() {
     for talk in [Talk::tiny(), Talk::new("bamba-tiny", TEMPLATE)] {
         let folder = Folder::new();
         let session = open(&folder).create("a", None).unwrap();
-        assert!(session.replayed_state(&talk.speaker()).unwrap().is_none());
+        assert!(session.replayed_state(&talk.assistant()).unwrap().is_none());
         for turn in 1..8 {
             talk.say(&session, &format!("This is turn {turn}"), 4);
         }
         session.rewind(2).unwrap();
-        assert!(session.state(&talk.speaker()).is_none());
-        let replayed = session.replayed_state(&talk.speaker()).unwrap().unwrap();
+        assert!(session.state(&talk.assistant()).is_none());
+        let replayed = session.replayed_state(&talk.assistant()).unwrap().unwrap();
         let ids = session.ids();
         assert_eq!(replayed.position(), ids.len() - 1);
         let anew = talk.logits(&talk.lm.model.new_state().unwrap(), &ids);
@@ -108,7 +108,7 @@ fn case_18_a_rewound_turn_is_the_same_again_and_a_branch_leaves_its_parent_as_it
         let session = open(&folder).get("a").unwrap();
         assert_eq!(session.head(), 3);
         session.rewind(2).unwrap();
-        assert_eq!(talk.logits(&session.state(&talk.speaker()).unwrap(), &next), logits);
+        assert_eq!(talk.logits(&session.state(&talk.assistant()).unwrap(), &next), logits);
         let on = talk.say(&session, "Three", 4);
         assert_eq!((on.turn, on.reused), (4, second.ids.len() + 5));
         let parents: Vec<u32> = session.turns().iter().map(|turn| turn.parent).collect();
@@ -138,7 +138,8 @@ fn case_2_of_500_tokens_said_in_another_process_one_is_evaluated() {
             .create(&talk.lm.path.file_name().unwrap().to_string_lossy(), None)
             .unwrap();
         let text = text(talk);
-        let prompt = session.prompt(&talk.speaker(), &[user(&text)], &Options::default()).unwrap();
+        let prompt =
+            session.prompt(&talk.assistant(), &[user(&text)], &Options::default()).unwrap();
         talk.say(&session, &text, 501 - prompt.ids.len())
     };
     if let Some(folder) = std::env::var_os(TALK_IN) {
@@ -156,7 +157,7 @@ fn case_2_of_500_tokens_said_in_another_process_one_is_evaluated() {
         let talk = Talk::new(model, TEMPLATE);
         let warm = say(&talk, elsewhere.path());
         let session = open(&folder).get(model).unwrap();
-        let (ids, state) = (session.ids(), session.state(&talk.speaker()).unwrap());
+        let (ids, state) = (session.ids(), session.state(&talk.assistant()).unwrap());
         assert_eq!((ids.len(), state.position()), (501, 500));
         let rest = &ids[state.position()..];
         assert_eq!(talk.logits(&state, rest), talk.logits(&warm.state, rest), "{model}");
@@ -198,13 +199,13 @@ fn the_log_alone_is_enough_and_a_few_states_are_kept() {
     }
 
     let session = open(&folder).get("a").unwrap();
-    let warm = session.prompt(&talk.speaker(), &[user("On")], &Options::default()).unwrap();
+    let warm = session.prompt(&talk.assistant(), &[user("On")], &Options::default()).unwrap();
     drop(session);
     for name in states(&[5, 6, 7, 8]).into_iter().skip(1) {
         std::fs::remove_file(place.join(name)).unwrap();
     }
     let session = open(&folder).get("a").unwrap();
-    let cold = session.prompt(&talk.speaker(), &[user("On")], &Options::default()).unwrap();
+    let cold = session.prompt(&talk.assistant(), &[user("On")], &Options::default()).unwrap();
     assert_eq!((cold.reused, &cold.ids), (0, &warm.ids));
     assert!(cold.state.is_none() && warm.reused > 0);
     assert!(!cold.marks.is_empty() && warm.marks.iter().all(|&mark| mark > warm.reused));
@@ -259,13 +260,13 @@ fn r_e1_e2_e6_a_state_that_is_broken_or_of_something_else_is_as_good_as_none() {
     ] {
         std::fs::write(&file, bytes).unwrap();
         let session = sessions.get("a").unwrap();
-        let prompt = session.prompt(&talk.speaker(), &[user("Three")], &Options::default());
+        let prompt = session.prompt(&talk.assistant(), &[user("Three")], &Options::default());
         assert_eq!(prompt.unwrap().reused, want, "{what}");
-        assert!(session.state(&talk.speaker()).is_none(), "{what}");
+        assert!(session.state(&talk.assistant()).is_none(), "{what}");
     }
     std::fs::write(&file, whole).unwrap();
     let session = sessions.get("a").unwrap();
-    let prompt = session.prompt(&talk.speaker(), &[user("Three")], &Options::default()).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user("Three")], &Options::default()).unwrap();
     assert!(prompt.reused > want);
 }
 
@@ -292,7 +293,7 @@ fn where_a_template_forgets_what_was_said_its_text_counts() {
     let session = open(&folder).create("a", None).unwrap();
     talk.answer(&session, "One", "hm=yes", "hm=yes");
     let prompt =
-        |text: &str| session.prompt(&talk.speaker(), &[user(text)], &Options::default()).unwrap();
+        |text: &str| session.prompt(&talk.assistant(), &[user(text)], &Options::default()).unwrap();
     let two = prompt("Two");
     assert_eq!(
         (talk.text(&two.ids), two.reused),
@@ -313,13 +314,13 @@ fn text_that_was_made_and_not_kept_is_forgotten() {
     let session = open(&folder).create("a", None).unwrap();
     // A stop string cut the answer, after the model had gone on.
     talk.answer(&session, "One", "yes", "yes STOP and more");
-    let prompt = session.prompt(&talk.speaker(), &[user("Two")], &Options::default()).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user("Two")], &Options::default()).unwrap();
     let said = [user("One"), assistant("yes"), user("Two")];
     assert_eq!((talk.text(&prompt.ids), prompt.reused), (talk.rendered(&said), 0));
     // Space around an answer is not worth running it again.
     session.rewind(0).unwrap();
     talk.answer(&session, "One", " yes\n", " yes\n");
-    let prompt = session.prompt(&talk.speaker(), &[user("Two")], &Options::default()).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user("Two")], &Options::default()).unwrap();
     assert_eq!(prompt.reused, session.ids().len() - 1);
 }
 
@@ -354,7 +355,7 @@ fn a_template_is_told_the_same_time_on_the_next_day() {
     // Unless it is asked for: that of 1970 is another text.
     let now = Some(UNIX_EPOCH + Duration::from_secs(5));
     let options = Options { now, ..Options::default() };
-    let prompt = session.prompt(&talk.speaker(), &[user("Three")], &options).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user("Three")], &options).unwrap();
     assert_eq!(prompt.reused, 0);
     assert!(talk.text(&prompt.ids).starts_with("1970<s>user: One"));
 }
@@ -425,10 +426,11 @@ fn messages_that_are_none_are_refused() {
         json!({"role": "user", "content": deep}),
     ] {
         let messages = [user("One"), wrong.clone()];
-        let error = session.prompt(&talk.speaker(), &messages, &Options::default()).unwrap_err();
+        let error = session.prompt(&talk.assistant(), &messages, &Options::default()).unwrap_err();
         assert!(matches!(error, SessionError::Message { index: 1, .. }), "{error}");
-        let prompt = session.prompt(&talk.speaker(), &[user("One")], &Options::default()).unwrap();
-        let error = session.commit(&talk.speaker(), prompt, wrong, &[], None).unwrap_err();
+        let prompt =
+            session.prompt(&talk.assistant(), &[user("One")], &Options::default()).unwrap();
+        let error = session.commit(&talk.assistant(), prompt, wrong, &[], None).unwrap_err();
         assert!(matches!(error, SessionError::Message { index: 1, .. }), "{error}");
     }
     assert!(matches!(session.rewind(1), Err(SessionError::Turn { turn: 1, .. })));
@@ -459,7 +461,7 @@ fn sessions_are_listed_and_deleted_while_they_are_open() {
 
     sessions.delete("a").unwrap();
     assert!(matches!(a.rewind(0), Err(SessionError::Missing { .. })));
-    let prompt = a.prompt(&talk.speaker(), &[user("x")], &Options::default());
+    let prompt = a.prompt(&talk.assistant(), &[user("x")], &Options::default());
     assert!(matches!(prompt, Err(SessionError::Missing { .. })));
     let again = sessions.create("a", None).unwrap();
     assert_eq!((again.turns().len(), a.turns().len()), (0, 2));
@@ -646,14 +648,14 @@ fn another_state_can_be_put_in_place_of_the_heads() {
     let folder = Folder::new();
     let session = open(&folder).create("a", None).unwrap();
     let other = talk.logits(&talk.lm.model.new_state().unwrap(), &[5]);
-    assert!(session.set_state(&talk.speaker(), talk.lm.model.new_state().unwrap()).is_err());
+    assert!(session.set_state(&talk.assistant(), talk.lm.model.new_state().unwrap()).is_err());
     talk.say(&session, "One", 3);
-    session.set_state(&talk.speaker(), talk.lm.model.new_state().unwrap()).unwrap();
+    session.set_state(&talk.assistant(), talk.lm.model.new_state().unwrap()).unwrap();
     drop(session);
     let session = open(&folder).get("a").unwrap();
-    let state = session.state(&talk.speaker()).unwrap();
+    let state = session.state(&talk.assistant()).unwrap();
     assert_eq!(state.position(), session.ids().len() - 1);
     assert_eq!(talk.logits(&state, &[5]), other);
-    let prompt = session.prompt(&talk.speaker(), &[user("Two")], &Options::default()).unwrap();
+    let prompt = session.prompt(&talk.assistant(), &[user("Two")], &Options::default()).unwrap();
     assert_eq!(prompt.reused, state.position());
 }

@@ -7,19 +7,13 @@ use std::env;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::Options;
-use boostr::engine::{Finish, Generation, Observer, generate};
+use boostr::engine::{Finish, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use serde_json::json;
 
-struct Silent;
-
-impl Observer for Silent {
-    fn token(&mut self, _: u32) -> boostr::Result<ControlFlow<()>> {
-        Ok(ControlFlow::Continue(()))
-    }
-}
+use crate::common::cpu;
 
 fn file() -> PathBuf {
     let default = "../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -40,11 +34,15 @@ fn answer(lm: &LanguageModel<Cpu>, max_tokens: usize) -> (Vec<u32>, Vec<u32>, Fi
     assert_eq!(template.render(&messages, &options).unwrap(), text);
     let prompt = template.encode(tokenizer, &messages, &options).unwrap();
     assert_eq!(tokenizer.decode(&prompt, false).unwrap(), text);
-    let generation =
-        Generation { max_tokens, eos: &lm.eos, ..Generation::new(&prompt, lm.vocab_limit()) };
+    let request = Request {
+        max_tokens,
+        eos: lm.eos.clone(),
+        ..Request::new(prompt.clone(), lm.vocab_limit())
+    };
     let mut state = lm.model.new_state().unwrap();
-    let generated = generate(&lm.model, &mut state, generation, &mut Silent).unwrap();
-    (prompt, generated.ids, generated.finish)
+    let silent = &mut |_| ControlFlow::Continue(());
+    let outcome = generate(&lm.model, &mut state, request, silent).unwrap();
+    (prompt, outcome.ids, outcome.finish)
 }
 
 #[test]

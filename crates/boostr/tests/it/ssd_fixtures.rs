@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use boostr::backend::{Cpu, CpuClient, Tensor, cpu};
+use boostr::backend::{Cpu, CpuClient, Tensor};
 use boostr::checkpoint::Checkpoint;
-use boostr::ops::{SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr::ops::{Client, SsdInput, SsmKernelOps, generic, tensor, to_vec};
 use boostr_kernels::Rows;
 use boostr_kernels::ssd::{Ssd, SsdGradients, ssd_backward};
+
+use crate::common::cpu;
 
 /// The bound that the fixtures suggest: |got - want| <= 1e-5 (1 + max |want|).
 const TOLERANCE: f64 = 1e-5;
@@ -120,15 +122,15 @@ fn stages(case: &Case, bodies: Bodies) {
     match bodies {
         Bodies::Portable => {
             let (steps, sums) =
-                generic::ssd_chunk_cumsum(client, &dt, &a, bias, q, softplus).unwrap();
+                generic::ssd_chunk_cumsum(client.library(), &dt, &a, bias, q, softplus).unwrap();
             case.check("stage.dt_out", &steps);
             case.check("stage.dA_cumsum", &sums);
-            let own = generic::ssd_chunk_state(client, &x, &b, &steps, &sums).unwrap();
+            let own = generic::ssd_chunk_state(client.library(), &x, &b, &steps, &sums).unwrap();
             case.check("stage.chunk_states", &own);
-            let passed = generic::ssd_state_passing(client, &own, &sums).unwrap();
+            let passed = generic::ssd_state_passing(client.library(), &own, &sums).unwrap();
             case.check("stage.passed_states", &passed);
-            y = generic::ssd_chunk_scan(client, &x, &passed, &c, &sums, d).unwrap();
-            z = generic::ssd_chunk_intra(client, &x, &b, &c, &steps, &sums).unwrap();
+            y = generic::ssd_chunk_scan(client.library(), &x, &passed, &c, &sums, d).unwrap();
+            z = generic::ssd_chunk_intra(client.library(), &x, &b, &c, &steps, &sums).unwrap();
         }
         Bodies::Kernels => {
             let (steps, sums) = client.ssd_chunk_cumsum(&dt, &a, bias, q, softplus).unwrap();
@@ -193,7 +195,7 @@ fn whole(case: &Case, bodies: Bodies) {
         .collect();
     let mut views: Vec<&mut Tensor<Cpu>> = states.iter_mut().collect();
     let y = match bodies {
-        Bodies::Portable => generic::ssd(client, &input, &runs, &mut views),
+        Bodies::Portable => generic::ssd(client.library(), &input, &runs, &mut views),
         Bodies::Kernels => client.ssd(&input, &runs, &mut views),
     }
     .unwrap();
@@ -255,6 +257,7 @@ fn gradients_are_those_of_the_recurrence() {
         let [z, dt_bias, d] = ["in.z", "in.dt_bias", "in.D"].map(values);
         let (width, state_len) = (nheads * headdim, nheads * headdim * dstate);
         let input = Ssd {
+            level: cpu().level(),
             nheads,
             headdim,
             ngroups,

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-use crate::common::{Folder, MODELS, Random, test_name};
+use crate::common::{Folder, MODELS, Random, cpu, test_name};
 use crate::sealed::Sealed;
 use crate::tiny::{Tiny, checkpoint, fixture, m, message, tokens, with};
 use boostr::Error;
-use boostr::backend::{Cpu, Recorded, cpu};
+use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
@@ -16,7 +16,8 @@ use boostr::ops::{KvType, Tape, tensor, to_vec};
 use boostr::state_file::{About, LayerNorms, SavedState, StateFile, StateType, diff, mix, norms};
 
 fn open(name: &str) -> Model<Cpu> {
-    LanguageModel::open(&fixture(name), &Default::default(), cpu()).unwrap().model
+    let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
+    Arc::into_inner(lm.model).unwrap()
 }
 
 fn synthetic(text: &str) -> Model<Cpu> {

@@ -3,15 +3,16 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::chat::{ChatTemplate, Options};
-use boostr::engine::{Generated, Generation, Observer, generate};
+use boostr::engine::{Outcome, Request, generate};
 use boostr::generation_config::SpecialTokens;
 use boostr::load::LanguageModel;
 use boostr::models::State;
-use boostr::session::{Session, Speaker, TurnId};
+use boostr::session::{Assistant, Session, TurnId};
 use serde_json::{Value, json};
 
+use crate::common::cpu;
 use crate::tiny::fixture;
 
 pub const TEMPLATE: &str = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}\
@@ -62,8 +63,8 @@ impl Talk {
         Self { template: ChatTemplate::plain().unwrap(), ..Self::tiny() }
     }
 
-    pub fn speaker(&self) -> Speaker<'_, Cpu> {
-        Speaker { lm: &self.lm, template: &self.template, name: "tiny" }
+    pub fn assistant(&self) -> Assistant<'_, Cpu> {
+        Assistant { lm: &self.lm, template: &self.template, name: "tiny" }
     }
 
     pub fn text(&self, ids: &[u32]) -> String {
@@ -83,26 +84,25 @@ impl Talk {
     /// A turn in which the user says `text` and the model some tokens.
     pub fn say(&self, session: &Session<Cpu>, text: &str, count: usize) -> Said {
         let mut prompt =
-            session.prompt(&self.speaker(), &[user(text)], &Options::default()).unwrap();
+            session.prompt(&self.assistant(), &[user(text)], &Options::default()).unwrap();
         let state = prompt.state.take();
         let mut state = state.unwrap_or_else(|| self.lm.model.new_state().unwrap());
         assert_eq!(prompt.reused, state.position());
         let ids = prompt.ids.clone();
-        let (seen, rest) = ids.split_at(state.position());
-        let generated = self.generate(&mut state, seen, rest, count).ids;
+        let generated = self.generate(&mut state, &ids, count).ids;
         let text = self.lm.tokenizer().unwrap().decode(&generated, true).unwrap();
         let (reused, kept) = (prompt.reused, state.clone());
-        let speaker = self.speaker();
-        let committed =
-            session.commit(&speaker, prompt, assistant(&text), &generated, Some(state)).unwrap();
+        let committed = session
+            .commit(&self.assistant(), prompt, assistant(&text), &generated, Some(state))
+            .unwrap();
         assert!(committed.unsaved.is_none(), "{committed:?}");
         Said { turn: committed.turn, generated, ids, reused, state: kept }
     }
 
     /// A turn whose answer is given, and run like one that was made.
     pub fn answer(&self, session: &Session<Cpu>, text: &str, content: &str, made: &str) -> TurnId {
-        let speaker = self.speaker();
-        let mut prompt = session.prompt(&speaker, &[user(text)], &Options::default()).unwrap();
+        let mut prompt =
+            session.prompt(&self.assistant(), &[user(text)], &Options::default()).unwrap();
         let state = prompt.state.take();
         let mut state = state.unwrap_or_else(|| self.lm.model.new_state().unwrap());
         let generated = self.encode(made);
@@ -113,25 +113,16 @@ impl Talk {
             &[all.len() - 1 - state.position()],
             &mut state,
         );
-        session.commit(&speaker, prompt, assistant(content), &generated, Some(state)).unwrap().turn
+        session
+            .commit(&self.assistant(), prompt, assistant(content), &generated, Some(state))
+            .unwrap()
+            .turn
     }
 
-    pub fn generate(
-        &self,
-        state: &mut State<Cpu>,
-        seen: &[u32],
-        prompt: &[u32],
-        max_tokens: usize,
-    ) -> Generated {
-        struct Silent;
-        impl Observer for Silent {
-            fn token(&mut self, _: u32) -> boostr::Result<ControlFlow<()>> {
-                Ok(ControlFlow::Continue(()))
-            }
-        }
+    pub fn generate(&self, state: &mut State<Cpu>, ids: &[u32], max_tokens: usize) -> Outcome<Cpu> {
         let vocab_limit = self.lm.vocab_limit();
-        let generation = Generation { seen, max_tokens, ..Generation::new(prompt, vocab_limit) };
-        generate(&self.lm.model, state, generation, &mut Silent).unwrap()
+        let request = Request { max_tokens, ..Request::new(ids.to_vec(), vocab_limit) };
+        generate(&self.lm.model, state, request, &mut |_| ControlFlow::Continue(())).unwrap()
     }
 
     /// Logits after the next ids.

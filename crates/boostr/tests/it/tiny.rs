@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, safetensors};
 use boostr::models::mamba2::Config;
 use boostr::models::{self, Family, Logits, Model, Run, State};
@@ -13,7 +13,7 @@ use boostr::nn::{MixerConfig, Tensors};
 use boostr::ops::to_vec;
 use half::{bf16, f16};
 
-use crate::common::Random;
+use crate::common::{Random, cpu};
 
 /// The model of most `case_` tests: two groups, so that a head of the wrong group shows.
 const M: &str = r#""model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "head_dim": 32,

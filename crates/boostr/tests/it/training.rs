@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use boostr::backend::{Cpu, Recorded, cpu};
+use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::Checkpoint;
 use boostr::load::OpenOptions;
 use boostr::models::{Logits, Model, Run};
@@ -14,6 +14,8 @@ use boostr::train::{
     AdamWConfig, Event, Gradients, LoraConfig, Method, RunConfig, Schedule, ScheduleKind, TrainRun,
     TrainableModel, Trainer, decays, latest,
 };
+
+use crate::common::cpu;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")

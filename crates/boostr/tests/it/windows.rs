@@ -1,10 +1,10 @@
 //! What no later token sees through its window is forgotten: memory is bounded, and nothing else changes.
 
 use crate::bodies::{BODIES, Body, laid_out};
-use crate::common::Random;
+use crate::common::{Random, cpu};
 use crate::tiny::{floats, message, tokens};
 use boostr::Error;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{ConfigFile, Dtype};
 use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops::{Attention, KvCache, KvSizes, KvType, to_vec};
@@ -63,8 +63,8 @@ fn forgetting_changes_no_bit_and_bounds_the_memory() {
             lean.forget(seen);
             assert_eq!(lean.len(), kept.len());
             assert!(lean.first() <= seen && seen - lean.first() < 64);
-            assert!(lean.size_in_bytes() <= sizes.bytes(lean.len(), Some(window)));
-            assert_eq!(kept.size_in_bytes(), sizes.bytes(kept.len(), None));
+            assert!(lean.size_in_bytes() <= sizes.bytes(cpu().level(), lean.len(), Some(window)));
+            assert_eq!(kept.size_in_bytes(), sizes.bytes(cpu().level(), kept.len(), None));
             if fork.is_none() && lean.len() > 300 {
                 fork = Some((lean.clone(), lean.keys().unwrap()));
             }
@@ -183,7 +183,7 @@ fn the_state_of_layers_with_a_window_is_bounded_over_a_long_run() {
         model.forward(&mut run, Logits::None).unwrap();
         done += len;
         let size = |layer: usize| state.kv(layer).unwrap().size_in_bytes();
-        let expected = |layer: usize| layers[layer].kv_bytes(KvType::F32, done);
+        let expected = |layer: usize| layers[layer].kv_bytes(cpu().level(), KvType::F32, done);
         assert!(size(0) <= expected(0) && size(2) <= expected(2), "at {done}");
         assert_eq!(size(1), expected(1), "at {done}");
         assert_eq!(state.size_in_bytes(), size(0) + size(1) + size(2));
@@ -192,7 +192,7 @@ fn the_state_of_layers_with_a_window_is_bounded_over_a_long_run() {
     assert_eq!(done, 3000);
     // A window of 100 lies in 3 pages of 64 at most.
     let page = 64 * 4 * 2 * (2 * 32);
-    let expected = |layer: usize| layers[layer].kv_bytes(KvType::F32, 3000);
+    let expected = |layer: usize| layers[layer].kv_bytes(cpu().level(), KvType::F32, 3000);
     assert_eq!((expected(0), expected(1)), (3 * page, 47 * page));
 }
 

@@ -5,9 +5,9 @@ use std::fs;
 use std::ops::ControlFlow::Continue;
 use std::path::Path;
 
-use crate::common::Folder;
+use crate::common::{Folder, cpu};
 use crate::tiny::{close, edited, entry, fixture, linear, message, mixer, norm, tokens, widened};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::LanguageModel;
@@ -376,10 +376,13 @@ fn each_hybrid_layer_keeps_keys_and_values_and_every_layer_a_mixers_state() {
     // Constant: (4 * 16 * 8 + 3 * (64 + 2 * 8)) floats; each token: keys and values of 4 heads of 16, values
     // in panels of two vectors, which with 16 lanes are wider than a head.
     let mixer = 4 * (4 * 16 * 8 + 3 * 80);
-    let panel = if Level::detect() == Level::Avx512 { 32 } else { 16 };
-    let values = 16usize.next_multiple_of(panel);
-    assert_eq!(layers[2].state_bytes(KvType::F32), (mixer, 4 * 4 * (16 + values)));
-    assert_eq!(layers[3].state_bytes(KvType::F32), (mixer, 0));
+    for &level in Level::present() {
+        let is_wide = matches!(level, Level::Avx512 | Level::Avx512Vnni);
+        let values = if is_wide { 32 } else { 16 };
+        let bytes = |layer: usize| layers[layer].state_bytes(level, KvType::F32);
+        assert_eq!(bytes(2), (mixer, 4 * 4 * (16 + values)), "{level}");
+        assert_eq!(bytes(3), (mixer, 0), "{level}");
+    }
 }
 
 /// The checkpoint as a program writes it that knows of no sharing: each block under every layer that has it.

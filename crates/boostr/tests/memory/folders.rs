@@ -4,10 +4,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::counting::{HEAP, alone};
 use crate::tiny::fixture;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::load::LanguageModel;
 
 const MUTATIONS: usize = 2000;

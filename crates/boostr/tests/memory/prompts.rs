@@ -1,8 +1,9 @@
 //! Memory of a long prompt: bounded by one piece of it, whatever its length.
 
+use crate::common::cpu;
 use crate::counting::{HEAP, alone};
 use crate::tiny::tokens;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::Dtype;
 use boostr::models::{Logits, Model, Run};
 

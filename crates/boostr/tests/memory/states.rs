@@ -1,10 +1,10 @@
 //! Tens of thousands of damaged states. Each is refused, or a state that can be used. None is a panic,
 //! and none takes memory that its bytes do not account for.
 
-use crate::common::{Folder, Random};
+use crate::common::{Folder, Random, cpu};
 use crate::counting::{HEAP, alone};
 use crate::sealed::Sealed;
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::Cpu;
 use boostr::checkpoint::{ConfigFile, Dtype};
 use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops::KvType;

@@ -1,7 +1,8 @@
 //! Memory of a step of training, with and without layers that are run again on the way back.
 
+use crate::common::cpu;
 use crate::counting::{HEAP, alone};
-use boostr::backend::{Recorded, cpu};
+use boostr::backend::Recorded;
 use boostr::models::Run;
 use boostr::ops::Tape;
 use boostr::train::TrainableModel;

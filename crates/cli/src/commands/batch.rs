@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -99,7 +100,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let sizes = EngineConfig {
         max_running: parallel,
         max_queue: parallel,
-        threads,
+        threads: Some(Threads::new(threads)?),
         ..EngineConfig::default()
     };
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;
@@ -112,7 +113,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         ..Limits::default()
     };
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
-    server.load(lm, engine, None).map_err(exit::of_server)?;
+    server.load(lm, engine, None, None).map_err(exit::of_server)?;
 
     stream::catch_interrupt();
     let bar = term.bar("{bar:32} {pos}/{len} requests, {eta} left {msg}");

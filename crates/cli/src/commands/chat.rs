@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::chat::{ChatTemplate, Options};
-use boostr::engine::{Draft, Generation, generate};
+use boostr::engine::{Draft, Request, generate};
 use boostr::load::LanguageModel;
 use boostr::sample::{SamplerConfig, StopStrings};
-use boostr::session::{Session, SessionError, Sessions, Speaker};
+use boostr::session::{Assistant, Session, SessionError, Sessions};
 use clap::Args;
 use serde_json::json;
 
@@ -115,8 +115,8 @@ struct Answered {
     tokens: usize,
     decode: Duration,
     /// Those of them that were guessed, and guesses in all.
-    accepted: u64,
-    guessed: u64,
+    accepted: usize,
+    guessed: usize,
     /// Tokens of the prompt that a state had seen, and those that were run.
     reused: usize,
     evaluated: usize,
@@ -255,29 +255,28 @@ impl Chat<'_> {
     /// Lets the model answer, and keeps what it says.
     fn answer(&mut self, text: &str) -> Result<()> {
         let session = self.begun()?;
-        let speaker = self.speaker();
+        let assistant = self.assistant();
         let user = json!({"role": "user", "content": text});
-        let mut prompt = session.prompt(&speaker, &[user], &self.options).map_err(refused)?;
+        let mut prompt = session.prompt(&assistant, &[user], &self.options).map_err(refused)?;
         let mut state = prompt.state.take().map_or_else(|| self.lm.model.new_state(), Ok)?;
-        let (seen, rest) = prompt.ids.split_at(state.position());
-        let (reused, evaluated) = (seen.len(), rest.len());
+        let reused = state.position();
+        let evaluated = prompt.ids.len() - reused;
         let stops = StopStrings::new(&self.stops).map_err(|error| usage(error.to_string()))?;
         let decoder = self.lm.tokenizer().map_err(BadModel::from)?.stream(true);
         let mut observer = Stream::new(Show::Text, Some(decoder), stops, evaluated, self.term);
         let turns = session.turns().len() as u64;
-        let generation = Generation {
-            seen,
+        let request = Request {
             max_tokens: self.max_tokens,
-            eos: &self.lm.eos,
+            eos: self.lm.eos.clone(),
             // The same every time, and another in each turn.
             sampler: SamplerConfig {
                 seed: self.sampler.seed.wrapping_add(turns),
                 ..self.sampler.clone()
             },
             draft: self.draft.clone(),
-            ..Generation::new(rest, self.lm.vocab_limit())
+            ..Request::new(prompt.ids.clone(), self.lm.vocab_limit())
         };
-        let generated = generate(&self.lm.model, &mut state, generation, &mut observer)
+        let generated = generate(&self.lm.model, &mut state, request, &mut observer)
             .map_err(|error| bad_logits(&self.lm, error))?;
         if state.position() < prompt.ids.len() {
             observer.finish()?;
@@ -289,16 +288,16 @@ impl Chat<'_> {
         let state_bytes = state.size_in_bytes();
         let ids = &generated.ids;
         let committed =
-            session.commit(&speaker, prompt, answer, ids, Some(state)).map_err(refused)?;
+            session.commit(&assistant, prompt, answer, ids, Some(state)).map_err(refused)?;
         if let Some(error) = committed.unsaved {
             let error = anyhow::Error::from(error);
             self.term.say(format!("note: the text is kept, the state is not: {error:#}"));
         }
         let answered = Answered {
             tokens: ids.len(),
-            guessed: generated.guessed.0,
-            accepted: generated.guessed.1,
-            decode: generated.decode,
+            guessed: generated.drafted,
+            accepted: generated.accepted,
+            decode: generated.timings.decode,
             reused,
             evaluated,
             state_bytes,
@@ -335,8 +334,8 @@ impl Chat<'_> {
         )))
     }
 
-    fn speaker(&self) -> Speaker<'_, Cpu> {
-        Speaker { lm: &self.lm, template: &self.template, name: &self.model }
+    fn assistant(&self) -> Assistant<'_, Cpu> {
+        Assistant { lm: &self.lm, template: &self.template, name: &self.model }
     }
 
     fn dim(&self, text: &str) {

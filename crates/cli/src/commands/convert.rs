@@ -136,9 +136,7 @@ pub(super) fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<W
     bar.finish_and_clear();
     let converted = converted.map_err(|error| match error {
         Error::Argument { .. } => usage(error.to_string()),
-        Error::Io { source, .. } if source.kind() == io::ErrorKind::Interrupted => {
-            Interrupted.into()
-        }
+        Error::Interrupted { .. } => Interrupted.into(),
         Error::Io { ref path, .. } if !path.starts_with(&files.input) => error.into(),
         _ => bad(&files.input, error).into(),
     })?;

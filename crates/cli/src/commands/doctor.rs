@@ -143,15 +143,10 @@ fn greedy(
     prompt: &[u32],
     max_tokens: usize,
 ) -> boostr::Result<Vec<u32>> {
-    use boostr::engine::{Generation, Observer, generate};
+    use boostr::engine::{Request, generate};
     use std::ops::ControlFlow;
 
-    struct Silent;
-    impl Observer for Silent {
-        fn token(&mut self, _id: u32) -> boostr::Result<ControlFlow<()>> {
-            Ok(ControlFlow::Continue(()))
-        }
-    }
-    let generation = Generation { max_tokens, ..Generation::new(prompt, lm.vocab_limit()) };
-    Ok(generate(&lm.model, &mut lm.model.new_state()?, generation, &mut Silent)?.ids)
+    let request = Request { max_tokens, ..Request::new(prompt.to_vec(), lm.vocab_limit()) };
+    let silent = &mut |_| ControlFlow::Continue(());
+    Ok(generate(&lm.model, &mut lm.model.new_state()?, request, silent)?.ids)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Summary;
-use boostr::engine::{Finish, Generated, Generation, generate};
+use boostr::engine::{Finish, Outcome, Request, Timings, generate};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
@@ -162,17 +162,18 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
     let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
     let draft = args.draft.open(&args.model, &lm)?;
-    let generation = Generation {
-        seen: seen.unwrap_or(&[]),
+    let known = seen.unwrap_or(&[]);
+    let request = Request {
+        seen: Some(known.len()),
         max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
-        eos: &lm.eos,
+        eos: lm.eos.clone(),
         sampler: sampler.clone(),
         constraint,
         draft,
-        ..Generation::new(&ids, lm.vocab_limit())
+        ..Request::new([known, &ids].concat(), lm.vocab_limit())
     };
-    let generated = generate(&lm.model, &mut state, generation, &mut observer)
-        .map_err(|e| bad_logits(&lm, e))?;
+    let generated =
+        generate(&lm.model, &mut state, request, &mut observer).map_err(|e| bad_logits(&lm, e))?;
     let (text, stopped) = observer.finish()?;
     if let Some(out) = &out {
         let all = [&ids, &*generated.ids].concat();
@@ -319,7 +320,7 @@ struct Report<'a> {
     prompt_n: usize,
     /// Tokens that came with the state.
     reused: usize,
-    generated: Generated,
+    generated: Outcome<Cpu>,
     state_bytes: usize,
     position: usize,
 }
@@ -333,7 +334,8 @@ impl Report<'_> {
 
     /// Lines with the labels of other runtimes.
     fn say(&self, term: &Term) {
-        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let Timings { prompt, first_token, decode, .. } = self.generated.timings;
+        let ids = &self.generated.ids;
         let Summary { parameters, bytes, ref dtype, .. } = self.summary;
         let place = if *self.source == Source::Embedded { "embedded" } else { "from disk" };
         let mut lines = vec![
@@ -360,7 +362,7 @@ impl Report<'_> {
                 ids.len()
             ),
         ];
-        let (guessed, right) = self.generated.guessed;
+        let Outcome { drafted: guessed, accepted: right, .. } = self.generated;
         if guessed > 0 {
             lines.push(format!("guesses:             {guessed} tokens, {right} were right"));
         }
@@ -383,7 +385,7 @@ impl Report<'_> {
 
     /// The same in one line.
     fn line(&self) -> String {
-        let Generated { decode, ref ids, .. } = self.generated;
+        let (decode, ids) = (self.generated.timings.decode, &self.generated.ids);
         format!(
             "{}, a demo and no assistant: {} tokens, {:.0} tokens/s, state {}; next: {NEXT}",
             self.source.name(),
@@ -399,7 +401,8 @@ impl Report<'_> {
     }
 
     fn json(&self, lm: &LanguageModel<Cpu>, text: Option<&str>, reason: &str) -> Value {
-        let Generated { prompt, first_token, decode, ref ids, .. } = self.generated;
+        let Timings { prompt, first_token, decode, .. } = self.generated.timings;
+        let ids = &self.generated.ids;
         let path = (*self.source != Source::Embedded).then(|| lm.path.display().to_string());
         json!({
             "model": self.source.name(),
@@ -427,8 +430,8 @@ impl Report<'_> {
                 "prompt_per_token_ms": per_token(self.prompt_n, prompt),
                 "prompt_per_second": rate(self.prompt_n, prompt),
                 "predicted_n": ids.len(),
-                "draft_n": self.generated.guessed.0,
-                "draft_n_accepted": self.generated.guessed.1,
+                "draft_n": self.generated.drafted,
+                "draft_n_accepted": self.generated.accepted,
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_token_ms": per_token(self.decoded(), decode),
                 "predicted_per_second": rate(self.decoded(), decode),

@@ -13,6 +13,7 @@ use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
 use boostr::session::{STATES, Sessions};
+use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
@@ -222,12 +223,16 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
             let lm = Arc::new(source.open(&options)?);
-            let engine =
-                EngineConfig { max_running, max_queue, threads, ..EngineConfig::default() };
+            let engine = EngineConfig {
+                max_running,
+                max_queue,
+                threads: Some(Threads::new(threads)?),
+                ..EngineConfig::default()
+            };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
-            let engine = Engine::start_with(lm.clone(), plan.engine, draft)?;
-            Ok(Ready { lm, engine, sessions, plan })
+            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
@@ -251,6 +256,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
 struct Ready {
     lm: Arc<LanguageModel<Cpu>>,
     engine: Engine<Cpu>,
+    draft: Option<Draft<Cpu>>,
     sessions: Option<Sessions<Cpu>>,
     plan: Plan,
 }
@@ -277,8 +283,8 @@ async fn serve(
     };
     tokio::select! {
         ready = tokio::task::spawn_blocking(load) => {
-            let Ready { lm, engine, sessions, plan } = ready.context("loading")??;
-            server.load(lm.clone(), engine, sessions).map_err(exit::of_server)?;
+            let Ready { lm, engine, draft, sessions, plan } = ready.context("loading")??;
+            server.load(lm.clone(), engine, draft, sessions).map_err(exit::of_server)?;
             announce(address, &lm, &plan)?;
         }
         _ = stopped.wait_for(|stop| *stop) => {}
@@ -422,8 +428,8 @@ fn announce(
     Ok(out.flush()?)
 }
 
-/// The conversations of the server. One that was not told where has a folder for them if only this machine can reach it, or none
-/// where that cannot be.
+/// The conversations of the server. Without `--sessions` it has a folder for them if only this
+/// machine can reach it. It has none if that folder cannot be made.
 fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
     if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
         return Ok(Some(Sessions::open(folder)?));

@@ -9,9 +9,9 @@ use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
-use boostr::models::{Config, Family, Ffn, LayerSpec};
+use boostr::models::{Config, Family, Ffn, LayerSpec, PIECE};
 use boostr::nn::{AttentionConfig, MixerConfig};
-use boostr::ops::KvType;
+use boostr::ops::{KvType, Level};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -47,9 +47,6 @@ pub struct ShowArgs {
     #[arg(long)]
     pub allow_pickle: bool,
 }
-
-/// Tokens of a long prompt that are computed at once, for the estimate of memory.
-const PIECE: usize = 512;
 
 pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
@@ -257,13 +254,13 @@ impl<'a> Facts<'a> {
         let mut memory = Memory::default();
         let mut widest = 0;
         for layer in &layers {
-            let (constant, per_token) = layer.state_bytes(KvType::F32);
+            let (constant, per_token) = layer.state_bytes(Level::detect(), KvType::F32);
             memory.constant += constant as u64;
             memory.per_token += per_token as u64;
             if layer.attention.as_ref().is_some_and(|attention| attention.window.is_some()) {
                 memory.windowed += per_token as u64;
             }
-            let growing = layer.kv_bytes(KvType::F32, self.context);
+            let growing = layer.kv_bytes(Level::detect(), KvType::F32, self.context);
             memory.growing = memory.growing.saturating_add(growing as u64);
             widest = widest.max(work_width(layer));
         }

@@ -1,4 +1,4 @@
-//! `boostr state`: what the file of a state holds, how far two of them are apart, and those that have names.
+//! `boostr state`: the contents of a state's file, the distance of two states, and states by name.
 
 mod named;
 

@@ -1,7 +1,6 @@
 //! Where guesses of the next tokens come from: `--draft lookup`, or a model.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Result;
 use boostr::backend::Cpu;
@@ -36,7 +35,7 @@ fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft
     let (source, mut options) = args.source(Some(named))?;
     (options.tokenizer, options.adapter) = (None, None);
     source.check_exists()?;
-    let draft = Draft::Model(Arc::new(source.open(&options)?.model));
+    let draft = Draft::Model(source.open(&options)?.model);
     draft.check(&lm.model).map_err(|error| usage(error.to_string()))?;
     Ok(draft)
 }

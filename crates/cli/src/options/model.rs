@@ -85,6 +85,7 @@ impl ModelArgs {
             exact: self.exact,
             no_mmap: self.no_mmap,
             adapter,
+            ..OpenOptions::default()
         };
         Ok((source, options))
     }

@@ -37,40 +37,67 @@ use super::Attention;
 use super::online::{TILE, cap_scores, exp_not_above_one, score_tile, value_tile};
 use super::page::{PAGE, put_key};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::{Level, Simd, dispatch};
+use crate::simd::{Simd, dispatch};
 
 /// Queries of a block: as many tokens as make about this many.
 const BLOCK_ROWS: usize = 48;
 
-/// The gradients of `sum(dout * out)`, where `out` is what [`attention`](super::attention) computed.
+/// What [`attention_backward`] takes of the forward.
 ///
 /// The keys and values of a run are all that its queries may see: what was carried from before, then the
 /// run's own. So L is at least the run's length, and its queries are those of the last positions.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionInput<'a> {
+    /// Hk
+    pub nheads_kv: usize,
+    /// Queries, `[T, H * d_k]`
+    pub q: Rows<'a>,
+    /// Of all positions, a `[L, Hk * d_k]` for each run.
+    pub keys: &'a [Rows<'a>],
+    /// Of all positions, a `[L, Hk * d_v]` for each run.
+    pub values: &'a [Rows<'a>],
+    /// The forward's result, `[T, H * d_v]`
+    pub out: Rows<'a>,
+}
+
+/// Where the gradients of [`attention_backward`] go: all are overwritten.
+#[derive(Debug)]
+pub struct AttentionGradients<'a, 'b> {
+    /// `[T, H * d_k]`
+    pub dq: &'a mut [f32],
+    /// A `[L, Hk * d_k]` for each run.
+    pub dk: &'a mut [&'b mut [f32]],
+    /// A `[L, Hk * d_v]` for each run.
+    pub dv: &'a mut [&'b mut [f32]],
+}
+
+/// The gradients of `sum(dout * out)`, where `out` is what [`attention`](super::attention) computed.
 ///
 /// | argument | shape | meaning |
 /// |---|---|---|
-/// | `q` | `[T, H * d_k]` | queries |
+/// | `kernel` | see [`Attention`] | as in the forward |
+/// | `input` | see [`AttentionInput`] | |
 /// | `runs` | lengths, sum T | tokens of each sequence; may be 0 |
-/// | `keys` | a `[L, Hk * d_k]` for each run | of all positions |
-/// | `values` | a `[L, Hk * d_v]` for each run | of all positions |
-/// | `out` | `[T, H * d_v]` | the forward's result |
-/// | `dout` | `[T, H * d_v]` | its gradient |
-/// | `dq` | `[T, H * d_k]` | overwritten |
-/// | `dk` | a `[L, Hk * d_k]` for each run | overwritten |
-/// | `dv` | a `[L, Hk * d_v]` for each run | overwritten |
+/// | `dout` | `[T, H * d_v]` | gradient of the result |
+/// | `gradients` | see [`AttentionGradients`] | |
 ///
 /// ```
-/// use boostr_kernels::Rows;
-/// use boostr_kernels::attention::{Attention, attention_backward};
-/// let kernel = Attention { nheads: 1, scale: 1.0, window: None, softcap: None };
+/// use boostr_kernels::attention::{
+///     Attention, AttentionGradients, AttentionInput, attention_backward,
+/// };
+/// use boostr_kernels::{Level, Rows};
+/// let kernel =
+///     Attention { level: Level::detect(), nheads: 1, scale: 1.0, window: None, softcap: None };
 /// let rows = |x| Rows::dense(x, 1);
 /// let (q, k, v) = ([0.0, 0.0], [1.0, 2.0], [3.0, 5.0]);
 /// let (out, dout) = ([3.0, 4.0], [0.0, 1.0]); // of the second token, the mean of both values
+/// let (keys, values) = ([rows(&k)], [rows(&v)]);
+/// let input =
+///     AttentionInput { nheads_kv: 1, q: rows(&q), keys: &keys, values: &values, out: rows(&out) };
 /// let (mut dq, mut dk, mut dv) = ([0.0; 2], [0.0; 2], [0.0; 2]);
-/// attention_backward(
-///     &kernel, 1, rows(&q), &[2], &[rows(&k)], &[rows(&v)], rows(&out), rows(&dout),
-///     &mut dq, &mut [&mut dk], &mut [&mut dv],
-/// );
+/// let gradients =
+///     AttentionGradients { dq: &mut dq, dk: &mut [&mut dk], dv: &mut [&mut dv] };
+/// attention_backward(&kernel, &input, &[2], rows(&dout), gradients);
 /// assert_eq!(dv, [0.5, 0.5]);
 /// assert_eq!(dq, [0.0, 0.5]); // a larger query weighs the second key, and so the larger value, more
 /// assert_eq!(dk, [0.0, 0.0]);
@@ -80,40 +107,15 @@ const BLOCK_ROWS: usize = 48;
 ///
 /// If the lengths disagree.
 #[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the operation's own")]
 pub fn attention_backward(
     kernel: &Attention,
-    nheads_kv: usize,
-    q: Rows<'_>,
+    input: &AttentionInput<'_>,
     runs: &[usize],
-    keys: &[Rows<'_>],
-    values: &[Rows<'_>],
-    out: Rows<'_>,
     dout: Rows<'_>,
-    dq: &mut [f32],
-    dk: &mut [&mut [f32]],
-    dv: &mut [&mut [f32]],
+    gradients: AttentionGradients<'_, '_>,
 ) {
-    let level = Level::detect();
-    attention_backward_at(level, kernel, nheads_kv, q, runs, keys, values, out, dout, dq, dk, dv);
-}
-
-#[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the public function's, and the level")]
-pub(super) fn attention_backward_at(
-    level: Level,
-    kernel: &Attention,
-    nheads_kv: usize,
-    q: Rows<'_>,
-    runs: &[usize],
-    keys: &[Rows<'_>],
-    values: &[Rows<'_>],
-    out: Rows<'_>,
-    dout: Rows<'_>,
-    dq: &mut [f32],
-    dk: &mut [&mut [f32]],
-    dv: &mut [&mut [f32]],
-) {
+    let AttentionInput { nheads_kv, q, keys, values, out } = *input;
+    let AttentionGradients { dq, dk, dv } = gradients;
     let nheads = kernel.nheads;
     assert!(nheads_kv > 0, "nheads_kv");
     assert!(
@@ -170,7 +172,7 @@ pub(super) fn attention_backward_at(
         if task.q.is_empty() {
             return;
         }
-        backward(level, &mut task, scratch);
+        backward(kernel.level, &mut task, scratch);
     });
 }
 

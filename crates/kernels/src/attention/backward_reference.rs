@@ -92,7 +92,8 @@ mod tests {
     fn the_formulas_are_the_slopes_of_the_definition() {
         let (nheads_kv, tokens, len, d_k, d_v) = (2, 4, 7, 3, 5);
         for (window, softcap) in [(None, None), (Some(3), None), (None, Some(1.5))] {
-            let kernel = Attention { nheads: 4, scale: 1.3, window, softcap };
+            let level = crate::simd::Level::Baseline;
+            let kernel = Attention { level, nheads: 4, scale: 1.3, window, softcap };
             let mut rng = Rng::new(80);
             let q = rng.floats(tokens * 4 * d_k);
             let keys = rng.floats(len * nheads_kv * d_k);

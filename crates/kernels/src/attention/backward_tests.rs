@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::backward::{attention_backward, attention_backward_at};
-use super::{Attention, attention_backward_reference, attention_reference};
+use super::{
+    Attention, AttentionGradients, AttentionInput, attention_backward,
+    attention_backward_reference, attention_reference,
+};
 use crate::rows::Rows;
 use crate::simd::Level;
 use crate::testing::{Rng, close};
@@ -35,8 +37,9 @@ struct Data {
 }
 
 impl Problem {
-    fn kernel(&self) -> Attention {
+    fn kernel(&self, level: Level) -> Attention {
         Attention {
+            level,
             nheads: self.nheads_kv * self.group,
             scale: 3.0 / (self.d_k as f32).sqrt(),
             window: self.window,
@@ -61,7 +64,7 @@ impl Problem {
             let values = rng.floats(positions * v_width);
             let dout = rng.floats(len * out_width);
             let out = attention_reference(
-                &self.kernel(),
+                &self.kernel(Level::Baseline),
                 self.nheads_kv,
                 Rows::new(&q, len, q_width, 0, q_width),
                 Rows::new(&keys, positions, k_width, 0, k_width),
@@ -91,20 +94,20 @@ impl Problem {
         let mut dq = nan(&q);
         let mut dk: Vec<Vec<f32>> = data.iter().map(|data| nan(&data.keys)).collect();
         let mut dv: Vec<Vec<f32>> = data.iter().map(|data| nan(&data.values)).collect();
-        attention_backward_at(
-            level,
-            &self.kernel(),
-            self.nheads_kv,
-            Rows::new(&q, tokens, q_width, 0, q_width),
-            &runs,
-            &keys,
-            &values,
-            Rows::new(&out, tokens, out_width, 0, out_width),
-            Rows::new(&dout, tokens, out_width, 0, out_width),
-            &mut dq,
-            &mut dk.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
-            &mut dv.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
-        );
+        let input = AttentionInput {
+            nheads_kv: self.nheads_kv,
+            q: Rows::new(&q, tokens, q_width, 0, q_width),
+            keys: &keys,
+            values: &values,
+            out: Rows::new(&out, tokens, out_width, 0, out_width),
+        };
+        let gradients = AttentionGradients {
+            dq: &mut dq,
+            dk: &mut dk.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+            dv: &mut dv.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+        };
+        let dout = Rows::new(&dout, tokens, out_width, 0, out_width);
+        attention_backward(&self.kernel(level), &input, &runs, dout, gradients);
         (dq, dk, dv)
     }
 }
@@ -117,7 +120,7 @@ fn check(problem: &Problem) {
         .iter()
         .map(|data| {
             attention_backward_reference(
-                &problem.kernel(),
+                &problem.kernel(Level::Baseline),
                 problem.nheads_kv,
                 Rows::dense(&data.q, q_width),
                 Rows::dense(&data.keys, k_width),
@@ -126,7 +129,7 @@ fn check(problem: &Problem) {
             )
         })
         .collect();
-    for &level in Level::available() {
+    for &level in Level::present() {
         let (dq, dk, dv) = problem.gradients(level, &data);
         let mut rest = &dq[..];
         for (run, [want_q, want_k, want_v]) in wanted.iter().enumerate() {
@@ -198,7 +201,7 @@ fn long_runs_equal_the_definition_with_and_without_a_window() {
 fn a_run_has_the_same_bits_in_any_company_and_on_any_number_of_threads() {
     let problem = Problem { window: Some(60), softcap: Some(3.0), ..small() };
     let data = problem.data();
-    for &level in Level::available() {
+    for &level in Level::present() {
         let with = |threads, data: &[Data]| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| problem.gradients(level, data))
@@ -243,17 +246,27 @@ fn positions_that_no_query_sees_get_nothing() {
 
 #[test]
 fn a_call_without_runs_does_nothing() {
-    let kernel = Attention { nheads: 2, scale: 1.0, window: None, softcap: None };
+    let level = Level::detect();
+    let kernel = Attention { level, nheads: 2, scale: 1.0, window: None, softcap: None };
     let none = |width| Rows::new(&[], 0, width, 0, width);
     let (q, out) = (none(4), none(6));
-    attention_backward(&kernel, 1, q, &[], &[], &[], out, out, &mut [], &mut [], &mut []);
+    let input = AttentionInput { nheads_kv: 1, q, keys: &[], values: &[], out };
+    let gradients = AttentionGradients { dq: &mut [], dk: &mut [], dv: &mut [] };
+    attention_backward(&kernel, &input, &[], out, gradients);
 }
 
 #[test]
 #[should_panic(expected = "keys")]
 fn fewer_keys_than_tokens_panic() {
-    let kernel = Attention { nheads: 1, scale: 1.0, window: None, softcap: None };
+    let level = Level::detect();
+    let kernel = Attention { level, nheads: 1, scale: 1.0, window: None, softcap: None };
     let (one, two) = (Rows::dense(&[0.0], 1), Rows::dense(&[0.0; 2], 1));
-    let (dq, dk, dv) = (&mut [0.0; 2], &mut [0.0; 1], &mut [0.0; 1]);
-    attention_backward(&kernel, 1, two, &[2], &[one], &[one], two, two, dq, &mut [dk], &mut [dv]);
+    let (keys, values) = (&[one][..], &[one][..]);
+    let input = AttentionInput { nheads_kv: 1, q: two, keys, values, out: two };
+    let gradients = AttentionGradients {
+        dq: &mut [0.0; 2],
+        dk: &mut [&mut [0.0; 1]],
+        dv: &mut [&mut [0.0; 1]],
+    };
+    attention_backward(&kernel, &input, &[2], two, gradients);
 }

@@ -14,9 +14,9 @@ use crate::simd::Level;
 /// to it. Growing adds pages and moves none.
 ///
 /// ```
-/// use boostr_kernels::Rows;
+/// use boostr_kernels::{Level, Rows};
 /// use boostr_kernels::attention::{KvCache, KvType};
-/// let mut cache = KvCache::new(1, 2, 1, KvType::F32);
+/// let mut cache = KvCache::new(Level::detect(), 1, 2, 1, KvType::F32);
 /// cache.append(Rows::dense(&[1.0, 2.0], 2), Rows::dense(&[3.0], 1));
 /// let fork = cache.clone();
 /// cache.append(Rows::dense(&[4.0, 5.0], 2), Rows::dense(&[6.0], 1));
@@ -39,8 +39,8 @@ impl KvCache {
     /// If a size is 0.
     #[track_caller]
     #[must_use]
-    pub fn new(nheads_kv: usize, d_k: usize, d_v: usize, kind: KvType) -> Self {
-        Self::with_layout(Layout::new(Level::detect(), nheads_kv, d_k, d_v, kind))
+    pub fn new(level: Level, nheads_kv: usize, d_k: usize, d_v: usize, kind: KvType) -> Self {
+        Self::with_layout(Layout::new(level, nheads_kv, d_k, d_v, kind))
     }
 
     /// An empty cache of [`latent_attention`](super::latent_attention): one head whose keys are `d_c`
@@ -51,8 +51,8 @@ impl KvCache {
     /// If `d_c` is 0.
     #[track_caller]
     #[must_use]
-    pub fn latent(d_c: usize, d_r: usize, kind: KvType) -> Self {
-        Self::with_layout(Layout::new(Level::detect(), 1, d_c + d_r, d_c, kind).sharing())
+    pub fn latent(level: Level, d_c: usize, d_r: usize, kind: KvType) -> Self {
+        Self::with_layout(Layout::new(level, 1, d_c + d_r, d_c, kind).sharing())
     }
 
     pub(super) fn with_layout(layout: Layout) -> Self {
@@ -87,6 +87,12 @@ impl KvCache {
         (self.layout.nheads, self.layout.d_k, self.layout.d_v)
     }
 
+    /// The instruction set that its pages are laid out for.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.layout.level
+    }
+
     /// How elements are stored.
     #[must_use]
     pub fn kind(&self) -> KvType {
@@ -112,8 +118,14 @@ impl KvCache {
     /// If a size is 0.
     #[track_caller]
     #[must_use]
-    pub fn bytes_per_token(nheads_kv: usize, d_k: usize, d_v: usize, kind: KvType) -> usize {
-        Self::new(nheads_kv, d_k, d_v, kind).layout.bytes() / PAGE
+    pub fn bytes_per_token(
+        level: Level,
+        nheads_kv: usize,
+        d_k: usize,
+        d_v: usize,
+        kind: KvType,
+    ) -> usize {
+        Self::new(level, nheads_kv, d_k, d_v, kind).layout.bytes() / PAGE
     }
 
     /// Bytes that a position takes in a [`latent`](Self::latent) cache.
@@ -123,8 +135,8 @@ impl KvCache {
     /// If `d_c` is 0.
     #[track_caller]
     #[must_use]
-    pub fn latent_bytes_per_token(d_c: usize, d_r: usize, kind: KvType) -> usize {
-        Self::latent(d_c, d_r, kind).layout.bytes() / PAGE
+    pub fn latent_bytes_per_token(level: Level, d_c: usize, d_r: usize, kind: KvType) -> usize {
+        Self::latent(level, d_c, d_r, kind).layout.bytes() / PAGE
     }
 
     /// Appends positions with keys `[T, Hk * d_k]` and values `[T, Hk * d_v]`; a latent cache takes
@@ -247,7 +259,7 @@ mod tests {
     fn filled(len: usize, kind: KvType) -> (KvCache, Vec<f32>, Vec<f32>) {
         let mut rng = Rng::new(62);
         let (k, v) = (rng.floats(len * 6), rng.floats(len * 10));
-        let mut cache = KvCache::new(2, 3, 5, kind);
+        let mut cache = KvCache::new(Level::detect(), 2, 3, 5, kind);
         cache.append(Rows::dense(&k, 6), Rows::dense(&v, 10));
         (cache, k, v)
     }
@@ -261,7 +273,7 @@ mod tests {
         for len in [0, 1, 63, 64, 65, 300] {
             let (whole, k, v) = filled(len, KvType::F32);
             assert_eq!((whole.keys(), whole.values()), (k.clone(), v.clone()));
-            let mut pieces = KvCache::new(2, 3, 5, KvType::F32);
+            let mut pieces = KvCache::new(Level::detect(), 2, 3, 5, KvType::F32);
             for first in (0..len).step_by(7) {
                 let n = 7.min(len - first);
                 let (k, v) = (Rows::dense(&k, 6), Rows::dense(&v, 10));
@@ -339,7 +351,7 @@ mod tests {
             let (mut cache, k, v) = filled(200, kind);
             cache.forget(130);
             let (keys, values) = (cache.keys(), cache.values());
-            let mut later = KvCache::new(2, 3, 5, kind).starting_at(128);
+            let mut later = KvCache::new(Level::detect(), 2, 3, 5, kind).starting_at(128);
             assert_eq!((later.first(), later.len(), later.keys()), (128, 128, vec![]));
             later.append(Rows::dense(&keys, 6), Rows::dense(&values, 10));
             for cache in [&mut cache, &mut later] {
@@ -353,7 +365,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "first: 65 is within a page of 64")]
     fn starting_within_a_page_panics() {
-        let _ = KvCache::new(1, 1, 1, KvType::F32).starting_at(65);
+        let _ = KvCache::new(Level::detect(), 1, 1, 1, KvType::F32).starting_at(65);
     }
 
     #[test]
@@ -366,14 +378,16 @@ mod tests {
 
     #[test]
     fn types_take_their_bits() {
-        let bytes = |kind| KvCache::bytes_per_token(8, 64, 64, kind);
-        assert_eq!(KvType::ALL.map(bytes), [4096, 2048, 2048, 1088]);
+        for &level in Level::present() {
+            let bytes = |kind| KvCache::bytes_per_token(level, 8, 64, 64, kind);
+            assert_eq!(KvType::ALL.map(bytes), [4096, 2048, 2048, 1088], "{level}");
+        }
     }
 
     #[test]
     #[should_panic(expected = "v")]
     fn values_of_another_length_panic() {
-        let mut cache = KvCache::new(1, 1, 1, KvType::F32);
+        let mut cache = KvCache::new(Level::detect(), 1, 1, 1, KvType::F32);
         cache.append(Rows::dense(&[1.0], 1), Rows::dense(&[], 1));
     }
 }

@@ -29,6 +29,8 @@ use crate::simd::Level;
 /// W_UK and then `d_v` rows of W_UV; GGUF files have `attn_k_b`, transposed as here, and `attn_v_b`.
 #[derive(Debug, Clone, Copy)]
 pub struct LatentAttention<'a> {
+    /// The instruction set, which is that of the caches.
+    pub level: Level,
     /// H
     pub nheads: usize,
     /// Factor of the scores, usually `(d_nope + d_r)^-0.5`.
@@ -72,7 +74,7 @@ pub fn latent_attention(
     assert_eq!(runs.iter().sum::<usize>(), tokens, "runs");
     assert_eq!(caches.len(), runs.len(), "caches");
     assert_eq!(out.len(), tokens * nheads * d_v, "out");
-    let level = caches.first().map_or(Level::Baseline, |cache| cache.layout().level);
+    let level = kernel.level;
 
     let mut keys = Vec::with_capacity(tokens * d_k);
     for t in 0..tokens {
@@ -98,7 +100,7 @@ pub fn latent_attention(
         }
     });
     let q = Rows::new(&q, tokens, nheads * d_k, 0, nheads * d_k);
-    let attention = Attention { nheads, scale: kernel.scale, window: None, softcap: None };
+    let attention = Attention { level, nheads, scale: kernel.scale, window: None, softcap: None };
     let mut mixed = vec![0.0; tokens * nheads * d_c]; // [T, H * d_c]
     let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
     attend(&attention, q, runs, &caches, &mut mixed);

@@ -47,7 +47,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use backward::attention_backward;
+pub use backward::{AttentionGradients, AttentionInput, attention_backward};
 pub use backward_reference::attention_backward_reference;
 pub use cache::KvCache;
 pub use mla::{LatentAttention, latent_attention, latent_attention_reference};
@@ -57,6 +57,7 @@ pub use reference::attention_reference;
 use rayon::prelude::*;
 
 use crate::rows::{Rows, column_blocks};
+use crate::simd::Level;
 use online::{Online, Queries, Scratch, TILE, attend_segment};
 
 /// Queries that meet a page while it is in the cache of the processor: as many tokens as make about this many.
@@ -67,6 +68,8 @@ const SEGMENT: usize = 1024;
 /// What [`attention`] computes, but for the sizes that its cache knows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
+    /// The instruction set, which is that of the caches.
+    pub level: Level,
     /// H, a multiple of the cache's Hk
     pub nheads: usize,
     /// Factor of the scores, usually `d_k^-0.5`.
@@ -89,10 +92,11 @@ pub struct Attention {
 /// | `out` | `[T, H * d_v]` | overwritten |
 ///
 /// ```
-/// use boostr_kernels::Rows;
+/// use boostr_kernels::{Level, Rows};
 /// use boostr_kernels::attention::{Attention, KvCache, KvType, attention};
-/// let kernel = Attention { nheads: 1, scale: 1.0, window: None, softcap: None };
-/// let mut cache = KvCache::new(1, 1, 1, KvType::F32);
+/// let level = Level::detect();
+/// let kernel = Attention { level, nheads: 1, scale: 1.0, window: None, softcap: None };
+/// let mut cache = KvCache::new(level, 1, 1, 1, KvType::F32);
 /// let (q, k, v) = ([0.0, 0.0], [1.0, 2.0], [3.0, 5.0]);
 /// let rows = |x| Rows::dense(x, 1);
 /// let mut out = [0.0; 2];
@@ -139,6 +143,8 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
     let Some(cache) = caches.first() else { return };
     let (nheads_kv, d_k, d_v) = cache.dims();
     assert!(caches.iter().all(|c| c.dims() == (nheads_kv, d_k, d_v)), "caches: of unequal sizes");
+    let level = kernel.level;
+    assert!(caches.iter().all(|c| c.layout().level == level), "caches: not all of level {level}");
     let nheads = kernel.nheads;
     assert!(
         nheads > 0 && nheads.is_multiple_of(nheads_kv),
@@ -201,7 +207,7 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
 fn run(task: Task<'_>, at_once: bool, scratch: &mut (Scratch, Online, Online)) {
     let (scratch, total, part) = scratch;
     let Task { queries, out } = task;
-    let level = queries.cache.layout().level;
+    let level = queries.kernel.level;
     let segments = queries.seen / SEGMENT..(queries.first + out.len()).div_ceil(SEGMENT);
     let positions = |segment: usize| segment * SEGMENT..(segment + 1) * SEGMENT;
     total.reset(queries.rows(), queries.cache.layout().padded_d_v());

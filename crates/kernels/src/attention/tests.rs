@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::page::Layout;
 use super::*;
 use crate::linear::Weights;
 use crate::simd::Level;
@@ -26,8 +25,9 @@ struct Problem {
 }
 
 impl Problem {
-    fn kernel(&self) -> Attention {
+    fn kernel(&self, level: Level) -> Attention {
         Attention {
+            level,
             nheads: self.nheads_kv * self.heads_per_group,
             scale: 3.0 / (self.d_k as f32).sqrt(),
             window: self.window,
@@ -36,7 +36,7 @@ impl Problem {
     }
 
     fn cache(&self, level: Level) -> KvCache {
-        KvCache::with_layout(Layout::new(level, self.nheads_kv, self.d_k, self.d_v, self.kind))
+        KvCache::new(level, self.nheads_kv, self.d_k, self.d_v, self.kind)
     }
 
     /// Widths of q, k, v and of outputs.
@@ -76,7 +76,7 @@ fn run(problem: &Problem, level: Level, calls: &[Vec<usize>]) -> Vec<(Vec<f32>, 
         let mut caches: Vec<&mut KvCache> = results.iter_mut().map(|(_, cache)| cache).collect();
         let (q, k, v) =
             (Rows::dense(&q, q_width), Rows::dense(&k, k_width), Rows::dense(&v, v_width));
-        attention(&problem.kernel(), q, k, v, runs, &mut caches, &mut out);
+        attention(&problem.kernel(level), q, k, v, runs, &mut caches, &mut out);
         let mut rest = &out[..];
         for (s, &len) in runs.iter().enumerate() {
             let (mine, others) = rest.split_at(len * out_width);
@@ -90,14 +90,14 @@ fn run(problem: &Problem, level: Level, calls: &[Vec<usize>]) -> Vec<(Vec<f32>, 
 #[track_caller]
 fn check(problem: &Problem) {
     let [q_width, k_width, v_width, _] = problem.widths();
-    for &level in Level::available() {
+    for &level in Level::present() {
         for (s, (out, cache)) in run(problem, level, &problem.calls).into_iter().enumerate() {
             let len = cache.len();
             let [q, ..] = problem.sequence(s, len);
             // The keys and values as they are stored: what storing loses has tests of its own.
             let (keys, values) = (cache.keys(), cache.values());
             let want = attention_reference(
-                &problem.kernel(),
+                &problem.kernel(level),
                 problem.nheads_kv,
                 Rows::dense(&q, q_width),
                 Rows::dense(&keys, k_width),
@@ -186,7 +186,7 @@ fn pieces_of_a_sequence_give_the_bits_of_the_whole() {
     for kind in KvType::ALL {
         for (window, softcap) in [(None, None), (Some(37), Some(3.0))] {
             let problem = Problem { window, softcap, ..small(kind) };
-            for &level in Level::available() {
+            for &level in Level::present() {
                 let len = 150;
                 let outputs = |calls: &[Vec<usize>]| run(&problem, level, calls).remove(0).0;
                 let whole = outputs(&[vec![len]]);
@@ -216,7 +216,7 @@ fn tokens_far_into_a_context_give_the_bits_of_a_prompt() {
 fn a_sequence_has_the_same_bits_in_any_company() {
     for kind in KvType::ALL {
         let problem = small(kind);
-        for &level in Level::available() {
+        for &level in Level::present() {
             let calls = [vec![70, 1, 0, 30], vec![1, 1, 5, 0], vec![13, 64, 1, 100]];
             let together = run(&problem, level, &calls);
             for (s, (out, cache)) in together.iter().enumerate() {
@@ -225,7 +225,7 @@ fn a_sequence_has_the_same_bits_in_any_company() {
                 let [q_width, k_width, v_width, out_width] = problem.widths();
                 let mut want = vec![0.0; cache.len() * out_width];
                 attention(
-                    &problem.kernel(),
+                    &problem.kernel(level),
                     Rows::dense(&q, q_width),
                     Rows::dense(&k, k_width),
                     Rows::dense(&v, v_width),
@@ -272,9 +272,9 @@ fn types_store_keys_and_values_within_their_bounds() {
         rows
     };
     let (k, v) = (values(d_k), values(d_v));
-    for &level in Level::available() {
+    for &level in Level::present() {
         for kind in KvType::ALL {
-            let mut cache = KvCache::with_layout(Layout::new(level, heads, d_k, d_v, kind));
+            let mut cache = KvCache::new(level, heads, d_k, d_v, kind);
             cache.append(Rows::dense(&k, heads * d_k), Rows::dense(&v, heads * d_v));
             for (got, want, d) in [(cache.keys(), &k, d_k), (cache.values(), &v, d_v)] {
                 for (got, want) in got.chunks(d).zip(want.chunks(d)) {
@@ -302,10 +302,10 @@ fn what_was_stored_is_stored_again_to_the_bit() {
     let mut rng = Rng::new(61);
     let (k, v) = (rng.floats(70 * 40), rng.floats(70 * 33));
     for kind in KvType::ALL {
-        let mut cache = KvCache::new(1, 40, 33, kind);
+        let mut cache = KvCache::new(Level::detect(), 1, 40, 33, kind);
         cache.append(Rows::dense(&k, 40), Rows::dense(&v, 33));
         let (keys, values) = (cache.keys(), cache.values());
-        let mut again = KvCache::new(1, 40, 33, kind);
+        let mut again = KvCache::new(Level::detect(), 1, 40, 33, kind);
         again.append(Rows::dense(&keys, 40), Rows::dense(&values, 33));
         assert_eq!((again.keys(), again.values()), (keys, values), "{kind:?}");
     }
@@ -316,7 +316,7 @@ fn what_a_query_must_not_see_does_not_reach_it() {
     for bad in [f32::NAN, f32::INFINITY, f32::MAX] {
         for kind in [KvType::F32, KvType::Bf16] {
             let problem = Problem { window: Some(20), ..small(kind) };
-            for &level in Level::available() {
+            for &level in Level::present() {
                 let len = 90;
                 let [q, mut k, mut v] = problem.sequence(0, len);
                 let [q_width, k_width, v_width, out_width] = problem.widths();
@@ -325,7 +325,7 @@ fn what_a_query_must_not_see_does_not_reach_it() {
                     let mut out = vec![0.0; len * out_width];
                     let (k, v) = (Rows::dense(k, k_width), Rows::dense(v, v_width));
                     let q = Rows::dense(&q, q_width);
-                    attention(&problem.kernel(), q, k, v, &[len], &mut [&mut cache], &mut out);
+                    attention(&problem.kernel(level), q, k, v, &[len], &mut [&mut cache], &mut out);
                     out
                 };
                 let clean = attend(&k, &v);
@@ -344,9 +344,9 @@ fn what_a_query_must_not_see_does_not_reach_it() {
 #[test]
 fn large_scores_do_not_overflow() {
     // Scores of -1e30, 1e30 and, past f32, infinities of -1e40.
-    let kernel = Attention { nheads: 1, scale: 1.0, window: None, softcap: None };
-    for &level in Level::available() {
-        let mut cache = KvCache::with_layout(Layout::new(level, 1, 1, 1, KvType::F32));
+    for &level in Level::present() {
+        let kernel = Attention { level, nheads: 1, scale: 1.0, window: None, softcap: None };
+        let mut cache = KvCache::new(level, 1, 1, 1, KvType::F32);
         let mut out = [0.0; 4];
         let rows = |x| Rows::dense(x, 1);
         let (q, k, v) = ([1e30, 1e30, 1e30, 1e10], [-1e10, -1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 5.0]);
@@ -359,12 +359,12 @@ fn large_scores_do_not_overflow() {
 #[test]
 fn a_window_is_exact() {
     // Equal scores: the mean of the values in the window.
-    let kernel = Attention { nheads: 1, scale: 1.0, window: Some(3), softcap: None };
     let len = 200;
     let (q, k) = (vec![0.0; len], vec![1.0; len]);
     let v: Vec<f32> = (0..len).map(|i| (i * i % 101) as f32).collect();
-    for &level in Level::available() {
-        let mut cache = KvCache::with_layout(Layout::new(level, 1, 1, 1, KvType::F32));
+    for &level in Level::present() {
+        let kernel = Attention { level, nheads: 1, scale: 1.0, window: Some(3), softcap: None };
+        let mut cache = KvCache::new(level, 1, 1, 1, KvType::F32);
         let mut out = vec![0.0; len];
         let rows = |x| Rows::dense(x, 1);
         attention(&kernel, rows(&q), rows(&k), rows(&v), &[len], &mut [&mut cache], &mut out);
@@ -385,7 +385,7 @@ fn forgetting_what_lies_before_the_window_changes_nothing() {
         let out = [&mut kept, &mut lean].map(|cache| {
             let mut out = vec![0.0; 10 * out_width];
             attention(
-                &problem.kernel(),
+                &problem.kernel(Level::detect()),
                 Rows::dense(&q, q_width).slice(first, 10),
                 Rows::dense(&k, k_width).slice(first, 10),
                 Rows::dense(&v, v_width).slice(first, 10),
@@ -406,8 +406,9 @@ fn forgetting_what_lies_before_the_window_changes_nothing() {
 #[test]
 #[should_panic(expected = "caches: positions before 64 are forgotten, 31 is seen")]
 fn a_query_that_sees_a_forgotten_position_panics() {
-    let kernel = Attention { nheads: 1, scale: 1.0, window: Some(70), softcap: None };
-    let mut cache = KvCache::new(1, 1, 1, KvType::F32);
+    let level = Level::detect();
+    let kernel = Attention { level, nheads: 1, scale: 1.0, window: Some(70), softcap: None };
+    let mut cache = KvCache::new(level, 1, 1, 1, KvType::F32);
     cache.append(Rows::dense(&[0.0; 100], 1), Rows::dense(&[0.0; 100], 1));
     cache.forget(80);
     let one = Rows::dense(&[0.0], 1);
@@ -415,9 +416,22 @@ fn a_query_that_sees_a_forgotten_position_panics() {
 }
 
 #[test]
+#[should_panic(expected = "caches: not all of level")]
+fn a_cache_of_another_level_panics() {
+    let &[level, .., other] = Level::present() else {
+        panic!("caches: not all of level: one level")
+    };
+    let kernel = Attention { level, nheads: 1, scale: 1.0, window: None, softcap: None };
+    let mut cache = KvCache::new(other, 1, 1, 1, KvType::F32);
+    let one = Rows::dense(&[0.0], 1);
+    attention(&kernel, one, one, one, &[1], &mut [&mut cache], &mut [0.0]);
+}
+
+#[test]
 fn a_call_without_tokens_does_nothing() {
-    let kernel = Attention { nheads: 2, scale: 1.0, window: None, softcap: None };
-    let mut cache = KvCache::new(1, 2, 3, KvType::F32);
+    let level = Level::detect();
+    let kernel = Attention { level, nheads: 2, scale: 1.0, window: None, softcap: None };
+    let mut cache = KvCache::new(level, 1, 2, 3, KvType::F32);
     let rows = |width| Rows::new(&[], 0, width, 0, width);
     attention(&kernel, rows(4), rows(2), rows(3), &[0], &mut [&mut cache], &mut []);
     attention(&kernel, rows(4), rows(2), rows(3), &[], &mut [], &mut []);
@@ -443,8 +457,9 @@ impl Latent {
         Self { nheads, d_nope, d_c, d_r, d_v, w_uk, w_uv }
     }
 
-    fn kernel(&self) -> LatentAttention<'_> {
+    fn kernel(&self, level: Level) -> LatentAttention<'_> {
         LatentAttention {
+            level,
             nheads: self.nheads,
             scale: 1.0 / ((self.d_nope + self.d_r) as f32).sqrt(),
             w_uk: Weights::F32(&self.w_uk),
@@ -462,8 +477,7 @@ impl Latent {
     fn run(&self, level: Level, kind: KvType, calls: &[usize]) -> (Vec<f32>, KvCache) {
         let len = calls.iter().sum();
         let [q_nope, q_pe, c, k_pe] = self.sequence(len);
-        let layout = Layout::new(level, 1, self.d_c + self.d_r, self.d_c, kind).sharing();
-        let mut cache = KvCache::with_layout(layout);
+        let mut cache = KvCache::latent(level, self.d_c, self.d_r, kind);
         let mut out = vec![f32::NAN; len * self.nheads * self.d_v];
         let mut rest = &mut out[..];
         let mut first = 0;
@@ -472,7 +486,7 @@ impl Latent {
             rest = others;
             let rows = |x, width| Rows::dense(x, width).slice(first, run);
             latent_attention(
-                &self.kernel(),
+                &self.kernel(level),
                 rows(&q_nope, self.nheads * self.d_nope),
                 rows(&q_pe, self.nheads * self.d_r),
                 rows(&c, self.d_c),
@@ -493,14 +507,14 @@ fn latent_attention_equals_full_attention_over_expanded_keys_and_values() {
         [(1, 1, 1, 1, 1), (3, 7, 20, 6, 9), (16, 16, 48, 8, 16), (2, 5, 33, 2, 40)]
     {
         let problem = Latent::new(nheads, d_nope, d_c, d_r, d_v);
-        for &level in Level::available() {
+        for &level in Level::present() {
             for kind in KvType::ALL {
                 let (out, cache) = problem.run(level, kind, &[70, 1, 20]);
                 let [q_nope, q_pe, ..] = problem.sequence(91);
                 let (keys, values) = (cache.keys(), cache.values());
                 let keys = Rows::dense(&keys, d_c + d_r);
                 let want = latent_attention_reference(
-                    &problem.kernel(),
+                    &problem.kernel(level),
                     Rows::dense(&q_nope, nheads * d_nope),
                     Rows::dense(&q_pe, nheads * d_r),
                     keys.columns(0, d_c),
@@ -529,9 +543,10 @@ fn pieces_of_a_sequence_give_the_bits_of_the_whole_of_latent_attention() {
 #[test]
 fn a_latent_cache_holds_each_channel_once() {
     for kind in KvType::ALL {
+        let level = Level::detect();
         let (latent, full) = (
-            KvCache::latent_bytes_per_token(512, 64, kind),
-            KvCache::bytes_per_token(1, 576, 512, kind),
+            KvCache::latent_bytes_per_token(level, 512, 64, kind),
+            KvCache::bytes_per_token(level, 1, 576, 512, kind),
         );
         assert_eq!(latent * (576 + 512), full * 576, "{kind:?}");
     }

@@ -12,7 +12,8 @@
 use rayon::prelude::*;
 
 use crate::rows::Rows;
-use crate::simd::int8::{Activation, Apart, Int8, Int8Level, dispatch_int8};
+use crate::simd::Level;
+use crate::simd::int8::{Activation, Apart, Int8, dispatch_int8};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -46,7 +47,7 @@ pub(super) struct Activations {
 
 impl Activations {
     /// Quantizes rows of whole blocks; for signed codes, as the level takes them.
-    pub(super) fn new(level: Int8Level, x: Rows<'_>, signed: bool) -> Self {
+    pub(super) fn new(level: Level, x: Rows<'_>, signed: bool) -> Self {
         let rows = x.len();
         let mut blocks = vec![Block::ZERO; x.width() / BLOCK * rows];
         let mut apart =
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn codes_are_within_half_a_step_on_every_instruction_set() {
         let mut rng = Rng::new(40);
-        for level in Int8Level::available() {
+        for &level in Level::present() {
             for size in [1e-36, 1e-30, 1.0, 3e38] {
                 let x: Vec<f32> = rng.floats(3 * 64).iter().map(|x| x * size).collect();
                 let quantized = Activations::new(level, Rows::dense(&x, 64), true);
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn zeros_have_a_scale_of_zero_and_numbers_without_end_none() {
-        for level in Int8Level::available() {
+        for &level in Level::present() {
             let mut x = [0.0; 96];
             x[40] = f32::NAN;
             x[95] = f32::NEG_INFINITY;

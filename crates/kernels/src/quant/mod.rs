@@ -265,13 +265,14 @@ pub fn decode(format: Format, blocks: &[u8], out: &mut [f32]) {
 /// Encodes whole blocks, with as little squared error as a short search finds.
 ///
 /// NaN is encoded as 0 and infinity as the largest finite value. Scales are finite: values beyond what
-/// the largest f16 scale reaches are clamped to that. The bytes do not depend on the processor.
+/// the largest f16 scale reaches are clamped to that. The bytes do not depend on the level.
 ///
 /// ```
+/// use boostr_kernels::Level;
 /// use boostr_kernels::quant::{Format, decode, encode};
 /// let x: Vec<f32> = (0..32).map(|i| i as f32).collect();
 /// let mut blocks = [0; 34];
-/// encode(Format::Q8_0, &x, &mut blocks);
+/// encode(Level::detect(), Format::Q8_0, &x, &mut blocks);
 /// let mut y = [0.0; 32];
 /// decode(Format::Q8_0, &blocks, &mut y);
 /// assert!(x.iter().zip(&y).all(|(x, y)| (x - y).abs() < 0.15));
@@ -281,12 +282,7 @@ pub fn decode(format: Format, blocks: &[u8], out: &mut [f32]) {
 ///
 /// If the format cannot be encoded, `x` is not whole blocks, or `blocks` does not hold just these.
 #[track_caller]
-pub fn encode(format: Format, x: &[f32], blocks: &mut [u8]) {
-    encode_at(Level::detect(), format, x, blocks);
-}
-
-#[track_caller]
-fn encode_at(level: Level, format: Format, x: &[f32], blocks: &mut [u8]) {
+pub fn encode(level: Level, format: Format, x: &[f32], blocks: &mut [u8]) {
     assert!(format.can_encode(), "format: {} is not written", format.name());
     let count = x.len() / format.block_len();
     assert_eq!(x.len(), count * format.block_len(), "x: not whole blocks of {}", format.name());

@@ -42,7 +42,8 @@ use super::activations::{Activations, Block, remainder};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
 use super::{Format, Values};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::int8::{Int8, Int8Level, dispatch_int8};
+use crate::simd::Level;
+use crate::simd::int8::{Int8, dispatch_int8};
 
 /// Rows that a cell is multiplied with once it is unpacked.
 const ROWS: usize = 128;
@@ -50,6 +51,9 @@ const ROWS: usize = 128;
 const STREAMS: usize = 4;
 /// Cells and rows that are worth a task of their own.
 const TASK: usize = 2048;
+
+/// Rows that are computed at once in two terms.
+const PRECISE_ROWS: usize = 64;
 
 /// Adds `x · wᵀ` to `out`.
 ///
@@ -65,54 +69,7 @@ const TASK: usize = 2048;
 ///
 /// If the lengths disagree.
 #[track_caller]
-pub fn linear_quantized(x: Rows<'_>, w: &Packed, out: &mut [f32]) {
-    linear_at(Int8Level::detect(), x, w, out);
-}
-
-/// As [`linear_quantized`], with activations in two terms of 8 bits: 16 bits, for what amplifies rounding.
-///
-/// The second term is what rounding to the first leaves. Both meet a weight at once, so that it is read
-/// and unpacked once; a row has the same bits in any company.
-///
-/// # Panics
-///
-/// If the lengths disagree.
-#[track_caller]
-pub fn linear_quantized_precise(x: Rows<'_>, w: &Packed, out: &mut [f32]) {
-    precise_at(Int8Level::detect(), x, w, out);
-}
-
-/// Rows that are computed at once in two terms.
-const PRECISE_ROWS: usize = 64;
-
-#[track_caller]
-fn precise_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
-    let (width, features) = (w.width(), w.features());
-    assert!(x.is_empty() || x.width() == width, "x: width {} is not {width}", x.width());
-    assert_eq!(out.len(), x.len() * features, "out");
-    if out.is_empty() {
-        return;
-    }
-    for (chunk, out) in out.chunks_mut(PRECISE_ROWS * features).enumerate() {
-        let rows = out.len() / features;
-        let mut terms = vec![0.0; 2 * rows * width];
-        let (first, second) = terms.split_at_mut(rows * width);
-        let pairs = first.chunks_exact_mut(width).zip(second.chunks_exact_mut(width));
-        for (i, (first, second)) in pairs.enumerate() {
-            first.copy_from_slice(x.row(chunk * PRECISE_ROWS + i));
-            remainder(first, second);
-        }
-        let mut products = vec![0.0; 2 * rows * features];
-        linear_at(level, Rows::dense(&terms, width), w, &mut products);
-        let (first, second) = products.split_at(rows * features);
-        for ((out, first), second) in out.iter_mut().zip(first).zip(second) {
-            *out += first + second;
-        }
-    }
-}
-
-#[track_caller]
-fn linear_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
+pub fn linear_quantized(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
     let (rows, features) = (x.len(), w.features());
     assert!(rows == 0 || x.width() == w.width(), "x: width {} is not {}", x.width(), w.width());
     assert_eq!(out.len(), rows * features, "out");
@@ -134,6 +91,40 @@ fn linear_at(level: Int8Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
             blocks.for_each(|(i, mut out)| product::<P>(level, &x, w, i * task, &mut out));
         }
     });
+}
+
+/// As [`linear_quantized`], with activations in two terms of 8 bits: 16 bits, for what amplifies rounding.
+///
+/// The second term is what rounding to the first leaves. Both meet a weight at once, so that it is read
+/// and unpacked once; a row has the same bits in any company.
+///
+/// # Panics
+///
+/// If the lengths disagree.
+#[track_caller]
+pub fn linear_quantized_precise(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
+    let (width, features) = (w.width(), w.features());
+    assert!(x.is_empty() || x.width() == width, "x: width {} is not {width}", x.width());
+    assert_eq!(out.len(), x.len() * features, "out");
+    if out.is_empty() {
+        return;
+    }
+    for (chunk, out) in out.chunks_mut(PRECISE_ROWS * features).enumerate() {
+        let rows = out.len() / features;
+        let mut terms = vec![0.0; 2 * rows * width];
+        let (first, second) = terms.split_at_mut(rows * width);
+        let pairs = first.chunks_exact_mut(width).zip(second.chunks_exact_mut(width));
+        for (i, (first, second)) in pairs.enumerate() {
+            first.copy_from_slice(x.row(chunk * PRECISE_ROWS + i));
+            remainder(first, second);
+        }
+        let mut products = vec![0.0; 2 * rows * features];
+        linear_quantized(level, Rows::dense(&terms, width), w, &mut products);
+        let (first, second) = products.split_at(rows * features);
+        for ((out, first), second) in out.iter_mut().zip(first).zip(second) {
+            *out += first + second;
+        }
+    }
 }
 
 dispatch_int8! {
@@ -603,9 +594,9 @@ mod tests {
                 let bytes = random_blocks(&mut rng, format, features * width);
                 let w = Packed::new(format, &bytes, width);
                 let before = rng.floats(rows * features);
-                for level in Int8Level::available() {
+                for &level in Level::present() {
                     let mut out = before.clone();
-                    precise_at(level, Rows::dense(&x, width), &w, &mut out);
+                    linear_quantized_precise(level, Rows::dense(&x, width), &w, &mut out);
                     for n in 0..features {
                         let m = (n * 7 + features) % rows;
                         let bytes = &bytes[n * bytes.len() / features..][..bytes.len() / features];
@@ -619,7 +610,12 @@ mod tests {
                     }
                     let last = rows - 1;
                     let mut alone = before[last * features..].to_vec();
-                    precise_at(level, Rows::dense(&x[last * width..], width), &w, &mut alone);
+                    linear_quantized_precise(
+                        level,
+                        Rows::dense(&x[last * width..], width),
+                        &w,
+                        &mut alone,
+                    );
                     assert_eq!(alone, out[last * features..], "{format:?} {level:?}");
                 }
             }
@@ -638,9 +634,9 @@ mod tests {
                 let bytes = random_blocks(&mut rng, format, features * width);
                 let w = Packed::new(format, &bytes, width);
                 let before = rng.floats(rows * features);
-                for level in Int8Level::available() {
+                for &level in Level::present() {
                     let mut out = before.clone();
-                    linear_at(level, Rows::dense(&x, width), &w, &mut out);
+                    linear_quantized(level, Rows::dense(&x, width), &w, &mut out);
                     // Each output once, by one of a few rows: definitions are slow.
                     for n in 0..features {
                         let m = (n * 7 + features) % rows;
@@ -671,11 +667,11 @@ mod tests {
             let (rows, features, width) = (133, 77, 512);
             let x = activations(&mut rng, rows, width);
             let w = Packed::new(format, &random_blocks(&mut rng, format, features * width), width);
-            for level in Int8Level::available() {
+            for &level in Level::present() {
                 let run = |first: usize, count: usize| {
                     let x = Rows::dense(&x, width).slice(first, count);
                     let mut out = vec![0.5; count * features];
-                    linear_at(level, x, &w, &mut out);
+                    linear_quantized(level, x, &w, &mut out);
                     out
                 };
                 let whole = run(0, rows);
@@ -701,7 +697,7 @@ mod tests {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut out = vec![0.0; rows * features];
             let x = Rows::dense(&x, width).slice(0, rows);
-            pool.install(|| linear_quantized(x, &w, &mut out));
+            pool.install(|| linear_quantized(Level::detect(), x, &w, &mut out));
             out
         };
         for rows in [1, rows] {
@@ -718,10 +714,10 @@ mod tests {
         let x = activations(&mut rng, 3, width);
         for format in formats() {
             let w = Packed::new(format, &random_blocks(&mut rng, format, 20 * width), width);
-            let fused = Int8Level::available().into_iter().filter(|l| *l != Int8Level::Baseline);
+            let fused = Level::present().iter().copied().filter(|l| *l != Level::Baseline);
             let mut outs = fused.map(|level| {
                 let mut out = vec![0.0; 3 * 20];
-                linear_at(level, Rows::dense(&x, width), &w, &mut out);
+                linear_quantized(level, Rows::dense(&x, width), &w, &mut out);
                 out
             });
             if let Some(first) = outs.next() {
@@ -739,7 +735,7 @@ mod tests {
                 let mut x = rng.floats(3 * 512);
                 x[512 + 300] = bad;
                 let mut out = vec![0.0; 3 * 9];
-                linear_quantized(Rows::dense(&x, 512), &w, &mut out);
+                linear_quantized(Level::detect(), Rows::dense(&x, 512), &w, &mut out);
                 for (i, out) in out.iter().enumerate() {
                     assert_eq!(out.is_nan(), (9..18).contains(&i), "{} {i}", format.name());
                 }
@@ -751,15 +747,15 @@ mod tests {
     fn without_rows_or_features_nothing_happens() {
         let w = Packed::new(Format::Q8_0, &[], 32);
         assert_eq!(w.features(), 0);
-        linear_quantized(Rows::dense(&[1.0; 64], 32), &w, &mut []);
+        linear_quantized(Level::detect(), Rows::dense(&[1.0; 64], 32), &w, &mut []);
         let w = Packed::new(Format::Q8_0, &[0; 34], 32);
-        linear_quantized(Rows::dense(&[], 32), &w, &mut []);
+        linear_quantized(Level::detect(), Rows::dense(&[], 32), &w, &mut []);
     }
 
     #[test]
     #[should_panic(expected = "x: width 64 is not 32")]
     fn a_wrong_width_panics() {
         let w = Packed::new(Format::Q8_0, &[0; 34], 32);
-        linear_quantized(Rows::dense(&[1.0; 64], 64), &w, &mut [0.0]);
+        linear_quantized(Level::detect(), Rows::dense(&[1.0; 64], 64), &w, &mut [0.0]);
     }
 }

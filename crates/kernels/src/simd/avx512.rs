@@ -7,24 +7,23 @@
 use std::arch::x86_64::*;
 
 use super::Simd;
+use super::avx2::Avx2;
 
 /// Proof that the processor has AVX-512F, AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
+    pub(crate) fn present() -> bool {
+        Avx2::present() && is_x86_feature_detected!("avx512f")
+    }
+
     /// # Panics
     ///
     /// If the processor lacks one of the features.
     #[inline(always)]
     pub(crate) fn detected() -> Self {
-        assert!(
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c"),
-            "level: avx512 on a processor without it"
-        );
+        assert!(Self::present(), "level: avx512 on a processor without it");
         Self(())
     }
 }

@@ -1,14 +1,8 @@
 //! One vector type per instruction set, and the choice among them.
 //!
-//! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function; the macro
-//! `dispatch!` compiles it for every instruction set of the target and calls the widest that this
-//! processor has. A value of an instruction set's type is the proof that the processor has it: such
-//! values come from [`Level::detect`] alone.
-//!
-//! Instruction sets differ in the number of lanes, and so in the order of a sum: results agree
-//! within rounding between instruction sets, and to the bit on any one of them.
-
-use std::sync::OnceLock;
+//! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function. The macro
+//! `dispatch!` compiles it for every instruction set of the target and calls the one of the caller's
+//! [`Level`]. A value of an instruction set's type is the proof that the processor has it.
 
 /// The methods of [`Simd`] that cut slices into arrays of a number of lanes.
 macro_rules! split_by_arrays {
@@ -51,8 +45,11 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod baseline;
 pub(crate) mod int8;
+mod level;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+
+pub use level::{Level, UnknownLevel};
 
 /// What kernels need of an instruction set; `Copy` so that it can be passed everywhere for free.
 ///
@@ -112,57 +109,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
 }
 
-/// The instruction sets that kernels are compiled for; the widest present is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Level {
-    /// What the compiler may assume of any processor of the target.
-    Baseline,
-    /// x86-64 with AVX2, FMA and F16C.
-    Avx2,
-    /// x86-64 with AVX-512F.
-    Avx512,
-    /// 64-bit Arm.
-    Neon,
-}
-
-impl Level {
-    /// The widest level of this processor, found once.
-    #[must_use]
-    pub fn detect() -> Self {
-        static LEVEL: OnceLock<Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| *Self::available().last().unwrap_or(&Self::Baseline))
-    }
-
-    /// Every level that this processor can run, narrowest first.
-    #[must_use]
-    pub fn available() -> &'static [Self] {
-        #[cfg(target_arch = "x86_64")]
-        if !cfg!(miri) && avx2::Avx2::present() {
-            if is_x86_feature_detected!("avx512f") {
-                return &[Self::Baseline, Self::Avx2, Self::Avx512];
-            }
-            return &[Self::Baseline, Self::Avx2];
-        }
-        #[cfg(target_arch = "aarch64")]
-        if !cfg!(miri) {
-            return &[Self::Baseline, Self::Neon];
-        }
-        &[Self::Baseline]
-    }
-
-    /// Short name, as `boostr doctor` prints it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Baseline => "baseline",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Neon => "neon",
-        }
-    }
-}
-
 /// Compiles an `#[inline(always)] fn name<S: Simd>(simd: S, args..)` for each instruction set and
 /// defines `fn name(level, args..)` that calls the one of `level`.
 macro_rules! dispatch {
@@ -173,7 +119,7 @@ macro_rules! dispatch {
             use crate::simd::Level;
             match level {
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => {
+                Level::Avx512 | Level::Avx512Vnni => {
                     #[target_feature(enable = "avx512f,avx2,fma,f16c")]
                     fn wide(simd: crate::simd::avx512::Avx512, $($arg: $ty),*) $(-> $ret)? {
                         $body(simd, $($arg),*)
@@ -183,7 +129,7 @@ macro_rules! dispatch {
                     unsafe { wide(simd, $($arg),*) }
                 }
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => {
+                Level::Avx2 | Level::AvxVnni => {
                     #[target_feature(enable = "avx2,fma,f16c")]
                     fn wide(simd: crate::simd::avx2::Avx2, $($arg: $ty),*) $(-> $ret)? {
                         $body(simd, $($arg),*)
@@ -193,8 +139,9 @@ macro_rules! dispatch {
                     unsafe { wide(simd, $($arg),*) }
                 }
                 #[cfg(target_arch = "aarch64")]
-                Level::Neon => $body(crate::simd::neon::Neon, $($arg),*),
-                _ => $body(crate::simd::baseline::Baseline, $($arg),*),
+                Level::Neon | Level::NeonDotprod => $body(crate::simd::neon::Neon, $($arg),*),
+                Level::Baseline => $body(crate::simd::baseline::Baseline, $($arg),*),
+                absent => absent.refuse(),
             }
         }
     };

@@ -16,7 +16,6 @@ use rayon::prelude::*;
 use super::Ssd;
 use super::backward_team::{Call, Sums, Task, Worker};
 use crate::rows::{Rows, column_blocks};
-use crate::simd::Level;
 
 /// Most heads of a team: they share loads and products of b and c, but do not run in parallel.
 const TEAM: usize = 6;
@@ -69,19 +68,6 @@ pub fn ssd_backward(
     states: &[&[f32]],
     dout: Rows<'_>,
     dstates: &mut [&mut [f32]],
-    out: SsdGradients<'_>,
-) {
-    ssd_backward_at(Level::detect(), input, runs, states, dout, dstates, out);
-}
-
-#[track_caller]
-pub(super) fn ssd_backward_at(
-    level: Level,
-    input: &Ssd<'_>,
-    runs: &[usize],
-    states: &[&[f32]],
-    dout: Rows<'_>,
-    dstates: &mut [&mut [f32]],
     mut out: SsdGradients<'_>,
 ) {
     input.check(runs);
@@ -102,7 +88,7 @@ pub(super) fn ssd_backward_at(
     }
     // Enters the thread pool once, not anew for each parallel loop in there.
     rayon::scope(|_| {
-        let call = Call::new(level, input, dout);
+        let call = Call::new(input, dout);
         let team = team_size(input);
         let nteams = nheads / team;
         let mut parts = vec![0.0; (nteams - input.ngroups) * 2 * input.x.len() * dstate];

@@ -42,14 +42,13 @@ use super::matrix::{
 use crate::math::exp_lanes;
 use crate::norm::gate;
 use crate::rows::Rows;
-use crate::simd::{Level, Simd, dispatch};
+use crate::simd::{Simd, dispatch};
 
 /// Q: whole vectors of every instruction set, and whole tiles of every product.
 const CHUNK: usize = 48;
 
 /// What is the same for all tasks.
 pub(super) struct Call<'a> {
-    level: Level,
     input: &'a Ssd<'a>,
     dout: Rows<'a>,
     /// Steps `[T, H]`, after their limits.
@@ -185,15 +184,15 @@ impl Worker {
         for (head, state) in task.heads.clone().zip(carried) {
             let decays = call.decays(head, &tokens);
             x.load(call.of_head(call.input.x, head, &tokens));
-            scale_rows(call.level, x, &decays.weight);
+            scale_rows(call.input.level, x, &decays.weight);
             let end = decays.entered[tokens.len() - 1];
-            multiply_transposed(call.level, state, end, x.view(), Part::Full, b.view());
+            multiply_transposed(call.input.level, state, end, x.view(), Part::Full, b.view());
         }
     }
 
     /// Takes all heads back through a chunk.
     fn chunk(&mut self, call: &Call<'_>, task: &mut Task<'_>, chunk: usize, sums: &mut Sums) {
-        let (level, n) = (call.level, call.input.dstate);
+        let (level, n) = (call.input.level, call.input.dstate);
         let tokens = task.chunk(chunk);
         let len = tokens.len();
         self.b.load(call.of_group(call.input.b, task.heads.start, &tokens));
@@ -225,7 +224,7 @@ impl Worker {
         i: usize,
         sums: &mut Sums,
     ) {
-        let (level, input) = (call.level, call.input);
+        let (level, input) = (call.input.level, call.input);
         let (p, head) = (input.headdim, task.heads.start + i);
         let tokens = task.chunk(chunk);
         let (rows, channels) = (chunk * CHUNK..chunk * CHUNK + tokens.len(), i * p..(i + 1) * p);
@@ -321,24 +320,25 @@ impl Task<'_> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(level: Level, input: &'a Ssd<'a>, dout: Rows<'a>) -> Self {
+    pub(super) fn new(input: &'a Ssd<'a>, dout: Rows<'a>) -> Self {
+        let level = input.level;
         let mut dt = Vec::with_capacity(input.dt.len() * input.nheads);
         (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
         let no_limit = (f32::NEG_INFINITY, f32::INFINITY);
-        timestep(&mut dt, input.dt_bias, false, no_limit);
+        timestep(level, &mut dt, input.dt_bias, false, no_limit);
         let mut slopes = vec![1.0; dt.len()];
         if input.dt_softplus {
             slopes.copy_from_slice(&dt);
             sigmoid(level, &mut slopes);
         }
-        timestep(&mut dt, None, input.dt_softplus, no_limit);
+        timestep(level, &mut dt, None, input.dt_softplus, no_limit);
         for (slope, dt) in slopes.iter_mut().zip(&dt) {
             if *dt < input.dt_limit.0 || *dt > input.dt_limit.1 {
                 *slope = 0.0;
             }
         }
-        timestep(&mut dt, None, false, input.dt_limit);
-        Self { level, input, dout, dt, slopes }
+        timestep(level, &mut dt, None, false, input.dt_limit);
+        Self { input, dout, dt, slopes }
     }
 
     /// One head's columns of `[T, H * P]`.
@@ -358,7 +358,7 @@ impl<'a> Call<'a> {
         for (dt, t) in dt.iter_mut().zip(tokens.clone()) {
             *dt = self.dt[t * self.input.nheads + head];
         }
-        decays(self.level, tokens.len(), dt, self.input.a[head])
+        decays(self.input.level, tokens.len(), dt, self.input.a[head])
     }
 }
 

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::Dims;
 use crate::math::softplus;
+use crate::simd::Level;
 
 /// Turns raw steps into time steps in place: rows of `[H]`, bias first, then softplus, then the clamp.
 ///
@@ -18,7 +19,13 @@ use crate::math::softplus;
 ///
 /// If `dt` is not whole rows of `dt_bias`.
 #[track_caller]
-pub fn timestep(dt: &mut [f32], dt_bias: Option<&[f32]>, dt_softplus: bool, limit: (f32, f32)) {
+pub fn timestep(
+    level: Level,
+    dt: &mut [f32],
+    dt_bias: Option<&[f32]>,
+    dt_softplus: bool,
+    limit: (f32, f32),
+) {
     if let Some(bias) = dt_bias.filter(|_| !dt.is_empty()) {
         assert!(!bias.is_empty() && dt.len().is_multiple_of(bias.len()), "dt_bias");
         for row in dt.chunks_exact_mut(bias.len()) {
@@ -28,7 +35,7 @@ pub fn timestep(dt: &mut [f32], dt_bias: Option<&[f32]>, dt_softplus: bool, limi
         }
     }
     if dt_softplus {
-        softplus(dt);
+        softplus(level, dt);
     }
     if limit != (0.0, f32::INFINITY) || !dt_softplus {
         for dt in dt {
@@ -85,6 +92,7 @@ pub(super) fn exponent_sums(dt: &[f32], a: f32, high: &mut [f32], low: &mut [f32
 #[track_caller]
 #[must_use]
 pub fn chunk_cumsum(
+    level: Level,
     dims: Dims,
     dt: &[f32],
     a: &[f32],
@@ -97,7 +105,7 @@ pub fn chunk_cumsum(
     assert_eq!(a.len(), nheads, "a");
     assert!(dt_bias.is_none_or(|b| b.len() == nheads), "dt_bias");
     let mut steps = dt.to_vec();
-    timestep(&mut steps, dt_bias, dt_softplus, (0.0, f32::INFINITY));
+    timestep(level, &mut steps, dt_bias, dt_softplus, (0.0, f32::INFINITY));
 
     let mut dt_out = vec![0.0; dims.cumsum_len()];
     let mut da_cumsum = vec![0.0; dims.cumsum_len()];

@@ -41,6 +41,8 @@ const ROWS: usize = 4;
 /// Inputs of [`ssd`] for the tokens of all runs, one after another.
 #[derive(Debug, Clone, Copy)]
 pub struct Ssd<'a> {
+    /// The instruction set.
+    pub level: Level,
     /// H
     pub nheads: usize,
     /// P
@@ -143,17 +145,7 @@ impl Ssd<'_> {
 /// If the lengths disagree.
 #[track_caller]
 pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [f32]) {
-    ssd_at(Level::detect(), input, runs, states, y);
-}
-
-#[track_caller]
-pub(super) fn ssd_at(
-    level: Level,
-    input: &Ssd<'_>,
-    runs: &[usize],
-    states: &mut [&mut [f32]],
-    y: &mut [f32],
-) {
+    let level = input.level;
     input.check(runs);
     let Ssd { nheads, headdim, ngroups, dstate, .. } = *input;
     assert_eq!(states.len(), runs.len(), "states");
@@ -224,11 +216,11 @@ impl<'a> Call<'a> {
     fn new(input: &'a Ssd<'a>) -> Self {
         let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.nheads);
         (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
-        timestep(&mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
+        timestep(input.level, &mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
         let rows = dt.chunks_exact(input.nheads);
         let mut decay: Vec<f32> =
             rows.flat_map(|row| row.iter().zip(input.a).map(|(dt, a)| dt * a)).collect();
-        exp(&mut decay);
+        exp(input.level, &mut decay);
         Self { input, dt, decay }
     }
 

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::scan::ssd_at;
 use super::*;
 use crate::rows::Rows;
 use crate::simd::Level;
@@ -78,6 +77,7 @@ impl Data {
     fn input(&self, p: &Problem) -> Ssd<'_> {
         let dense = |data, width| Rows::new(data, p.tokens(), width, 0, width);
         Ssd {
+            level: Level::detect(),
             nheads: p.nheads(),
             headdim: p.headdim,
             ngroups: p.ngroups,
@@ -105,7 +105,7 @@ fn run(
     let mut states = states.to_vec();
     let mut y = vec![f32::NAN; input.x.len() * input.x.width()];
     let mut views: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
-    ssd_at(level, input, runs, &mut views, &mut y);
+    ssd(&Ssd { level, ..*input }, runs, &mut views, &mut y);
     (y, states)
 }
 
@@ -136,7 +136,7 @@ proptest! {
         let data = Data::new(&p);
         let input = data.input(&p);
         let (want, want_states) = in_f64(&input, &p.runs, &data.states);
-        for &level in Level::available() {
+        for &level in Level::present() {
             let (y, states) = run(level, &input, &p.runs, &data.states);
             close(&y, &want, TOLERANCE);
             for (state, want) in states.iter().zip(&want_states) {
@@ -172,7 +172,7 @@ proptest! {
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| (cut * (len + 1) as f64) as usize).collect();
         cuts.push(len);
         cuts.sort_unstable();
-        for &level in Level::available() {
+        for &level in Level::present() {
             let (want, want_state) = run(level, &input, &[len], &data.states[..1]);
             let (mut y, mut state, mut first) = (Vec::new(), data.states[..1].to_vec(), 0);
             for &cut in &cuts {
@@ -208,7 +208,7 @@ proptest! {
             chunk_size,
         };
         let (dt, da_cumsum) =
-            chunk_cumsum(dims, &data.dt, &data.a, input.dt_bias, input.dt_softplus);
+            chunk_cumsum(Level::detect(), dims, &data.dt, &data.a, input.dt_bias, input.dt_softplus);
         let own = chunk_state(dims, &data.x, &data.b, &dt, &da_cumsum);
         let passed = state_passing(dims, &own, &da_cumsum);
         let mut y = chunk_scan(dims, &data.x, &passed, &data.c, &da_cumsum, input.d);
@@ -279,7 +279,7 @@ fn extreme_steps_and_decays_stay_finite_and_exact() {
             ..data.input(&p)
         };
         let (want, want_states) = in_f64(&input, &p.runs, &data.states);
-        for &level in Level::available() {
+        for &level in Level::present() {
             let (y, states) = run(level, &input, &p.runs, &data.states);
             assert!(y.iter().chain(&states[0]).all(|x| x.is_finite()));
             close(&y, &want, TOLERANCE);
@@ -293,7 +293,7 @@ fn what_is_no_number_reaches_no_token_before_it() {
     let p =
         Problem { runs: vec![70], ngroups: 1, heads_per_group: 2, headdim: 5, dstate: 11, seed: 4 };
     let mut data = Data::new(&p);
-    for &level in Level::available() {
+    for &level in Level::present() {
         for bad in [f32::NAN, f32::INFINITY] {
             let (want, _) = run(level, &data.input(&p), &p.runs, &data.states);
             let kept = std::mem::replace(&mut data.x[41 * 10 + 2], bad);
@@ -315,7 +315,7 @@ fn exponents_beyond_the_range_of_floats_decay_to_nothing() {
     data.dt = vec![20.0; 80];
     let input = Ssd { dt_bias: None, dt_softplus: false, ..data.input(&p) };
     let (want, _) = in_f64(&input, &p.runs, &data.states);
-    for &level in Level::available() {
+    for &level in Level::present() {
         let (y, states) = run(level, &input, &p.runs, &data.states);
         assert!(states[0].iter().all(|x| x.is_finite()));
         close(&y, &want, TOLERANCE);
@@ -325,7 +325,7 @@ fn exponents_beyond_the_range_of_floats_decay_to_nothing() {
 #[test]
 fn a_step_that_is_no_number_is_not_hidden_by_a_limit() {
     let mut dt = [f32::NAN, 5.0, -1.0];
-    timestep(&mut dt, None, false, (0.0, 1.0));
+    timestep(Level::detect(), &mut dt, None, false, (0.0, 1.0));
     assert!(dt[0].is_nan());
     assert_eq!(dt[1..], [1.0, 0.0]);
 }
@@ -336,7 +336,7 @@ fn stages_of_no_heads_or_no_tokens_are_empty() {
         let dims =
             Dims { batch: 1, seqlen, nheads, headdim: 3, ngroups: 1, dstate: 4, chunk_size: 2 };
         let (dt, a, bias) = (vec![0.0; seqlen * nheads], vec![-1.0; nheads], vec![0.0; nheads]);
-        let (dt, sums) = chunk_cumsum(dims, &dt, &a, Some(&bias), true);
+        let (dt, sums) = chunk_cumsum(Level::detect(), dims, &dt, &a, Some(&bias), true);
         assert!(dt.is_empty());
         assert!(state_passing(dims, &[], &sums).is_empty());
     }
@@ -345,7 +345,7 @@ fn stages_of_no_heads_or_no_tokens_are_empty() {
 #[test]
 fn bias_comes_before_softplus() {
     let mut dt = [0.0];
-    timestep(&mut dt, Some(&[-4.6]), true, (0.0, f32::INFINITY));
+    timestep(Level::detect(), &mut dt, Some(&[-4.6]), true, (0.0, f32::INFINITY));
     assert!((dt[0] - 0.010_002).abs() < 1e-5, "{}", dt[0]);
 }
 
@@ -353,6 +353,7 @@ fn bias_comes_before_softplus() {
 fn heads_use_the_group_of_their_block() {
     // G = 2, H = 4, distinct b: heads 0 and 1 see group 0, heads 2 and 3 group 1.
     let input = Ssd {
+        level: Level::detect(),
         nheads: 4,
         headdim: 1,
         ngroups: 2,

@@ -1,14 +1,14 @@
 //! The shapes of answers: what OpenAI's clients read, and a little more.
 
+use boostr::sample::Choice;
 use boostr::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::job::{End, Reason};
+use crate::job::{FinishReason, Finished};
 use crate::shape::Called;
 use crate::turn::SessionTurn;
-use crate::voice::Spoken;
 
 /// An answer to a conversation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -135,16 +135,16 @@ pub(crate) struct LikelyToken {
 }
 
 impl ChatLogprobs {
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[Spoken]) -> Self {
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[Choice]) -> Self {
         let likely = |id, logprob| {
             let token = text_of(tokenizer, id);
             let bytes = tokenizer.bytes(id).ok().flatten();
             let bytes = bytes.unwrap_or_else(|| token.as_bytes().to_vec());
             LikelyToken { bytes, token, logprob: finite(logprob) }
         };
-        let content = tokens.iter().map(|spoken| TokenLogprob {
-            token: likely(spoken.id, spoken.logprob),
-            top_logprobs: spoken.top.iter().map(|&(id, logprob)| likely(id, logprob)).collect(),
+        let content = tokens.iter().map(|token| TokenLogprob {
+            token: likely(token.id, token.logprob),
+            top_logprobs: token.top.iter().map(|&(id, logprob)| likely(id, logprob)).collect(),
         });
         Self { content: content.collect() }
     }
@@ -189,13 +189,13 @@ pub(crate) struct TextLogprobs {
 
 impl TextLogprobs {
     /// Adds tokens that stand from character `offset` on.
-    pub(crate) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[Spoken], offset: &mut usize) {
-        for spoken in tokens {
-            let text = text_of(tokenizer, spoken.id);
+    pub(crate) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[Choice], offset: &mut usize) {
+        for token in tokens {
+            let text = text_of(tokenizer, token.id);
             let length = text.chars().count();
             self.tokens.push(text);
-            self.token_logprobs.push(finite(spoken.logprob));
-            let top = spoken.top.iter();
+            self.token_logprobs.push(finite(token.logprob));
+            let top = token.top.iter();
             let top = top.map(|&(id, logprob)| (text_of(tokenizer, id), finite(logprob).into()));
             self.top_logprobs.push(Value::Object(top.collect()));
             self.text_offset.push(*offset);
@@ -239,12 +239,12 @@ pub(crate) struct PromptDetails {
 
 impl Usage {
     /// Counts another continuation; a prompt counts once however many it has.
-    pub(crate) fn add(&mut self, end: &End, is_first_of_prompt: bool) {
+    pub(crate) fn add(&mut self, how: &Finished, is_first_of_prompt: bool) {
         if is_first_of_prompt {
-            self.prompt_tokens += end.prompt_tokens;
-            self.prompt_tokens_details.cached_tokens += end.cached_tokens;
+            self.prompt_tokens += how.prompt_tokens;
+            self.prompt_tokens_details.cached_tokens += how.cached_tokens;
         }
-        self.completion_tokens += end.tokens;
+        self.completion_tokens += how.tokens;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }
@@ -270,32 +270,32 @@ pub(crate) struct Timings {
     position: usize,
 }
 
-impl From<&End> for Timings {
-    fn from(end: &End) -> Self {
-        let prompt_n = end.prompt_tokens.saturating_sub(end.cached_tokens);
-        let prompt_ms = end.prompt_time.as_secs_f64() * 1e3;
-        let predicted_ms = end.decode_time.as_secs_f64() * 1e3;
+impl From<&Finished> for Timings {
+    fn from(how: &Finished) -> Self {
+        let prompt_n = how.prompt_tokens.saturating_sub(how.cached_tokens);
+        let prompt_ms = how.prompt_time.as_secs_f64() * 1e3;
+        let predicted_ms = how.decode_time.as_secs_f64() * 1e3;
         // The first token comes of the prompt.
-        let decoded = end.tokens.saturating_sub(1);
+        let decoded = how.tokens.saturating_sub(1);
         let per = |ms: f64, n: usize| if n == 0 { 0.0 } else { ms / n as f64 };
         let rate = |ms: f64, n: usize| if ms == 0.0 { 0.0 } else { n as f64 * 1e3 / ms };
         Self {
-            cache_n: end.cached_tokens,
+            cache_n: how.cached_tokens,
             prompt_n,
             prompt_ms,
             prompt_per_token_ms: per(prompt_ms, prompt_n),
             prompt_per_second: rate(prompt_ms, prompt_n),
-            predicted_n: end.tokens,
+            predicted_n: how.tokens,
             predicted_ms,
             predicted_per_token_ms: per(predicted_ms, decoded),
             predicted_per_second: rate(predicted_ms, decoded),
-            state_bytes: end.state_bytes,
-            position: end.position,
+            state_bytes: how.state_bytes,
+            position: how.position,
         }
     }
 }
 
-impl Reason {
+impl FinishReason {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",

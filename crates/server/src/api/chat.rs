@@ -24,7 +24,7 @@ use crate::auth::Scope;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::job::{self, Job, Piece, Reason};
+use crate::job::{self, FinishReason, Job, Piece};
 use crate::messages;
 use crate::options::{GenerationOptions, MAX_TOP};
 use crate::shape::{Finder, Shape};
@@ -190,7 +190,7 @@ async fn collect<B: Backend>(
                 tool_calls: Vec::new(),
             },
             logprobs: with_tokens.then(ChatLogprobs::default),
-            finish_reason: Reason::Stop.name(),
+            finish_reason: FinishReason::Stop.name(),
         })
         .collect();
     let (mut usage, mut timings, mut ended) = (Usage::default(), Timings::default(), 0);
@@ -209,13 +209,13 @@ async fn collect<B: Backend>(
                     choice.message.tool_calls.push(ToolCall::new(call, None));
                 }
             }
-            Some(Piece::End { index, end }) => {
-                usage.add(&end, ended == 0);
-                timings = Timings::from(&end);
-                session = end.session;
+            Some(Piece::Finished { index, how }) => {
+                usage.add(&how, ended == 0);
+                timings = Timings::from(&how);
+                session = how.session;
                 ended += 1;
                 if let Some(choice) = choices.get_mut(index) {
-                    choice.finish_reason = end.reason.name();
+                    choice.finish_reason = how.reason.name();
                     let message = &mut choice.message;
                     if is_forced || !message.tool_calls.is_empty() {
                         message.content.take_if(|content| content.is_empty());
@@ -286,17 +286,17 @@ impl<B: Backend> Script for ChatScript<B> {
                 let tool_calls = Some(vec![ToolCall::new(call, Some(number))]);
                 out.data(&self.chunk(index, Delta { tool_calls, ..Delta::default() }));
             }
-            Piece::End { index, end } => {
-                self.usage.add(&end, self.ended == 0);
+            Piece::Finished { index, how } => {
+                self.usage.add(&how, self.ended == 0);
                 self.ended += 1;
                 let mut chunk = self.chunk(index, Delta::default());
                 if let Some(choice) = chunk.choices.first_mut() {
-                    choice.finish_reason = Some(end.reason.name());
+                    choice.finish_reason = Some(how.reason.name());
                 }
                 if self.ended == self.count {
-                    chunk.timings = Some(Timings::from(&end));
+                    chunk.timings = Some(Timings::from(&how));
                 }
-                chunk.session = end.session;
+                chunk.session = how.session;
                 out.data(&chunk);
             }
             Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use boostr::backend::Backend;
 use boostr::engine::Request;
+use boostr::sample::Choice;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -22,7 +23,6 @@ use crate::fields::{Fields, wrong};
 use crate::job::{self, Job, Piece};
 use crate::options::{GenerationOptions, MAX_N, MAX_TOP, texts, token_ids};
 use crate::sse::{self, Events, Script};
-use crate::voice::Spoken;
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 16;
@@ -215,7 +215,7 @@ struct Score {
 }
 
 impl Score {
-    fn add(&mut self, tokens: &[Spoken]) {
+    fn add(&mut self, tokens: &[Choice]) {
         self.logprobs += tokens.iter().map(|token| f64::from(token.logprob)).sum::<f64>();
         self.tokens += tokens.len();
     }
@@ -271,13 +271,13 @@ impl<B: Backend> Answer<B> {
                 }
                 Some(TextChoice { index, text, logprobs, finish_reason: None })
             }
-            Piece::End { index, end } => {
+            Piece::Finished { index, how } => {
                 let of_prompt = index / self.tries * self.tries;
                 let is_first = !self.ended.get(of_prompt..of_prompt + self.tries)?.contains(&true);
-                self.usage.add(&end, is_first);
-                self.timings = Timings::from(&end);
+                self.usage.add(&how, is_first);
+                self.timings = Timings::from(&how);
                 *self.ended.get_mut(index)? = true;
-                let finish_reason = Some(end.reason.name());
+                let finish_reason = Some(how.reason.name());
                 Some(TextChoice { index, text: String::new(), logprobs: None, finish_reason })
             }
             Piece::Call { .. } | Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => None,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Json;
 use axum::extract::State;
 use boostr::backend::Backend;
-use boostr::models::Run;
+use boostr::models::{PIECE, Run};
 use boostr::ops;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -21,8 +21,6 @@ use crate::options::unknown_model;
 const MAX_INPUTS: usize = 256;
 /// Tokens of all inputs together.
 const MAX_TOKENS: usize = 1 << 17;
-/// Tokens between two looks at whether anyone still waits.
-const PIECE: usize = 512;
 
 /// Texts whose vectors are wanted.
 #[derive(ToSchema)]

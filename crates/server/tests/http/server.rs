@@ -11,6 +11,7 @@ use boostr::backend::{self, Cpu};
 use boostr::engine::{Engine, EngineConfig, Stats};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::session::Sessions;
+use boostr::threads::Threads;
 use boostr_server::{Config, Server};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -21,7 +22,7 @@ use crate::client::{self, Reply};
 /// The embedded model, read from its folder.
 pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
-    Arc::new(LanguageModel::open(path.as_ref(), &OpenOptions::default(), backend::cpu()).unwrap())
+    Arc::new(LanguageModel::open(path, &OpenOptions::default(), backend::cpu()).unwrap())
 });
 
 /// A server that is running, until it is dropped.
@@ -58,13 +59,13 @@ impl TestServer {
 
     pub fn with(mut setup: Setup) -> Self {
         setup.config.model_name = "demo".into();
-        setup.engine.threads = 1;
+        setup.engine.threads = Some(Threads::new(1).unwrap());
         let server = Server::<Cpu>::new(setup.config).unwrap();
         let mut engine = None;
         if !setup.without_model {
             let started = Engine::start(MODEL.clone(), setup.engine).unwrap();
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
-            server.load(MODEL.clone(), started.clone(), sessions).unwrap();
+            server.load(MODEL.clone(), started.clone(), None, sessions).unwrap();
             engine = Some(started);
         }
         let (stop, stopped) = oneshot::channel();

@@ -217,7 +217,8 @@ impl Calls {
         }
     }
 
-    /// The same for a part of a thought, or of what is up to one: an answer that is thought before is still all of it.
+    /// The same for a thought, or blank text before one: the answer after it still counts as not begun, so that a call
+    /// may be all of it.
     fn think(&mut self, len: usize, pieces: &mut Vec<Piece>) {
         let no_text = self.no_text;
         self.release(len, pieces);

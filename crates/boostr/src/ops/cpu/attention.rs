@@ -1,9 +1,9 @@
 //! Attention and elementwise steps on the CPU.
 
-use boostr_kernels::{self as kernels, Weights, activation, attention};
-use numr::runtime::cpu::{CpuClient, CpuRuntime};
+use boostr_kernels::{self as kernels, Level, Weights, activation, attention};
+use numr::runtime::cpu::CpuRuntime;
 
-use super::{Cpu, contiguous, elements, with_rows};
+use super::{Cpu, KernelClient, contiguous, elements, with_rows};
 use crate::error::{Error, Result};
 use crate::ops::activation::{check_add_rows, check_columns, check_pair};
 use crate::ops::attention::{KvStorage, check_rope};
@@ -13,12 +13,19 @@ use crate::ops::{
     Weight, expect, host, shape_error,
 };
 
-/// The kernel's own caches.
+/// The kernel's own caches, which are pages for instructions of one level.
 fn pages<'a>(
+    level: Level,
     caches: &'a mut [&mut KvCache<CpuRuntime>],
 ) -> Result<Vec<&'a mut attention::KvCache>> {
     let pages = caches.iter_mut().map(|cache| match &mut cache.storage {
-        KvStorage::Pages(pages) => Ok(pages),
+        KvStorage::Pages(pages) => match pages.level() {
+            found if found == level => Ok(pages),
+            found => {
+                let reason = format!("expected pages of level {level}, found {found}");
+                Err(Error::Argument { name: "caches", reason })
+            }
+        },
         KvStorage::Tensors(_) => {
             let what = "a cache of tensors in the CPU's attention".into();
             Err(Error::Unsupported { what })
@@ -38,9 +45,9 @@ fn per_head<'a>(name: &str, w: &'a Weight<CpuRuntime>) -> Result<Weights<'a>> {
     }
 }
 
-impl AttentionOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
     fn new_cache(&self, sizes: KvSizes) -> Result<KvCache<CpuRuntime>> {
-        KvCache::pages(sizes)
+        KvCache::pages(self.level(), sizes)
     }
 
     fn attention(
@@ -51,8 +58,9 @@ impl AttentionOps<CpuRuntime> for CpuClient {
     ) -> Result<Cpu> {
         let dims = input.dims(runs, caches)?;
         let [q, k, v] = [with_rows(input.q)?, with_rows(input.k)?, with_rows(input.v)?];
-        let mut pages = pages(caches)?;
+        let mut pages = pages(self.level(), caches)?;
         let kernel = attention::Attention {
+            level: self.level(),
             nheads: dims.nheads,
             scale: input.scale,
             window: input.window,
@@ -80,8 +88,9 @@ impl AttentionOps<CpuRuntime> for CpuClient {
         let dims = input.dims(runs, caches)?;
         let [q_nope, q_pe] = [with_rows(input.q_nope)?, with_rows(input.q_pe)?];
         let [c, k_pe] = [with_rows(input.c)?, with_rows(input.k_pe)?];
-        let mut pages = pages(caches)?;
+        let mut pages = pages(self.level(), caches)?;
         let kernel = attention::LatentAttention {
+            level: self.level(),
             nheads: dims.nheads,
             scale: input.scale,
             w_uk: per_head("w_uk", input.w_uk)?,
@@ -111,13 +120,13 @@ impl AttentionOps<CpuRuntime> for CpuClient {
     }
 }
 
-impl ActivationOps<CpuRuntime> for CpuClient {
+impl<C: KernelClient> ActivationOps<CpuRuntime> for C {
     fn glu(&self, act: Activation, gate: &Cpu, up: &Cpu) -> Result<Cpu> {
         let (tokens, width) = check_pair(["gate", "up"], gate, up)?;
         let [gate, up] = [with_rows(gate)?, with_rows(up)?];
         let mut out = host::zeros(&[tokens, width])?;
         let to = host::slice_mut("out", &mut out)?;
-        activation::glu(act, host::rows("gate", &gate)?, host::rows("up", &up)?, to);
+        activation::glu(self.level(), act, host::rows("gate", &gate)?, host::rows("up", &up)?, to);
         Ok(out)
     }
 
@@ -125,7 +134,12 @@ impl ActivationOps<CpuRuntime> for CpuClient {
         let (tokens, width) = check_pair(["x", "x"], x, x)?;
         let x = with_rows(x)?;
         let mut out = host::zeros(&[tokens, width])?;
-        activation::activate(act, host::rows("x", &x)?, host::slice_mut("out", &mut out)?);
+        activation::activate(
+            self.level(),
+            act,
+            host::rows("x", &x)?,
+            host::slice_mut("out", &mut out)?,
+        );
         Ok(out)
     }
 

@@ -11,12 +11,13 @@ use crate::ops::{Activation, ActivationOps, ExpertWeights, host, to_vec};
 impl ActivationOps<CpuRuntime> for Tape {
     fn glu(&self, act: Activation, gate: &Cpu, up: &Cpu) -> Result<Cpu> {
         let out = self.inner.glu(act, gate, up)?;
-        let saved = [gate.clone(), up.clone()];
+        let (level, saved) = (self.level(), [gate.clone(), up.clone()]);
         self.record(&[("gate", gate), ("up", up)], out, move |gradients, dout| {
             let [gate, up] = saved;
             let (mut dgate, mut dup) = (vec![0.0; dout.len()], vec![0.0; dout.len()]);
             let [gate_rows, up_rows] = [with_rows(&gate)?, with_rows(&up)?];
             kernels::activation::glu_backward(
+                level,
                 act,
                 host::rows("gate", &gate_rows)?,
                 host::rows("up", &up_rows)?,
@@ -31,12 +32,13 @@ impl ActivationOps<CpuRuntime> for Tape {
 
     fn activate(&self, act: Activation, x: &Cpu) -> Result<Cpu> {
         let out = self.inner.activate(act, x)?;
-        let saved = x.clone();
+        let (level, saved) = (self.level(), x.clone());
         self.record(&[("x", x)], out, move |gradients, dout| {
             let mut dx = vec![0.0; dout.len()];
             let rows = with_rows(&saved)?;
             let dout = Rows::dense(&dout, saved.shape()[1]);
-            kernels::activation::activate_backward(act, host::rows("x", &rows)?, dout, &mut dx);
+            let rows = host::rows("x", &rows)?;
+            kernels::activation::activate_backward(level, act, rows, dout, &mut dx);
             gradients.give(&saved, dx)
         })
     }
@@ -56,13 +58,13 @@ impl ActivationOps<CpuRuntime> for Tape {
 
     fn scale_columns(&self, x: &Cpu, factors: &Cpu) -> Result<Cpu> {
         let out = self.inner.scale_columns(x, factors)?;
-        let saved = [x.clone(), factors.clone()];
+        let (level, saved) = (self.level(), [x.clone(), factors.clone()]);
         self.record(&[("x", x), ("factors", factors)], out, move |gradients, dout| {
             let [x, factors] = saved;
             let dout = Rows::dense(&dout, factors.numel());
             if let Some(dfactors) = gradients.of(&factors) {
                 let rows = with_rows(&x)?;
-                kernels::column_dots(dout, host::rows("x", &rows)?, dfactors);
+                kernels::column_dots(level, dout, host::rows("x", &rows)?, dfactors);
             }
             let mut dx = vec![0.0; x.numel()];
             let factors = host::contiguous("factors", &factors)?;

@@ -28,6 +28,7 @@ impl AttentionOps<CpuRuntime> for Tape {
     ) -> Result<Cpu> {
         let dims = input.dims(runs, caches)?;
         let kernel = attention::Attention {
+            level: self.level(),
             nheads: dims.nheads,
             scale: input.scale,
             window: input.window,
@@ -127,7 +128,7 @@ impl Tape {
         let [k_rows, v_rows] = [host::rows("keys", keys)?, host::rows("values", values)?];
         let kept = count - len;
         let (d_key, kind) = (keys.shape()[2], attention::KvType::F32);
-        let mut pages = attention::KvCache::new(nheads_kv, d_key, d_value, kind);
+        let mut pages = attention::KvCache::new(kernel.level, nheads_kv, d_key, d_value, kind);
         pages.append(k_rows.slice(0, kept), v_rows.slice(0, kept));
         let mut out = host::zeros(&[len, nheads * d_value])?;
         attention::attention(
@@ -144,19 +145,20 @@ impl Tape {
         self.record(&inputs, out, move |gradients, dout| {
             let q_rows = with_rows(&q)?;
             let [mut dq, mut dk, mut dv] = [&q, &keys, &values].map(|x| vec![0.0; x.numel()]);
-            attention::attention_backward(
-                &kernel,
+            let input = attention::AttentionInput {
                 nheads_kv,
-                host::rows("q", &q_rows)?,
-                &[len],
-                &[host::rows("keys", &keys)?],
-                &[host::rows("values", &values)?],
-                host::rows("out", &result)?,
-                Rows::dense(&dout, nheads * d_value),
-                &mut dq,
-                &mut [&mut dk],
-                &mut [&mut dv],
-            );
+                q: host::rows("q", &q_rows)?,
+                keys: &[host::rows("keys", &keys)?],
+                values: &[host::rows("values", &values)?],
+                out: host::rows("out", &result)?,
+            };
+            let to = attention::AttentionGradients {
+                dq: &mut dq,
+                dk: &mut [&mut dk],
+                dv: &mut [&mut dv],
+            };
+            let dout = Rows::dense(&dout, nheads * d_value);
+            attention::attention_backward(&kernel, &input, &[len], dout, to);
             gradients.give(&q, dq)?;
             gradients.give(&keys, dk)?;
             gradients.give(&values, dv)

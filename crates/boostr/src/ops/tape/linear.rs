@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::ops::cpu::{elements, with_rows};
 use crate::ops::weight::Storage;
 use crate::ops::{
-    DType, GatedNorm, HostBytes, LinearOps, NormOps, QuantTensor, Weight, generic, host, to_vec,
+    DType, GatedNorm, HostBytes, Level, LinearOps, NormOps, QuantTensor, Weight, generic, host,
+    to_vec,
 };
 
 impl Tape {
@@ -39,19 +40,19 @@ impl Tape {
         inputs.extend(bias.map(|bias| ("bias", bias)));
         inputs.extend(onto.as_ref().map(|onto| ("add_to", onto)));
         let (x, w, bias) = (x.clone(), w.clone(), bias.cloned());
-        let saved_onto = onto.clone();
+        let (saved_onto, level) = (onto.clone(), self.level());
         self.record(&inputs, out, move |gradients, dout| {
             let features = w.shape()[0];
             let rows = Rows::dense(&dout, features);
             if let Some(bias) = bias.as_ref().and_then(|bias| gradients.of(bias)) {
-                kernels::column_sums(rows, bias);
+                kernels::column_sums(level, rows, bias);
             }
             if let Some(dw) = w.floats().and_then(|w| gradients.of(w)) {
                 let x = with_rows(&x)?;
-                kernels::linear_backward_weight(rows, host::rows("x", &x)?, dw);
+                kernels::linear_backward_weight(level, rows, host::rows("x", &x)?, dw);
             }
             if gradients.wants(&x) {
-                gradients.give(&x, input_gradient(rows, &w)?)?;
+                gradients.give(&x, input_gradient(level, rows, &w)?)?;
             }
             match saved_onto {
                 Some(onto) => gradients.give(&onto, dout),
@@ -62,13 +63,13 @@ impl Tape {
 }
 
 /// `dout · w`
-fn input_gradient(dout: Rows<'_>, w: &Weight<CpuRuntime>) -> Result<Vec<f32>> {
+fn input_gradient(level: Level, dout: Rows<'_>, w: &Weight<CpuRuntime>) -> Result<Vec<f32>> {
     let mut dx = vec![0.0; dout.len() * w.shape()[1]];
     match &w.storage {
-        Storage::Dense(w, _) => kernels::linear_backward_input(dout, elements(w)?, &mut dx),
+        Storage::Dense(w, _) => kernels::linear_backward_input(level, dout, elements(w)?, &mut dx),
         Storage::Packed(packed) => {
             let w = decoded(packed);
-            kernels::linear_backward_input(dout, kernels::Weights::F32(&w), &mut dx);
+            kernels::linear_backward_input(level, dout, kernels::Weights::F32(&w), &mut dx);
         }
     }
     Ok(dx)
@@ -194,7 +195,7 @@ impl LinearOps<CpuRuntime> for Tape {
                 &decoded
             }
         };
-        let kernel = loss::Head { weight, scale };
+        let kernel = loss::Head { level: self.level(), weight, scale };
         let rows = with_rows(h)?;
         let rows = host::rows("h", &rows)?;
         if is_needed {
@@ -251,11 +252,12 @@ fn add_to_rows<'a>(to: &mut [f32], rows: impl Iterator<Item = (usize, &'a [f32])
 impl NormOps<CpuRuntime> for Tape {
     fn rmsnorm(&self, x: &Cpu, weight: &Cpu, eps: f32) -> Result<Cpu> {
         let out = self.inner.rmsnorm(x, weight, eps)?;
-        let (saved, w) = (x.clone(), weight.clone());
+        let (level, saved, w) = (self.level(), x.clone(), weight.clone());
         self.record(&[("x", x), ("weight", weight)], out, move |gradients, dout| {
             let (mut dx, mut scratch) = (vec![0.0; dout.len()], Vec::new());
             let rows = with_rows(&saved)?;
             kernels::rms_norm_backward(
+                level,
                 host::rows("x", &rows)?,
                 host::slice("weight", &w)?,
                 eps,
@@ -271,6 +273,7 @@ impl NormOps<CpuRuntime> for Tape {
         let out = self.inner.gated_rmsnorm(y, z, norm)?;
         let inputs = [("y", y), ("z", z), ("weight", norm.weight)];
         let (y, z, w) = (y.clone(), z.clone(), norm.weight.clone());
+        let level = self.level();
         let (ngroups, eps, norm_before_gate) = (norm.ngroups, norm.eps, norm.norm_before_gate);
         self.record(&inputs, out, move |gradients: &mut Gradients, dout| {
             let (mut dy, mut dz) = (vec![0.0; dout.len()], vec![0.0; dout.len()]);
@@ -279,7 +282,7 @@ impl NormOps<CpuRuntime> for Tape {
             kernels::gated_rms_norm_backward(
                 host::rows("y", &y_rows)?,
                 host::rows("z", &z_rows)?,
-                kernels::GatedNorm { weight, ngroups, eps, norm_before_gate },
+                kernels::GatedNorm { level, weight, ngroups, eps, norm_before_gate },
                 Rows::dense(&dout, w.numel()),
                 &mut dy,
                 &mut dz,

@@ -96,7 +96,7 @@ impl SsmKernelOps<CpuRuntime> for Tape {
         let [x, dt, a, b, c] = [input.x, input.dt, input.a, input.b, input.c].map(Clone::clone);
         let [dt_bias, d, z] = [input.dt_bias, input.d, input.z].map(Option::<&Cpu>::cloned);
         let (dt_softplus, dt_limit) = (input.dt_softplus, input.dt_limit);
-        let runs = runs.to_vec();
+        let (level, runs) = (self.level(), runs.to_vec());
         self.record_carried(&inputs, carried, y, move |gradients, dout, carried| {
             let input = SsdInput {
                 x: &x,
@@ -117,7 +117,7 @@ impl SsmKernelOps<CpuRuntime> for Tape {
             let [mut dx, mut ddt, mut da, mut db, mut dc] = [&x, &dt, &a, &b, &c].map(zeros);
             let [mut dz, mut ddt_bias, mut dd] = [&z, &dt_bias, &d].map(|x| x.as_ref().map(zeros));
             ssd::ssd_backward(
-                &arguments.kernel()?,
+                &arguments.kernel(level)?,
                 &runs,
                 &slices(&values)?,
                 Rows::dense(&dout, x.shape()[1] * x.shape()[2]),
@@ -160,7 +160,7 @@ impl CausalConvOps<CpuRuntime> for Tape {
         let mut inputs = vec![("x", x), ("weight", conv.weight)];
         inputs.extend(conv.bias.map(|bias| ("bias", bias)));
         let (x, weight, bias) = (x.clone(), conv.weight.clone(), conv.bias.cloned());
-        let (silu, runs) = (conv.silu, runs.to_vec());
+        let (level, silu, runs) = (self.level(), conv.silu, runs.to_vec());
         self.record_carried(&inputs, carried, out, move |gradients, dout, carried| {
             let channels = x.shape()[1];
             let values = carried.values()?;
@@ -170,18 +170,20 @@ impl CausalConvOps<CpuRuntime> for Tape {
             let mut dweight = vec![0.0; weight.numel()];
             let mut dbias = bias.as_ref().map(|bias| vec![0.0; bias.numel()]);
             if channels > 0 {
+                let (taps, bias) =
+                    (host::slice("weight", &weight)?, optional("bias", bias.as_ref())?);
                 kernels::conv1d_backward(
+                    &kernels::Conv1d { level, weight: taps, bias, silu },
                     host::rows("x", &rows)?,
                     &runs,
-                    host::slice("weight", &weight)?,
-                    optional("bias", bias.as_ref())?,
-                    silu,
                     &slices(&values)?,
                     Rows::dense(&dout, channels),
                     &mut slices_mut(&mut dwindows),
-                    &mut dx,
-                    &mut dweight,
-                    dbias.as_deref_mut(),
+                    kernels::Conv1dGradients {
+                        dx: &mut dx,
+                        dweight: &mut dweight,
+                        dbias: dbias.as_deref_mut(),
+                    },
                 );
             }
             gradients.give(&x, dx)?;

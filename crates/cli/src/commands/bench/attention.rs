@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::Result;
-use boostr_kernels::Rows;
 use boostr_kernels::attention::{Attention, KvCache, KvType, attention};
+use boostr_kernels::{Level, Rows};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, time};
@@ -60,12 +60,13 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let (q, k, v) = (wave(3, L * width), wave(5, L * width), wave(7, L * width));
     let rows = |x| Rows::dense(x, width);
     let scale = (D as f32).sqrt().recip();
-    let kernel = Attention { nheads: H, scale, window: None, softcap: None };
+    let level = Level::detect();
+    let kernel = Attention { level, nheads: H, scale, window: None, softcap: None };
     let long: Vec<Vec<KvCache>> = KvType::ALL
         .into_iter()
         .map(|kind| {
             let filled = |_| {
-                let mut cache = KvCache::new(H, D, D, kind);
+                let mut cache = KvCache::new(level, H, D, D, kind);
                 for _ in 0..CONTEXT / L {
                     cache.append(rows(&k), rows(&v));
                 }
@@ -83,7 +84,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         for repetition in 0..=args.repeat {
             let (g, s) = pool.install(|| {
                 let g = machine.gemm();
-                let mut cache = KvCache::new(H, D, D, KvType::F32);
+                let mut cache = KvCache::new(level, H, D, D, KvType::F32);
                 let s = time(|| {
                     attention(
                         &kernel,
@@ -105,7 +106,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         }
         let mut decode = Vec::new();
         for (kind, caches) in KvType::ALL.into_iter().zip(&long) {
-            let bytes = CONTEXT * KvCache::bytes_per_token(H, D, D, kind);
+            let bytes = CONTEXT * KvCache::bytes_per_token(Level::detect(), H, D, D, kind);
             let (mut rates, mut reads) = (Vec::new(), Vec::new());
             for repetition in 0..=args.repeat {
                 let (read, seconds) = pool.install(|| {

@@ -41,7 +41,7 @@ impl Machine {
 
     /// Bytes per second of reading memory.
     pub(super) fn read(&self) -> f64 {
-        let seconds = time(|| black_box(probe::read(black_box(&self.memory))));
+        let seconds = time(|| black_box(probe::read(Level::detect(), black_box(&self.memory))));
         4.0 * self.memory.len() as f64 / seconds
     }
 }
@@ -49,7 +49,7 @@ impl Machine {
 /// FLOP/s of multiply-adds on registers.
 pub(super) fn multiply_adds() -> f64 {
     let mut operations = 0.0;
-    let seconds = time(|| operations = probe::multiply_adds(1 << 21));
+    let seconds = time(|| operations = probe::multiply_adds(Level::detect(), 1 << 21));
     operations / seconds
 }
 

@@ -1,6 +1,7 @@
 //! `boostr bench [MODEL]`: prompts beside matrix products, decoding beside reading memory.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use boostr::backend::{Cpu, cpu};
@@ -263,7 +264,7 @@ fn ids(len: usize, vocab: usize) -> Vec<u32> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761) % vocab).collect()
 }
 
-fn open(args: &BenchArgs) -> Result<(String, Model<Cpu>)> {
+fn open(args: &BenchArgs) -> Result<(String, Arc<Model<Cpu>>)> {
     let Some(geometry) = args.synthetic else {
         let source = Source::of(args.model.as_deref())?;
         let lm = source.open(&Default::default())?;
@@ -283,5 +284,5 @@ fn open(args: &BenchArgs) -> Result<(String, Model<Cpu>)> {
     let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
     let config = Config::read(&ConfigFile::parse(name, &json)?)?;
     let model = Model::synthetic(config, dtype, cpu()).context("synthetic model")?;
-    Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), model))
+    Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), Arc::new(model)))
 }

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::Result;
-use boostr_kernels::Rows;
 use boostr_kernels::ssd::{Ssd, recurrence, ssd};
+use boostr_kernels::{Level, Rows};
 use serde::Serialize;
 
 use super::machine::{Description, Machine, multiply_adds, time};
@@ -52,6 +52,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let a: Vec<f32> = (0..H).map(|h| -(h as f32 + 1.0)).collect();
     let rows = Rows::dense(&xbc, width);
     let input = Ssd {
+        level: Level::detect(),
         nheads: H,
         headdim: P,
         ngroups: G,

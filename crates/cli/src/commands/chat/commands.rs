@@ -98,7 +98,7 @@ impl Chat<'_> {
                 made => break made.map_err(refused)?,
             }
         };
-        branch.set_state(&self.speaker(), mixed).map_err(refused)?;
+        branch.set_state(&self.assistant(), mixed).map_err(refused)?;
         let told = "experimental: nobody knows what a model makes of a mixture";
         self.dim(&format!("on in {}, with the text of {} ({told})", branch.name(), first.name()));
         self.session = Some(branch);
@@ -188,7 +188,7 @@ impl Chat<'_> {
     }
 
     fn state_of(&self, session: &Session<Cpu>) -> Result<State<Cpu>> {
-        let state = session.replayed_state(&self.speaker()).map_err(refused)?;
+        let state = session.replayed_state(&self.assistant()).map_err(refused)?;
         state.ok_or_else(|| usage(format!("{}: nothing was said in it yet", session.name())))
     }
 }

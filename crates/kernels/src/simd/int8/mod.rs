@@ -102,7 +102,7 @@ pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod vnni;
 
-use std::sync::OnceLock;
+use crate::simd::Level;
 
 /// 32 integers in -127..=127 taken apart, for instruction sets that multiply unsigned ones by signed ones.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +132,7 @@ impl Apart {
     }
 }
 
-/// 32 integers, whole and, where the level [takes them so](Int8Level::takes_apart), apart.
+/// 32 integers, whole and, where the level [takes them so](Level::takes_apart), apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Activation<'a> {
     pub all: &'a [i8; 32],
@@ -214,65 +214,10 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 }
 
-/// The instruction sets that products of 8-bit integers are compiled for; the last one present is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Int8Level {
-    /// What the compiler may assume of any processor of the target.
-    Baseline,
-    /// x86-64 with AVX2, FMA and F16C.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// The same with AVX-VNNI.
-    #[cfg(target_arch = "x86_64")]
-    AvxVnni,
-    /// The same with AVX-512 VNNI and VL.
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vnni,
-    /// 64-bit Arm.
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-    /// 64-bit Arm with dot products.
-    #[cfg(target_arch = "aarch64")]
-    NeonDot,
-}
-
-impl Int8Level {
-    /// The best level of this processor, found once.
-    pub(crate) fn detect() -> Self {
-        static LEVEL: OnceLock<Int8Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| *Self::available().last().unwrap_or(&Self::Baseline))
-    }
-
-    /// Every level that this processor can run, the best last.
-    pub(crate) fn available() -> Vec<Self> {
-        let mut levels = vec![Self::Baseline];
-        #[cfg(target_arch = "x86_64")]
-        if !cfg!(miri) && super::avx2::Avx2::present() {
-            levels.push(Self::Avx2);
-            if vnni::AvxVnni::present() {
-                levels.push(Self::AvxVnni);
-            }
-            if vnni::Avx512Vnni::present() {
-                levels.push(Self::Avx512Vnni);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        if !cfg!(miri) {
-            levels.push(Self::Neon);
-            if neon::NeonDot::present() {
-                levels.push(Self::NeonDot);
-            }
-        }
-        levels
-    }
-
+impl Level {
     /// Whether signed codes are multiplied with activations that are taken [`Apart`].
     pub(crate) fn takes_apart(self) -> bool {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => true,
-            _ => false,
-        }
+        cfg!(target_arch = "x86_64") && matches!(self, Self::Avx2 | Self::Avx512)
     }
 }
 
@@ -286,11 +231,10 @@ macro_rules! dispatch_int8 {
     ) => {
         $(#[$meta])*
         $vis fn $name $(<$type: $bound>)? (
-            level: crate::simd::int8::Int8Level,
+            level: crate::simd::Level,
             $($arg: $ty),*
         ) {
-            use crate::simd::baseline::Baseline;
-            use crate::simd::int8::Int8Level;
+            use crate::simd::{Level, baseline::Baseline};
             #[cfg(target_arch = "x86_64")]
             use crate::simd::{avx2::Avx2, int8::vnni::{Avx512Vnni, AvxVnni}};
             #[cfg(target_arch = "aarch64")]
@@ -308,17 +252,18 @@ macro_rules! dispatch_int8 {
                 }};
             }
             match level {
-                Int8Level::Baseline => $body::<_ $(, $type)?>(Baseline, $($arg),*),
+                Level::Baseline => $body::<_ $(, $type)?>(Baseline, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                Int8Level::Avx2 => wide!(Avx2, "avx2,fma,f16c"),
+                Level::Avx2 | Level::Avx512 => wide!(Avx2, "avx2,fma,f16c"),
                 #[cfg(target_arch = "x86_64")]
-                Int8Level::AvxVnni => wide!(AvxVnni, "avx2,fma,f16c,avxvnni"),
+                Level::AvxVnni => wide!(AvxVnni, "avx2,fma,f16c,avxvnni"),
                 #[cfg(target_arch = "x86_64")]
-                Int8Level::Avx512Vnni => wide!(Avx512Vnni, "avx2,fma,f16c,avx512vnni,avx512vl"),
+                Level::Avx512Vnni => wide!(Avx512Vnni, "avx2,fma,f16c,avx512vnni,avx512vl"),
                 #[cfg(target_arch = "aarch64")]
-                Int8Level::Neon => $body::<_ $(, $type)?>(Neon, $($arg),*),
+                Level::Neon => $body::<_ $(, $type)?>(Neon, $($arg),*),
                 #[cfg(target_arch = "aarch64")]
-                Int8Level::NeonDot => wide!(NeonDot, "dotprod"),
+                Level::NeonDotprod => wide!(NeonDot, "dotprod"),
+                absent => absent.refuse(),
             }
         }
     };
@@ -450,7 +395,7 @@ mod tests {
     #[test]
     fn sums_are_exact_to_the_largest_codes_on_every_instruction_set() {
         let mut rng = Rng::new(20);
-        for level in Int8Level::available() {
+        for &level in Level::present() {
             for bits in [2, 3, 4, 5, 6, 8] {
                 check(level, &Problem::extreme(bits, 127));
                 check(level, &Problem::extreme(bits, -127));
@@ -504,11 +449,11 @@ mod tests {
                 x[2 * i + 1] &= 0xbf; // finite halves
             }
             let mut want = [[0.0; 8]; 6];
-            move_bytes(Int8Level::Baseline, &x, &mut want);
+            move_bytes(Level::Baseline, &x, &mut want);
             assert_eq!(want[4][3], f32::from(x[3] as i8));
             let high: u8 = x[4..8].iter().map(|x| x >> 4).sum();
             assert_eq!(want[0][1], f32::from(high));
-            for level in Int8Level::available() {
+            for &level in Level::present() {
                 let mut got = [[0.0; 8]; 6];
                 move_bytes(level, &x, &mut got);
                 assert_eq!(got, want, "{level:?}");
