@@ -1,15 +1,20 @@
 //! Chat templates: a conversation as the text that its model was trained on.
 //!
-//! A template is a program in Jinja, part of a model's files, and so written by a stranger. It is run by the minijinja
-//! crate with what transformers gives it in Python (its version 5.24 is what the tests compare with): blocks
-//! trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`, `{% generation %}` (what it encloses is the
-//! assistant's for [`ChatTemplate::encode_answers`]), methods of strings and dicts, values printed as Python prints
-//! them. One thing differs: a loop over `none` is one over nothing, and no error.
+//! A template is a program in Jinja, part of a model's files, and so written by a stranger. The
+//! minijinja crate runs it with the environment that transformers gives it in Python; the tests compare
+//! with version 5.24:
 //!
-//! It cannot reach anything but its conversation. It ends: steps are counted (`FUEL`), texts are bounded, and it runs
-//! on a stack of its own that is deep enough for any value that so many steps can build. One gap is left: minijinja 3.1
-//! does not count the items of `list + list`, nor those in lists that are compared or put into a text by `~`. A list
-//! that holds itself twice, thirty times over, has a billion of them, and a template made to do harm can ask for that.
+//! - blocks trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`;
+//! - `{% generation %}`, whose content is the assistant's for [`ChatTemplate::encode_answers`];
+//! - methods of strings and dicts, and values printed as Python prints them.
+//!
+//! One thing differs: a loop over `none` is one over nothing, and no error.
+//!
+//! A template reaches only its conversation, and it ends: steps are counted (`FUEL`) and texts are
+//! bounded. It runs on a stack of its own, deep enough for any value that so many steps can build. One
+//! gap is left: minijinja 3.1 does not count the items of `list + list`, nor those in lists that are
+//! compared or put into a text by `~`. A list that holds itself twice, thirty times over, has a billion
+//! of them, and a template made to do harm can ask for that.
 //!
 //! ```
 //! use boostr::chat::{ChatTemplate, Options};

@@ -1,8 +1,9 @@
-//! Conversations by name, in a folder: branched and rewound, and gone on with by the next process where the last one
-//! ended, however it ended.
+//! Conversations by name, in a folder: branched and rewound, and continued by the next process, however
+//! the last one ended.
 //!
-//! A session is a folder with a log and a few states. The log has all that was said and all ids, is forced to disk at
-//! each turn, and is enough to go on from: of what a state does not know, the ids are run again. States only make that fast.
+//! A session is a folder with a log and a few states. The log has all messages and all ids, is forced
+//! to disk at each turn, and is enough to continue from. The ids that a state has not seen are run
+//! again. States only make that fast.
 //!
 //! ```
 //! use boostr::chat::{ChatTemplate, Options};
@@ -44,9 +45,10 @@
 //! | `NAME/state-TURN.safetensors` | states after turns as [`state_file`](crate::state_file) has them: the head's and the newest, [`STATES`] in all |
 //! | `.NAME.lock` | held by the process that has the session open |
 //!
-//! The ids of a turn are what its model saw, so they are kept as they are: when the next turn's text begins with that of
-//! the turns before, its own is encoded alone. Where a template writes earlier turns otherwise than the model made them (it leaves out
-//! thoughts, for instance), or another model goes on, ids from there on are made anew.
+//! The ids of a turn are those that its model saw, so they are kept. When the next turn's text begins
+//! with that of the turns before, its own text is encoded alone. A template may write earlier turns in
+//! another form (for instance without thoughts), or another model may continue. Then ids from there on
+//! are made anew.
 
 #![cfg_attr(
     not(test),

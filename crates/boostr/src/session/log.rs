@@ -6,9 +6,9 @@
 //! | 4 | CRC-32 of these four bytes and the JSON, little-endian |
 //! | length | the record as a JSON object; the last one has the summary of the session, as `stand` |
 //!
-//! A record is written by one call and forced to disk before it counts. What a killed process leaves of one is at the end
-//! of the file, and is cut off by the next that opens it to write; a record that is broken with whole ones after it
-//! was not torn but damaged, and is an error.
+//! A record is written by one call and forced to disk before it counts. A killed process may leave a
+//! part of one at the end of the file. The next process that opens the file to write cuts it off. A
+//! broken record with whole ones after it was not torn but damaged, and is an error.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
