@@ -449,7 +449,7 @@ mod tests {
             assert!((norm - want).abs() < 1e-9 * want);
             assert_eq!(want > config.max_grad_norm, t % 2 == 0);
             let factor = (config.max_grad_norm / want).min(1.0) / divisor;
-            let scaled = |g: &Vec<f32>| g.iter().map(|g| f64::from(*g) * factor).collect();
+            let scaled = |g: &[f32]| g.iter().map(|g| f64::from(*g) * factor).collect();
             used.push(gradients.iter().map(|(name, g)| (name.to_owned(), scaled(g))).collect());
         }
         for (name, decay) in [
