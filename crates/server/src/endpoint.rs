@@ -66,7 +66,7 @@ impl<B: Backend> Endpoint<B> {
                 json!([{"name": "id", "in": "path", "required": true, "schema": schema}]);
         }
         let error = endpoint.json::<ErrorBody>();
-        endpoint.responds("default", "Refused or failed", error)
+        endpoint.responds("default", "Refused or failed", &error)
     }
 
     /// The body has the fields of `T`, beside those of other types.
@@ -85,34 +85,34 @@ impl<B: Backend> Endpoint<B> {
     /// A success is a `T` as JSON.
     pub(crate) fn gives<T: ToSchema>(mut self) -> Self {
         let content = self.json::<T>();
-        self.responds("200", "Done", content)
+        self.responds("200", "Done", &content)
     }
 
     /// A success made something: a `T` as JSON.
     pub(crate) fn creates<T: ToSchema>(mut self) -> Self {
         let content = self.json::<T>();
-        self.responds("201", "Done", content)
+        self.responds("201", "Done", &content)
     }
 
     /// A success is a `T` as JSON, or events of which each is an `E` as JSON.
     pub(crate) fn streams<T: ToSchema, E: ToSchema>(mut self) -> Self {
         let mut content = self.json::<T>();
         content["text/event-stream"] = json!({"schema": self.reference::<E>()});
-        self.responds("200", "Done", content)
+        self.responds("200", "Done", &content)
     }
 
     /// A success is plain text.
     pub(crate) fn gives_text(self) -> Self {
-        self.responds("200", "Done", json!({"text/plain": {"schema": {"type": "string"}}}))
+        self.responds("200", "Done", &json!({"text/plain": {"schema": {"type": "string"}}}))
     }
 
     /// The server cannot answer at present, and says so by a `T`.
     pub(crate) fn or_not_now<T: ToSchema>(mut self) -> Self {
         let content = self.json::<T>();
-        self.responds("503", "Not now", content)
+        self.responds("503", "Not now", &content)
     }
 
-    fn responds(mut self, status: &str, description: &str, content: Value) -> Self {
+    fn responds(mut self, status: &str, description: &str, content: &Value) -> Self {
         self.operation["responses"][status] =
             json!({"description": description, "content": content});
         self

@@ -574,7 +574,8 @@ mod tests {
     fn gradients_must_be_those_of_the_parameters() {
         let start = parameters(7);
         let mut optimizer = Optimizer::new(config(), &start).unwrap();
-        let mut message = |change: &dyn Fn(&mut Parameters, &mut BTreeMap<String, Vec<f32>>)| {
+        type ByName = BTreeMap<String, Vec<f32>>;
+        let mut message = |change: &dyn Fn(&mut Parameters, &mut ByName)| {
             let gradients = gradients(&start, 1);
             let own = |(name, values): (&str, &[f32])| (name.to_owned(), values.to_vec());
             let (mut parameters, mut gradients) =
