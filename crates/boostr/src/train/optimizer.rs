@@ -572,9 +572,9 @@ mod tests {
 
     #[test]
     fn gradients_must_be_those_of_the_parameters() {
+        type ByName = BTreeMap<String, Vec<f32>>;
         let start = parameters(7);
         let mut optimizer = Optimizer::new(config(), &start).unwrap();
-        type ByName = BTreeMap<String, Vec<f32>>;
         let mut message = |change: &dyn Fn(&mut Parameters, &mut ByName)| {
             let gradients = gradients(&start, 1);
             let own = |(name, values): (&str, &[f32])| (name.to_owned(), values.to_vec());
