@@ -1,5 +1,7 @@
 //! What a model asks of a device: one trait, so that models write `B: Backend` and nothing else.
 
+/// The tensor library, in the version that boostr is built with.
+pub use numr;
 use numr::runtime::Runtime;
 
 use crate::ops::{
@@ -10,7 +12,7 @@ pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
 pub use numr::runtime::cpu::CpuRuntime as Cpu;
 
-pub use crate::ops::{CpuClient, Level};
+pub use crate::ops::{CpuClient, KernelClient, Level, UnknownLevel};
 
 /// A tensor of a backend.
 pub type Tensor<B> = numr::tensor::Tensor<<B as Backend>::Runtime>;
@@ -44,6 +46,21 @@ pub struct Recorded;
 impl Backend for Recorded {
     type Runtime = Cpu;
     type Client = Tape;
+}
+
+/// The elements of an f32 tensor where they lie, row-major; none for another type, or where they are not
+/// contiguous.
+///
+/// ```
+/// use boostr::backend::{cpu, host};
+/// let x = boostr::ops::tensor(&cpu(), &[1.0, 2.0, 3.0, 4.0], &[2, 2])?;
+/// assert_eq!(host(&x), Some(&[1.0, 2.0, 3.0, 4.0][..]));
+/// assert_eq!(host(&x.narrow(1, 0, 1)?), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn host(x: &Tensor<Cpu>) -> Option<&[f32]> {
+    ops::host_slice("x", x).ok()
 }
 
 /// A client that is of one backend, so that who is given the client need not be told the backend.

@@ -64,4 +64,5 @@ pub mod threads;
 pub mod tokenizer;
 pub mod train;
 
+pub use backend::numr;
 pub use error::{Error, Result};

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 
+use boostr::backend::{self, CpuClient, Level, UnknownLevel};
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::batch;
@@ -66,9 +67,11 @@ fn skip_common(line: &[OsString]) -> usize {
     let mut at = 1.min(line.len());
     while let Some(word) = line.get(at).and_then(|word| word.to_str()) {
         match word {
-            "-t" | "--threads" | "--color" => at += 2,
+            "-t" | "--threads" | "--isa" | "--color" => at += 2,
             "--verbose" | "--quiet" => at += 1,
-            _ if word.starts_with("--threads=") || word.starts_with("--color=") => at += 1,
+            _ if ["--threads=", "--isa=", "--color="].iter().any(|o| word.starts_with(o)) => {
+                at += 1;
+            }
             _ if word.len() > 2 && word.starts_with("-t") => at += 1,
             _ if word.len() > 1 && word.trim_end_matches(['v', 'q']) == "-" => at += 1,
             _ => break,
@@ -95,6 +98,10 @@ pub struct Common {
     #[arg(short, long, global = true, value_name = "N", env = "BOOSTR_THREADS", hide_env = true)]
     #[arg(value_parser = parse_threads, value_delimiter = ',')]
     pub threads: Vec<usize>,
+    /// Instruction set, as baseline or avx2; the best of this machine by default
+    #[arg(long, global = true, value_name = "LEVEL", env = "BOOSTR_ISA", hide_env = true)]
+    #[arg(value_parser = parse_isa)]
+    pub isa: Option<CpuClient>,
     /// Timings and choices on stderr
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -146,6 +153,11 @@ fn parse_threads(text: &str) -> Result<usize, String> {
     }
 }
 
+fn parse_isa(name: &str) -> Result<CpuClient, String> {
+    let level: Level = name.parse().map_err(|error: UnknownLevel| error.to_string())?;
+    backend::cpu_at(level).map_err(|error| error.to_string())
+}
+
 pub fn parse_max_tokens(text: &str) -> Result<usize, String> {
     match text {
         "-1" => Ok(usize::MAX),
@@ -179,6 +191,8 @@ mod tests {
             ("boostr -t2 -q", true),
             ("boostr models/default", false),
             ("boostr -n 5", false),
+            ("boostr --isa baseline --color=off", true),
+            ("boostr --isa=baseline -p hi", false),
             ("boostr -t 2 -v -p hi", false),
             ("boostr run", false),
             ("boostr generate", false),
@@ -189,6 +203,19 @@ mod tests {
         }
         assert!(matches!(parsed("boostr -t 2 show").0.command, Command::Show(_)));
         assert!(matches!(parsed("boostr inspect").0.command, Command::Show(_)));
+    }
+
+    #[test]
+    fn a_level_that_is_unknown_or_absent_is_refused_with_those_of_the_machine() {
+        let (cli, _) = parsed("boostr show --isa baseline");
+        assert_eq!(cli.common.isa.map(|cpu| cpu.level()), Some(Level::Baseline));
+        let absent = Level::ALL.into_iter().find(|level| !level.is_present());
+        for name in ["avx3", absent.map_or("", Level::name)] {
+            let line = ["boostr", "--isa", name].map(OsString::from).to_vec();
+            let error = parse(line).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains("--isa <LEVEL>") && error.contains("(baseline"), "{error}");
+            assert!(error.contains(&format!("found `{name}`")), "{error}");
+        }
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Runs the command inside a pool of the wished number of threads.
 fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
     if let Command::Bench(args) = &cli.command {
-        return bench::run(args, &cli.common.threads);
+        return bench::run(args, &cli.common.threads, &term.cpu);
     }
     let threads = match cli.common.threads[..] {
         [] => 0,

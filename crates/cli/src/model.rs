@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use boostr::backend::{self, Cpu};
+use boostr::backend::{Cpu, CpuClient};
 use boostr::checkpoint::Checkpoint;
 use boostr::load::{self, LanguageModel, OpenOptions, adapters};
 use boostr::models::Config;
@@ -166,11 +166,15 @@ impl Source {
     }
 
     /// Opens the whole model.
-    pub fn open(&self, options: &OpenOptions) -> Result<LanguageModel<Cpu>, BadModel> {
+    pub fn open(
+        &self,
+        options: &OpenOptions,
+        cpu: &CpuClient,
+    ) -> Result<LanguageModel<Cpu>, BadModel> {
         match self {
             #[cfg(feature = "demo")]
             Self::Embedded => {
-                let mut lm = LanguageModel::embedded(demo::FILES, backend::cpu())?;
+                let mut lm = LanguageModel::embedded(demo::FILES, cpu.clone())?;
                 if let Some(path) = &options.tokenizer {
                     lm.tokenizer = Some(boostr::tokenizer::Tokenizer::from_file(path)?);
                 }
@@ -179,7 +183,7 @@ impl Source {
             #[cfg(not(feature = "demo"))]
             Self::Embedded => Err(no_demo()),
             Self::Path(path) => {
-                LanguageModel::open(path, options, backend::cpu()).map_err(|e| bad(path, e))
+                LanguageModel::open(path, options, cpu.clone()).map_err(|e| bad(path, e))
             }
         }
     }

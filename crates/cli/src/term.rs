@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
+use boostr::backend::{self, CpuClient};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ pub const COUNT: &str = "{msg} {bar:32} {pos}/{len} {eta}";
 /// And of bytes.
 pub const BYTES: &str = "{msg} {bar:32} {bytes}/{total_bytes} {eta}";
 
-/// The streams of this process, as the user wants them used.
+/// What the user wants of every command: the use of this process's streams and of its CPU.
 #[derive(Debug)]
 pub struct Term {
     /// Whether stderr is a terminal.
@@ -24,6 +25,8 @@ pub struct Term {
     pub stdout_tty: bool,
     pub quiet: bool,
     pub verbose: bool,
+    /// What models run on.
+    pub cpu: CpuClient,
     color: Color,
 }
 
@@ -44,6 +47,7 @@ impl Term {
             stdout_tty: io::stdout().is_terminal(),
             quiet: common.quiet,
             verbose: common.verbose > 0,
+            cpu: common.isa.clone().unwrap_or_else(backend::cpu),
             color: chosen(common.color, |name| env::var(name).unwrap_or_default()),
         }
     }

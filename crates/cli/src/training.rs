@@ -230,7 +230,7 @@ pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()>
         Method::Full => saved.path.clone(),
         Method::Lora(_) => PathBuf::from(&config.base),
     };
-    let model = TrainableModel::open(&path, &OpenOptions::default())?;
+    let model = TrainableModel::open(&path, &OpenOptions::default())?.on(term.cpu.clone());
     let train = TokenFile::open(&folder.join(TRAIN_TOKENS))?;
     let valid = folder.join(VALID_TOKENS);
     let valid = if valid.exists() { Some(TokenFile::open(&valid)?) } else { None };

@@ -129,6 +129,7 @@ pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     if features == 0 {
         return;
     }
+    // One row: outputs are neighbours, so a task is a slice of them.
     if rows == 1 {
         out.par_chunks_mut(OUT_BLOCK).enumerate().for_each(|(i, out)| {
             let w = w.rows(i * OUT_BLOCK, out.len(), width);
@@ -140,6 +141,7 @@ pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     let padded = width.next_multiple_of(MAX_LANES);
     let mut copy = Vec::new();
     let x = if rows > FEW_ROWS && padded > width {
+        // Zeros at the end of each row add nothing to a sum.
         copy.resize(rows * padded, 0.0);
         for (i, row) in copy.chunks_exact_mut(padded).enumerate() {
             row[..width].copy_from_slice(x.row(i));
@@ -148,9 +150,11 @@ pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     } else {
         x
     };
+    // A task is 64 outputs of every row; `panel` holds their weights and is kept from task to task.
     let blocks = column_blocks(out, features, OUT_BLOCK);
     blocks.into_par_iter().enumerate().for_each_init(Vec::new, |panel, (i, mut out)| {
         let w = w.rows(i * OUT_BLOCK, out[0].len(), width);
+        // Weights in place up to three rows; from four on, unpacking them once pays.
         if rows <= FEW_ROWS {
             few_rows(level, x, w, &mut out);
         } else {
@@ -193,15 +197,18 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
     for n in 0..quarter {
         for k in (0..width).step_by(k_block) {
             let len = k_block.min(width - k);
+            // Four rows of weights a quarter of the block apart, the same k of each.
             let w = |i: usize| &w[(n + i * quarter) * width + k..][..len];
             let x = |m: usize| &x.row(m)[k..][..len];
             let w = [w(0), w(1), w(2), w(3)];
+            // A tile of `rows` x 4 outputs over at most 1024 k.
             let mut sums = [[0.0; 4]; FEW_ROWS];
             match out.len() {
                 1 => sums[..1].copy_from_slice(&tile::<S, W, 1, 4>(simd, [x(0)], w)),
                 2 => sums[..2].copy_from_slice(&tile::<S, W, 2, 4>(simd, [x(0), x(1)], w)),
                 _ => sums = tile::<S, W, 3, 4>(simd, [x(0), x(1), x(2)], w),
             }
+            // Sums of this piece of k are added to the output, so pieces come in order.
             for (out, sums) in out.iter_mut().zip(sums) {
                 for (i, sum) in sums.into_iter().enumerate() {
                     out[n + i * quarter] += sum;
@@ -209,6 +216,7 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
             }
         }
     }
+    // Up to three outputs that make no four.
     for n in 4 * quarter..features {
         for k in (0..width).step_by(k_block) {
             let len = k_block.min(width - k);
@@ -239,6 +247,7 @@ fn many_rows_body<S: Simd>(
     let k_block = k_block(width);
     panel.resize(OUT_BLOCK * k_block, 0.0);
     for k in (0..width).step_by(k_block) {
+        // Weights `[features, k_block]` become f32, and zeros fill rows up to whole vectors.
         let (len, stored) = (k_block.min(x.width() - k), k_block.min(width - k));
         for (n, row) in panel.chunks_exact_mut(k_block).take(features).enumerate() {
             w.widen(n * width + k, &mut row[..stored]);
@@ -246,9 +255,11 @@ fn many_rows_body<S: Simd>(
         }
         let w = |n: usize| &panel[n * k_block..][..len];
         let x = |m: usize| &x.row(m)[k..][..len];
+        // Every three rows of x pass all outputs of the panel, four at a time.
         for (i, out) in out.chunks_mut(3).enumerate() {
             let m = i * 3;
             for n in (0..features).step_by(4) {
+                // The last one to three outputs.
                 if n + 4 > features {
                     for n in n..features {
                         for (i, out) in out.iter_mut().enumerate() {
@@ -258,6 +269,7 @@ fn many_rows_body<S: Simd>(
                     continue;
                 }
                 let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
+                // A full tile is 3 x 4; the last one or two rows go one by one, with the same sums.
                 if let [a, b, c] = out {
                     let sums = tile::<S, Panel, 3, 4>(simd, [x(m), x(m + 1), x(m + 2)], w);
                     add_four(&mut a[n..], sums[0]);
@@ -289,6 +301,7 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
 ) -> [[f32; 4]; M] {
     let len = x[0].len();
     let whole = len / S::LANES;
+    // All rows as whole vectors, of one length that the compiler knows: no checks in the loop.
     let mut xs: [&[S::Chunk]; M] = [&[]; M];
     for m in 0..M {
         xs[m] = &S::chunks(x[m]).0[..whole];
@@ -297,6 +310,7 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     for n in 0..N {
         ws[n] = &W::chunks(w[n]).0[..whole];
     }
+    // M x N accumulators, each a vector of neighbouring k; M + N loads feed M N multiply-adds.
     let mut acc = [[simd.splat(0.0); 4]; M];
     for i in 0..whole {
         let mut x = [simd.splat(0.0); M];
@@ -310,6 +324,7 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
             }
         }
     }
+    // What is left of k is filled up with zeros, unless rows are whole vectors already.
     if W::PADDED {
         debug_assert_eq!(whole * S::LANES, len);
     } else if whole * S::LANES < len {
@@ -321,6 +336,7 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
             }
         }
     }
+    // Only here are lanes added, four outputs at once.
     let mut sums = [[0.0; 4]; M];
     for m in 0..M {
         sums[m] = simd.reduce4(acc[m]);

@@ -302,7 +302,7 @@ pub(super) struct SsdArguments {
 
 impl SsdArguments {
     pub(super) fn new(input: &SsdInput<'_, CpuRuntime>) -> Result<Self> {
-        let [a] = contiguous([input.a])?;
+        let [a] = contiguous([input.a.rates()])?;
         Ok(Self {
             x: with_rows(input.x)?,
             dt: with_rows(input.dt)?,
@@ -512,7 +512,9 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         let weight = match &head.storage {
             Storage::Dense(w, _) if w.dtype() == DType::F32 => host::slice("head", w)?,
             _ => {
-                return super::cross_entropy_by_rows(self, h, head, scale, targets, is_precise);
+                return super::linear::cross_entropy_by_rows(
+                    self, h, head, scale, targets, is_precise,
+                );
             }
         };
         let h = with_rows(h)?;

@@ -15,9 +15,7 @@ use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
 
-use super::{
-    CausalConv, GatedNorm, SsdInput, TensorClient, Weight, check_runs, expect, shape_error, zeros,
-};
+use super::{CausalConv, GatedNorm, SsdInput, TensorClient, Weight, expect, shape_error, zeros};
 use crate::error::{Error, Result};
 
 /// Chunk length of [`ssd`]. Short: stages know the exponents of a chunk to `f32::EPSILON` of their sum.
@@ -454,7 +452,8 @@ where
             Ok(x.narrow(0, first, len)?.contiguous()?.unsqueeze(0)?)
         };
         let (x, b, c) = (part(input.x)?, part(input.b)?, part(input.c)?);
-        let (steps, sums) = ssd_chunk_cumsum(client, &part(&dt)?, input.a, None, CHUNK, false)?;
+        let (steps, sums) =
+            ssd_chunk_cumsum(client, &part(&dt)?, input.a.rates(), None, CHUNK, false)?;
         let own = ssd_chunk_state(client, &x, &b, &steps, &sums)?;
         let initial = state.unsqueeze(0)?;
         let after = pass_from(client, &own, &sums, Some(&initial))?;
@@ -472,30 +471,6 @@ where
     match input.z {
         None => Ok(y),
         Some(z) => Ok(client.mul(&y, &client.silu(&z.contiguous()?)?)?),
-    }
-}
-
-impl<R: Runtime<DType = DType>> CausalConv<'_, R> {
-    /// `(T, C)` of an input that fits.
-    pub(super) fn check(
-        &self,
-        x: &Tensor<R>,
-        runs: &[usize],
-        windows: &[&mut Tensor<R>],
-    ) -> Result<(usize, usize)> {
-        let (&[tokens, channels], &[taps, _]) = (x.shape(), self.weight.shape()) else {
-            return Err(shape_error("x", &[0, 0], x.shape()));
-        };
-        expect("x", x, x.shape())?;
-        expect("weight", self.weight, &[taps.max(1), channels])?;
-        if let Some(bias) = self.bias {
-            expect("bias", bias, &[channels])?;
-        }
-        check_runs(runs, tokens, windows.len())?;
-        for window in windows {
-            expect("windows", window, &[taps - 1, channels])?;
-        }
-        Ok((tokens, channels))
     }
 }
 
@@ -585,23 +560,6 @@ where
     let scale = client.rsqrt(&client.add_scalar(&mean, eps.into())?)?;
     let x = client.mul(&groups, &scale)?.contiguous()?.reshape(&[tokens, width])?;
     Ok(client.mul(&x, weight)?)
-}
-
-impl<R: Runtime<DType = DType>> GatedNorm<'_, R> {
-    /// `(T, width)` of inputs that fit.
-    pub(super) fn check(&self, y: &Tensor<R>, z: &Tensor<R>) -> Result<(usize, usize)> {
-        let &[tokens, width] = y.shape() else {
-            return Err(shape_error("y", &[0, 0], y.shape()));
-        };
-        expect("y", y, &[tokens, width])?;
-        expect("z", z, &[tokens, width])?;
-        expect("weight", self.weight, &[width])?;
-        if self.ngroups == 0 || !width.is_multiple_of(self.ngroups) {
-            let reason = format!("{} groups do not divide width {width}", self.ngroups);
-            return Err(Error::Argument { name: "ngroups", reason });
-        }
-        Ok((tokens, width))
-    }
 }
 
 /// Portable [`gated_rmsnorm`](super::NormOps::gated_rmsnorm).

@@ -47,7 +47,7 @@ fn check_type(name: &'static str, x: &Cpu, dtype: DType) -> Result<()> {
 }
 
 /// The elements of a contiguous f32 tensor.
-pub(super) fn slice<'a>(name: &'static str, x: &'a Cpu) -> Result<&'a [f32]> {
+pub(crate) fn slice<'a>(name: &'static str, x: &'a Cpu) -> Result<&'a [f32]> {
     check_type(name, x, DType::F32)?;
     if !x.is_contiguous() {
         return Err(refuse(name, "expected a contiguous tensor"));

@@ -15,7 +15,7 @@ use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use crate::convert::{ModelFiles, in_new_folder};
 use crate::error::{Error, Result};
 use crate::load::OpenOptions;
-use crate::models::{Config, Model};
+use crate::models::{Config, Families, Model};
 use crate::nn::Tensors;
 use crate::tokenizer::Tokenizer;
 
@@ -48,13 +48,13 @@ impl AsRef<[u8]> for Shared {
 }
 
 /// Parameters whose values a model has; they get them back when this is dropped.
-struct Lent<'a> {
+struct Borrowed<'a> {
     parameters: &'a mut Parameters,
     /// In the order of the parameters.
     values: Vec<Arc<Floats>>,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
         for (parameter, values) in self.parameters.values_mut().zip(self.values.drain(..)) {
             parameter.values = match Arc::try_unwrap(values) {
@@ -73,11 +73,25 @@ impl TrainableModel {
     ///
     /// What is wrong with the configuration or the tokenizer.
     pub fn new(config: &serde_json::Value, tokenizer: String, seed: u64) -> Result<Self> {
+        Self::new_of(&Families::builtin(), config, tokenizer, seed)
+    }
+
+    /// The same for a model of one of `families`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn new_of(
+        families: &Families,
+        config: &serde_json::Value,
+        tokenizer: String,
+        seed: u64,
+    ) -> Result<Self> {
         let file = ConfigFile::parse("config.json", &config.to_string())?;
-        let config = Config::read(&file)?;
+        let config = families.read(&file)?;
         let frame = config.family().frame();
         let tied = frame.tie_embeddings.unwrap_or(true);
-        let tensors = config.family().parameters(frame.padded_vocab(), !tied);
+        let tensors = config.family().parameters(frame.padded_vocab(), !tied)?;
         let n_layer = config.family().layers().len();
         let mut random = Random::new(seed);
         let shared: Arc<Path> = Path::new("memory").into();
@@ -272,8 +286,8 @@ impl TrainableModel {
         let file: Arc<Path> = Path::new("memory").into();
         let Self { files, parameters, .. } = self;
         // Made before all that shares the values, so dropped after it.
-        let mut lent = Lent { parameters, values: Vec::new() };
-        for (name, parameter) in lent.parameters.iter_mut() {
+        let mut borrowed = Borrowed { parameters, values: Vec::new() };
+        for (name, parameter) in borrowed.parameters.iter_mut() {
             let values = Arc::new(Floats(std::mem::take(&mut parameter.values)));
             let entry = TensorEntry {
                 dtype: Dtype::F32,
@@ -282,10 +296,10 @@ impl TrainableModel {
                 file: file.clone(),
             };
             tensors.insert(name.clone(), entry);
-            lent.values.push(values);
+            borrowed.values.push(values);
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
-        let model = Model::lent(files.config.clone(), &checkpoint, files.tied, client)?;
+        let model = Model::of_borrowed(files.config.clone(), &checkpoint, files.tied, client)?;
         work(&model)
     }
 

@@ -22,6 +22,7 @@ use super::{
 use crate::backend::Cpu;
 use crate::error::{Error, Result};
 use crate::models::Run as Tokens;
+use crate::nn::LayerSpec;
 use crate::ops::IGNORE;
 
 /// What is trained of a model.
@@ -239,7 +240,7 @@ impl TrainRun {
         (checkpoints, log): (Checkpoints, MetricsLog),
     ) -> Result<Self> {
         let layers = model.config().family().layers();
-        if config.carry_state && layers.iter().any(|layer| layer.attention.is_some()) {
+        if config.carry_state && layers.iter().any(LayerSpec::grows) {
             let what = "carried states of models with attention: what it keeps grows without end";
             return Err(Error::Unsupported { what: what.into() });
         }

@@ -9,8 +9,8 @@ use crate::tiny::{entry, floats};
 use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{
-    CausalConv, Client, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic, to_vec,
-    zeros,
+    CausalConv, Client, Decay, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic,
+    tensor, to_vec, zeros,
 };
 use boostr::{Error, Result};
 
@@ -181,20 +181,20 @@ const SSD: [(&str, &[usize]); 8] = [
 
 fn run_ssd(body: Body, t: &[Floats; 8], runs: &[usize], states: &[&[usize]]) -> Result<Floats> {
     let [x, dt, a, b, c, dt_bias, d, z] = t;
-    let input = SsdInput {
-        x,
-        dt,
-        a,
-        b,
-        c,
-        dt_bias: Some(dt_bias),
-        d: Some(d),
-        z: Some(z),
-        dt_softplus: true,
-        dt_limit: (0.0, f32::INFINITY),
-    };
+    let a = Decay::new(a.clone())?;
+    let input = SsdInput::new(x, dt, &a, b, c).dt_bias(dt_bias).d(d).z(z).dt_softplus(true);
     let mut states: Vec<_> = states.iter().map(|shape| f32s(shape)).collect();
     body.ssd(&input, runs, &mut states.iter_mut().collect::<Vec<_>>())
+}
+
+#[test]
+fn decay_rates_above_zero_and_those_that_are_no_numbers_are_refused() {
+    for (bad, name) in [(0.25, "0.25"), (f32::NAN, "NaN")] {
+        let error = Decay::new(tensor(&cpu(), &[-1.0, bad], &[2]).unwrap()).err().unwrap();
+        let expected = format!("argument `a`: expected no value above 0, found {name}");
+        assert_eq!(error.to_string(), expected);
+    }
+    Decay::new(tensor(&cpu(), &[-1.0, 0.0, f32::NEG_INFINITY], &[3]).unwrap()).unwrap();
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn ssd_refuses_what_disagrees() {
         refused("groups", body, run_ssd(body, &inputs, &[5], &[state]));
         for dt_limit in [(0.2, 0.1), (f32::NAN, 1.0), (0.0, f32::NAN)] {
             let [x, dt, a, b, c, ..] = &good();
-            let (dt_bias, d, z, dt_softplus) = (None, None, None, true);
-            let input = SsdInput { x, dt, a, b, c, dt_bias, d, z, dt_softplus, dt_limit };
+            let a = Decay::new(a.clone()).unwrap();
+            let input = SsdInput::new(x, dt, &a, b, c).dt_softplus(true).dt_limit(dt_limit);
             refused("dt_limit", body, body.ssd(&input, &[5], &mut [&mut f32s(state)]));
         }
     }

@@ -6,7 +6,7 @@ use crate::bodies::{BODIES, Body};
 use crate::common::{Random, cpu};
 use crate::tiny::{close, floats, softplus, widened};
 use boostr::backend::{Cpu, Tensor};
-use boostr::ops::{Client, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr::ops::{Client, Decay, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
 use boostr_kernels::{Level, Rows, ssd};
 
 /// Steps that have gone through softplus, and all other inputs of one sequence.
@@ -76,19 +76,8 @@ impl Problem {
         };
         let (x, dt) = (padded(&self.x, &[nheads, headdim]), padded(&self.dt, &[nheads]));
         let (b, c) = (padded(&self.b, &[ngroups, dstate]), padded(&self.c, &[ngroups, dstate]));
-        let a = tensor(&client, &self.a, &[nheads]).unwrap();
-        let input = SsdInput {
-            x: &x,
-            dt: &dt,
-            a: &a,
-            b: &b,
-            c: &c,
-            dt_bias: None,
-            d: None,
-            z: None,
-            dt_softplus: false,
-            dt_limit: (0.0, f32::INFINITY),
-        };
+        let a = Decay::new(tensor(&client, &self.a, &[nheads]).unwrap()).unwrap();
+        let input = SsdInput::new(&x, &dt, &a, &b, &c);
         let mut state = tensor(&client, &self.state, &[nheads, headdim, dstate]).unwrap();
         let y = body.ssd(&input, &[len], &mut [&mut state]).unwrap();
         (to_vec(&y).unwrap(), to_vec(&state).unwrap())

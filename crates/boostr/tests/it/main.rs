@@ -20,7 +20,6 @@ mod cases_ops;
 mod chat_templates;
 mod checkpoint_atomic;
 mod checkpoint_folders;
-mod checkpoint_fuzz;
 mod checkpoint_safetensors;
 mod checkpoint_torch;
 mod engine;

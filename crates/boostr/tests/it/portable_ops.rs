@@ -5,7 +5,7 @@ use crate::bodies::{BODIES, Body, laid_out, weight};
 use crate::common::Random;
 use crate::tiny::{close, entry, floats, norm, silu, widened};
 use boostr::checkpoint::Dtype;
-use boostr::ops::{CausalConv, GatedNorm, SsdInput, to_vec};
+use boostr::ops::{CausalConv, Decay, GatedNorm, SsdInput, to_vec};
 use boostr_kernels::{Level, Rows, ssd};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -286,18 +286,13 @@ proptest! {
                 1 => Some(laid_out(layout, &d, &[nheads])),
                 _ => Some(laid_out(layout, &d, &[nheads, headdim])),
             };
-            let input = SsdInput {
-                x: &x,
-                dt: &dt,
-                a: &a,
-                b: &b,
-                c: &c,
-                dt_bias: with_bias.then_some(&bias),
-                d: d.as_ref(),
-                z: z.as_ref(),
-                dt_softplus,
-                dt_limit,
-            };
+            let a = Decay::new(a).unwrap();
+            let input = SsdInput::new(&x, &dt, &a, &b, &c)
+                .dt_bias(with_bias.then_some(&bias))
+                .d(d.as_ref())
+                .z(z.as_ref())
+                .dt_softplus(dt_softplus)
+                .dt_limit(dt_limit);
             let mut states: Vec<_> = initial
                 .iter()
                 .map(|s| laid_out(layout, s, &[nheads, headdim, dstate]))

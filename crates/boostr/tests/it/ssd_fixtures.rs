@@ -4,7 +4,7 @@ use std::path::Path;
 
 use boostr::backend::{Cpu, CpuClient, Tensor};
 use boostr::checkpoint::Checkpoint;
-use boostr::ops::{Client, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr::ops::{Client, Decay, SsdInput, SsmKernelOps, generic, tensor, to_vec};
 use boostr_kernels::Rows;
 use boostr_kernels::ssd::{Ssd, SsdGradients, ssd_backward};
 
@@ -167,18 +167,13 @@ fn whole(case: &Case, bodies: Bodies) {
     let c = flat("in.C", &bc[2..]).unwrap();
     let z = flat("in.z", &[nheads, headdim]);
     let (a, d, bias) = (case.input("in.A"), case.maybe("in.D"), case.maybe("in.dt_bias"));
-    let input = SsdInput {
-        x: &x,
-        dt: &dt,
-        a: &a,
-        b: &b,
-        c: &c,
-        dt_bias: bias.as_ref(),
-        d: d.as_ref(),
-        z: z.as_ref(),
-        dt_softplus: case.dt_softplus,
-        dt_limit: case.dt_limit,
-    };
+    let a = Decay::new(a).unwrap();
+    let input = SsdInput::new(&x, &dt, &a, &b, &c)
+        .dt_bias(bias.as_ref())
+        .d(d.as_ref())
+        .z(z.as_ref())
+        .dt_softplus(case.dt_softplus)
+        .dt_limit(case.dt_limit);
     let runs: Vec<usize> = (0..batch).flat_map(|_| case.runs(seqlen)).collect();
     let per_row = runs.len() / batch;
     let state_shape = [nheads, headdim, bc[3]];

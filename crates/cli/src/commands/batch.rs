@@ -95,7 +95,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         return Ok(());
     }
 
-    let lm = Arc::new(source.open(&options)?);
+    let lm = Arc::new(source.open(&options, &term.cpu)?);
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,

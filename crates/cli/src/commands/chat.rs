@@ -144,7 +144,7 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
         ),
     };
 
-    let lm = source.open(&options)?;
+    let lm = source.open(&options, &term.cpu)?;
     lm.tokenizer().map_err(BadModel::from)?;
     let own = if args.chat.raw { None } else { template::template(&args.chat, &lm)? };
     let has_template = own.is_some();

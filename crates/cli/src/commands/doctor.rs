@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use boostr_kernels::Level;
+use boostr::backend::{CpuClient, Level};
 use clap::Args;
 use serde_json::json;
 
@@ -41,19 +41,21 @@ const LITTLE_MEMORY: u64 = 256 << 20;
 
 pub fn run(args: &DoctorArgs, term: &Term) -> Result<()> {
     let mut checks = Checks::default();
-    check_processor(&mut checks);
+    check_processor(&mut checks, &term.cpu);
     check_memory(&mut checks);
-    check_demo(&mut checks);
+    check_demo(&mut checks, &term.cpu);
     if let Some(source) = Source::named(args.path.as_deref().or(args.model.as_deref())) {
         let name = source.name();
-        match verify::check(&source, args.allow_pickle, false) {
+        match verify::check(&source, args.allow_pickle, false, &term.cpu) {
             Ok(found) => checks.append(&name, found),
             Err(error) => checks.fail(name, chain(&error)),
         }
     }
     let facts = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "level": Level::detect().name(),
+        "level": term.cpu.level().name(),
+        "levels": Level::present().iter().map(|level| level.name()).collect::<Vec<_>>(),
+        "numerics": term.cpu.numerics(),
         "threads": rayon::current_num_threads(),
         "cpu_features": system::cpu_features(),
         "memory_bytes": system::memory().map(|(total, _)| total),
@@ -64,18 +66,19 @@ pub fn run(args: &DoctorArgs, term: &Term) -> Result<()> {
     checks.conclude(false)
 }
 
-fn check_processor(checks: &mut Checks) {
+fn check_processor(checks: &mut Checks, cpu: &CpuClient) {
     let version = env!("CARGO_PKG_VERSION");
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     checks.ok("program", format!("boostr {version}, {arch} {os}"));
     let features = system::cpu_features().join(" ");
-    let level = Level::detect();
-    let found = format!("using {} (found: {features})", level.name());
+    let level = cpu.level();
+    let found = format!("using {level} (found: {features})");
     if level == Level::Baseline {
         checks.warn("instructions", format!("{found}: slow; AVX2 with FMA or Neon is faster"));
     } else {
         checks.ok("instructions", found);
     }
+    checks.ok("numerics", cpu.numerics());
     let present = std::thread::available_parallelism().map_or(1, usize::from);
     let used = rayon::current_num_threads();
     let threads = format!("{used} used, {present} processors to use");
@@ -103,16 +106,16 @@ fn check_memory(checks: &mut Checks) {
 }
 
 #[cfg(not(feature = "demo"))]
-fn check_demo(checks: &mut Checks) {
+fn check_demo(checks: &mut Checks, _: &CpuClient) {
     checks.ok("built-in model", "none in this build");
 }
 
 /// The built-in model must say what the original implementation makes of it.
 #[cfg(feature = "demo")]
-fn check_demo(checks: &mut Checks) {
+fn check_demo(checks: &mut Checks, cpu: &CpuClient) {
     use crate::model::demo;
 
-    let opened = Source::Embedded.open(&Default::default());
+    let opened = Source::Embedded.open(&Default::default(), cpu);
     let lm = checks.record("built-in model", opened, |lm| {
         format!("{}, {} layers", demo::FILES.name, lm.model.family().layers().len())
     });

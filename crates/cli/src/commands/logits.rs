@@ -52,7 +52,7 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
     let pieces = pieces(&args.split, tokens.len())?;
 
     check_out(args, &source)?;
-    let lm = source.open(&options)?;
+    let lm = source.open(&options, &term.cpu)?;
     let tokens = Prompt::Ids(tokens).ids(&lm)?;
     let vocab = lm.model.vocab_rows();
     let mut state = lm.model.new_state()?;

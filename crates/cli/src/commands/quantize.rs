@@ -60,7 +60,7 @@ fn read(path: &Path) -> Result<String> {
 
 fn measure(path: &Path, files: &FileArgs, text: &str, when: &str, term: &Term) -> Result<Score> {
     let source = Source::Path(path.to_path_buf());
-    let lm: LanguageModel<Cpu> = source.open(&files.options())?;
+    let lm: LanguageModel<Cpu> = source.open(&files.options(), &term.cpu)?;
     let ids = lm.encode(text)?;
     if ids.len() < 2 {
         let found = ids.len();

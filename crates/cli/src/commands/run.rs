@@ -12,7 +12,6 @@ use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::state_file::About;
-use boostr_kernels::Level;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -125,7 +124,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
-    let lm = source.open(&options)?;
+    let lm = source.open(&options, &term.cpu)?;
     let (mut state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),
@@ -290,7 +289,7 @@ fn banner(source: &Source, summary: &Summary, is_own_prompt: bool, term: &Term) 
         system::count(summary.parameters as u64),
         summary.dtype,
         system::bytes(summary.bytes as u64),
-        Level::detect().name(),
+        term.cpu.level(),
     );
     term.say(term.on_stderr(Style::Bold, &head));
     let words = "a demo, not an assistant: it writes prose like its sources, and knows nothing";

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use boostr::backend;
 use boostr::generation_config::SpecialTokens;
 use boostr::load::read_text;
 use boostr::tokenizer::{Tokenizer, ensure_bos};
@@ -167,12 +168,15 @@ impl TextSide {
                 let file = folder.join("tokenizer.json");
                 if !file.exists() {
                     // Says what is wrong with the path, or with the model.
-                    source.open(&Default::default())?.tokenizer().map_err(BadModel::from)?;
+                    source
+                        .open(&Default::default(), &backend::cpu())?
+                        .tokenizer()
+                        .map_err(BadModel::from)?;
                 }
                 Self::of_file(&file)
             }
             Source::Embedded => {
-                let lm = Source::Embedded.open(&Default::default())?;
+                let lm = Source::Embedded.open(&Default::default(), &backend::cpu())?;
                 let tokenizer = lm.tokenizer().map_err(BadModel::from)?.clone();
                 Ok(Self { tokenizer, bos: None })
             }

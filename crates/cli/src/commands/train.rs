@@ -98,7 +98,7 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
         }
         None => file.model.to_config(parsed.max_id() as usize + 1, end),
     };
-    let model = TrainableModel::new(&config, tokenizer, file.run.seed)?;
+    let model = TrainableModel::new(&config, tokenizer, file.run.seed)?.on(term.cpu.clone());
     let tokens = prepare(&out, &data, &files(&training.valid, training)?, &encoder, term)?;
     start(&out, file.run, model, tokens, training, term)
 }

@@ -53,7 +53,7 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     let out = out_of(training)?;
     let Some(path) = &args.model else { return Err(usage("expected a model to tune")) };
     Source::Path(path.clone()).check_exists()?;
-    let model = TrainableModel::open(path, &OpenOptions::default())?;
+    let model = TrainableModel::open(path, &OpenOptions::default())?.on(term.cpu.clone());
     if let Some(adapters) = &args.merge {
         return merge(model, adapters, &out, term);
     }
@@ -74,7 +74,7 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     }
     refuse_old(&out)?;
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
-        Source::Path(path.clone()).open(&OpenOptions::default())?;
+        Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
     let tokenizer = lm.tokenizer()?;
     let end = lm.eos.first().copied();
     let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use boostr::backend::{self, Cpu};
+use boostr::backend::{self, Cpu, CpuClient};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, Summary, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::adapters::Adapters;
@@ -52,10 +52,10 @@ const MAX_NAMED: usize = 5;
 pub fn run(args: &VerifyArgs, term: &Term) -> Result<()> {
     let source = Source::of(args.path.as_deref().or(args.model.as_deref()))?;
     let (source, adapter) = source.with_adapter()?;
-    let mut checks = check(&source, args.allow_pickle, args.values)?;
+    let mut checks = check(&source, args.allow_pickle, args.values, &term.cpu)?;
     if let Some(folder) = adapter {
-        let opened =
-            source.open(&OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() });
+        let options = OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() };
+        let opened = source.open(&options, &term.cpu);
         let parameters = || Ok::<_, boostr::Error>(Adapters::read(&folder)?.parameters());
         let found = opened.and_then(|_| parameters().map_err(BadModel::from));
         checks.record("adapters", found, |count| format!("{count} parameters beside the model"));
@@ -69,13 +69,18 @@ pub fn run(args: &VerifyArgs, term: &Term) -> Result<()> {
 /// # Errors
 ///
 /// When there is nothing at the path.
-pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks, BadModel> {
+pub fn check(
+    source: &Source,
+    allow_pickle: bool,
+    values: bool,
+    cpu: &CpuClient,
+) -> Result<Checks, BadModel> {
     let mut checks = Checks::default();
     source.check_exists()?;
     match source {
         Source::Path(path) if path.to_string_lossy().ends_with(".safetensors.index.json") => {
             let folder = source.folder().unwrap_or(path).to_path_buf();
-            check_model(&Source::Path(folder), allow_pickle, values, &mut checks);
+            check_model(&Source::Path(folder), allow_pickle, values, cpu, &mut checks);
         }
         Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
             check_json(path, &mut checks);
@@ -88,7 +93,7 @@ pub fn check(source: &Source, allow_pickle: bool, values: bool) -> Result<Checks
                 check_values(&checkpoint, values, &mut checks);
             }
         }
-        _ => check_model(source, allow_pickle, values, &mut checks),
+        _ => check_model(source, allow_pickle, values, cpu, &mut checks),
     }
     Ok(checks)
 }
@@ -99,7 +104,13 @@ fn is_alone(path: &Path) -> bool {
     !(beside("config.json") || beside("params.json")) || beside("model.safetensors.index.json")
 }
 
-fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut Checks) {
+fn check_model(
+    source: &Source,
+    allow_pickle: bool,
+    values: bool,
+    cpu: &CpuClient,
+    checks: &mut Checks,
+) {
     let checkpoint = check_weights(source, allow_pickle, checks);
     let is_gguf = matches!(source, Source::Path(path) if is_gguf(path).unwrap_or(false));
     if checkpoint.is_none() && is_gguf {
@@ -109,7 +120,7 @@ fn check_model(source: &Source, allow_pickle: bool, values: bool, checks: &mut C
     let rows = config.as_ref().map(|config| config.family().frame().padded_vocab());
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
-        let loaded = Model::<Cpu>::load(config, checkpoint.clone(), backend::cpu());
+        let loaded = Model::<Cpu>::load(config, checkpoint.clone(), cpu.clone());
         model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
     }
     match checkpoint.as_ref().and_then(Checkpoint::gguf) {
@@ -142,7 +153,7 @@ fn check_weights(source: &Source, allow_pickle: bool, checks: &mut Checks) -> Op
 fn check_text_side(source: &Source, rows: Option<usize>, checks: &mut Checks) {
     let Some(folder) = source.folder() else {
         // Files that are part of the program are opened as one.
-        let opened = source.open(&Default::default());
+        let opened = source.open(&Default::default(), &backend::cpu());
         checks.record("tokenizer", opened, |lm| match &lm.tokenizer {
             Some(tokenizer) => describe_tokenizer(tokenizer),
             None => "none".to_owned(),

@@ -35,7 +35,7 @@ fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft
     let (source, mut options) = args.source(Some(named))?;
     (options.tokenizer, options.adapter) = (None, None);
     source.check_exists()?;
-    let draft = Draft::Model(source.open(&options)?.model);
+    let draft = Draft::Model(source.open(&options, lm.model.client())?.model);
     draft.check(&lm.model).map_err(|error| usage(error.to_string()))?;
     Ok(draft)
 }

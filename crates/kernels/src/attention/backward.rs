@@ -1,7 +1,7 @@
 //! Gradients of attention.
 //!
-//! With s the scaled scores, after the softcap if there is one, p their softmax along each row, and `dout`
-//! the gradient of the result:
+//! With s the scaled scores, after the softcap if there is one, p their softmax along each row, and
+//! `dout` the gradient of the result:
 //!
 //! ```text
 //! dv[j]    = sum over i of p[i, j] dout[i]
@@ -11,23 +11,24 @@
 //! ```
 //!
 //! where dk and dv also sum over the query heads that share a head of keys and values. delta is
-//! `sum over j of p[i, j] (dout[i]·v[j])`, the mean that a softmax's gradient loses (*FlashAttention*, arXiv
-//! 2205.14135, appendix B.2).
+//! `sum over j of p[i, j] (dout[i]·v[j])`, the mean that a softmax's gradient loses (*FlashAttention*,
+//! arXiv 2205.14135, appendix B.2).
 //!
 //! What differs from the formulas, and why:
 //!
 //! 1. A block of queries at a time (*FlashAttention-2*, arXiv 2307.08691, algorithm 2, with its loops
-//!    exchanged): the block's scores are computed again and kept until its gradients are made, so each
-//!    takes one exponential, and the forward needs to remember nothing. What is kept is 48 x L, never L x L.
-//! 2. Positions come in pages of 64, as in the forward, whose micro-kernels make both products with keys
-//!    and that with values; pages that no query of a block sees are skipped, and so are, in the pages on the
-//!    diagonal and at the window's edge, the tiles that none sees.
-//! 3. dk and dv are products with the transposed matrices of weights, of six positions by two vectors: the
-//!    weights of six positions for one query are neighbours, so nothing is transposed. Both sums stay in
-//!    panels from the first block of queries to the last.
+//!    exchanged). The block's scores are computed again and kept until its gradients are made. So each
+//!    takes one exponential, and the forward has nothing to remember. 48 x L scores are kept, never L x
+//!    L.
+//! 2. Positions come in pages of 64, as in the forward. Its micro-kernels make both products with keys
+//!    and the product with values. Pages that no query of a block sees are skipped. On the diagonal and
+//!    at the window's edge, unseen tiles of a page are skipped too.
+//! 3. dk and dv are products with the transposed matrices of weights, of six positions by two vectors.
+//!    The weights of six positions for one query are neighbours, so nothing is transposed. Both sums
+//!    stay in panels from the first block of queries to the last.
 //!
-//! Each head of keys and values of each run is computed by itself, in one order: its bits depend neither on
-//! the other runs nor on the number of threads.
+//! Each head of keys and values of each run is computed by itself, in one order: its bits depend
+//! neither on the other runs nor on the number of threads.
 
 use std::ops::Range;
 
@@ -124,6 +125,7 @@ pub fn attention_backward(
     );
     assert!(kernel.window != Some(0), "window");
     assert!(kernel.softcap.is_none_or(|cap| cap > 0.0), "softcap");
+    // Widths follow from the rows; every other argument must agree.
     let (d_k, d_v) = (q.width() / nheads, out.width() / nheads);
     assert!(d_k > 0 && q.width() == nheads * d_k, "q");
     assert!(d_v > 0 && out.width() == nheads * d_v, "out");
@@ -136,6 +138,7 @@ pub fn attention_backward(
     assert_eq!(dk.len(), runs.len(), "dk");
     assert_eq!(dv.len(), runs.len(), "dv");
 
+    // A task is one KV head of one run, with its columns of every argument and gradient.
     let group = nheads / nheads_kv;
     let mut tasks = Vec::with_capacity(runs.len() * nheads_kv);
     let (mut first, mut rest) = (0, dq);
@@ -147,6 +150,7 @@ pub fn attention_backward(
         assert_eq!(dv.len(), keys.len() * nheads_kv * d_v, "dv");
         let (dq, after) = rest.split_at_mut(len * nheads * d_k);
         rest = after;
+        // The run's rows, then its columns by KV head: dq, dk and dv of tasks do not overlap.
         let [q, out, dout] = [q, out, dout].map(|rows| rows.slice(first, len));
         first += len;
         let dq = column_blocks(dq, nheads * d_k, group * d_k);
@@ -168,6 +172,7 @@ pub fn attention_backward(
         }
     }
     tasks.into_par_iter().for_each_init(Scratch::default, |scratch, mut task| {
+        // Buffers are as long as what is seen, so a window bounds them.
         task.leave_out_what_no_query_sees();
         if task.q.is_empty() {
             return;
@@ -201,6 +206,7 @@ impl Task<'_> {
     /// Writes the zeros of positions before all that a query sees, and forgets these positions.
     fn leave_out_what_no_query_sees(&mut self) {
         let len = self.keys.len();
+        // Positions that even the first query's window leaves out.
         let first_end = len - self.q.len() + 1;
         let unseen = match self.kernel.window {
             _ if self.q.is_empty() => len,
@@ -353,12 +359,14 @@ fn backward_body<S: Simd>(simd: S, task: &mut Task<'_>, scratch: &mut Scratch) {
 fn pack_positions<S: Simd>(task: &Task<'_>, scratch: &mut Scratch) {
     let (d_k, d_v, width) = (task.keys.width(), task.values.width(), 2 * S::LANES);
     let (padded_k, padded_v) = (d_k.next_multiple_of(width), d_v.next_multiple_of(width));
+    // Whole pages: slots past the last position are zeros, and weigh nothing.
     let pages = task.keys.len().div_ceil(PAGE);
     zeros(&mut scratch.keys_t, pages * PAGE * d_k);
     zeros(&mut scratch.values_t, pages * PAGE * d_v);
     zeros(&mut scratch.keys, pages * PAGE * padded_k);
     zeros(&mut scratch.dk, pages * PAGE * padded_k);
     zeros(&mut scratch.dv, pages * PAGE * padded_v);
+    // Keys go in twice: by columns for scores, by rows for dq. Values go in by columns, for dout·v.
     for position in 0..task.keys.len() {
         let (page, slot) = (position / PAGE, position % PAGE);
         let (k, v) = (task.keys.row(position), task.values.row(position));
@@ -401,9 +409,11 @@ fn pack_block<S: Simd>(task: &Task<'_>, block: &Block, scratch: &mut Scratch) {
         task.dout.slice(block.token, block.tokens),
     );
     let scale = task.kernel.scale;
+    // Queries and dout, each as left operand of scores and as right operand of dk and dv.
     pack(q, d_k, scale, width, &mut scratch.q_left, &mut scratch.q_right);
     pack(dout, d_v, 1.0, width, &mut scratch.dout_left, &mut scratch.dout_right);
     scratch.delta.clear();
+    // delta = dout·out for each row, in f64: it is subtracted from numbers of its size.
     for token in 0..block.tokens {
         let heads = out.row(token).chunks_exact(d_v).zip(dout.row(token).chunks_exact(d_v));
         for (out, dout) in heads {
@@ -414,6 +424,7 @@ fn pack_block<S: Simd>(task: &Task<'_>, block: &Block, scratch: &mut Scratch) {
             scratch.delta.push(delta as f32);
         }
     }
+    // dq is summed over pages; weights of all pages are kept until their gradients are made.
     zeros(&mut scratch.dq, block.rows() * d_k.next_multiple_of(width));
     let rows = block.pages().len() * block.rows();
     scratch.weights.resize(rows * PAGE, 0.0);
@@ -444,6 +455,7 @@ fn pack(
     for row in 0..rows {
         let x = &x.row(row / group)[row % group * d..][..d];
         put_row(right, rows, width, row, x, factor);
+        // Left operands are tiles of up to six rows, whose numbers the micro-kernel broadcasts.
         let first = row / TILE * TILE;
         let count = TILE.min(rows - first);
         let tile = &mut left[first * padded..][..count * padded];
@@ -461,6 +473,7 @@ fn weigh<S: Simd>(simd: S, task: &Task<'_>, block: &Block, scratch: &mut Scratch
     let (rows, d_k) = (block.rows(), task.keys.width());
     let padded = d_k.next_multiple_of(PAGE);
     let Scratch { q_left, keys_t, weights, slopes, max, sum, .. } = scratch;
+    // Scores of all pages `[pages][rows, 64]`, and the largest of each row.
     for (page, weights) in block.pages().zip(weights.chunks_exact_mut(rows * PAGE)) {
         let start = page * PAGE;
         let keys = &keys_t[start * d_k..][..PAGE * d_k];
@@ -469,6 +482,7 @@ fn weigh<S: Simd>(simd: S, task: &Task<'_>, block: &Block, scratch: &mut Scratch
             let slots = block.tile_slots(first, count, start);
             let q = &q_left[first * padded..][..count * padded];
             let scores = &mut weights[first * PAGE..][..count * PAGE];
+            // Scores of a tile, then the softcap with its slope, then the mask: as in the forward.
             let seen = score_tile(simd, d_k, q, keys, &slots[..count], scores);
             for row in 0..count {
                 let scores = &mut scores[row * PAGE..][..PAGE];
@@ -483,6 +497,7 @@ fn weigh<S: Simd>(simd: S, task: &Task<'_>, block: &Block, scratch: &mut Scratch
             }
         }
     }
+    // With the maximum of all pages known, each score takes one exponential.
     for weights in weights.chunks_exact_mut(rows * PAGE) {
         for (row, weights) in weights.chunks_exact_mut(PAGE).enumerate() {
             let max = simd.splat(max[row]);
@@ -529,6 +544,7 @@ fn score_gradients<S: Simd>(
     page: usize,
     scratch: &mut Scratch,
 ) {
+    // Where the page's weights lie among those of the block's pages.
     let (rows, d_v) = (block.rows(), task.values.width());
     let (start, padded) = (page * PAGE, d_v.next_multiple_of(PAGE));
     let at = (page - block.pages().start) * rows * PAGE;
@@ -540,6 +556,7 @@ fn score_gradients<S: Simd>(
         let slots = block.tile_slots(first, count, start);
         let dout = &dout_left[first * padded..][..count * padded];
         let ds = &mut ds[first * PAGE..][..count * PAGE];
+        // dout·v `[count, 64]`, by the micro-kernel of scores with values in place of keys.
         let seen = score_tile(simd, d_v, dout, values, &slots[..count], ds);
         for row in 0..count {
             let ds = &mut ds[row * PAGE..][..PAGE];
@@ -549,10 +566,12 @@ fn score_gradients<S: Simd>(
             for (weight, ds) in
                 S::chunks_mut(weights).0.iter_mut().zip(S::chunks_mut(&mut ds[seen.clone()]).0)
             {
+                // p = exp / sum, and ds = p (dout·v - delta).
                 let p = simd.mul(simd.load(weight), inverse);
                 simd.store(p, weight);
                 simd.store(simd.mul(p, simd.sub(simd.load(ds), delta)), ds);
             }
+            // Through the softcap: its slope at each score.
             if task.kernel.softcap.is_some() {
                 let slopes = &slopes[at + (first + row) * PAGE..][..PAGE][seen.clone()];
                 for (slope, ds) in
@@ -561,6 +580,7 @@ fn score_gradients<S: Simd>(
                     simd.store(simd.mul(simd.load(slope), simd.load(ds)), ds);
                 }
             }
+            // What the row does not see gives nothing to dk, dv or dq.
             ds[..slots[row].start].fill(0.0);
             ds[slots[row].end..].fill(0.0);
         }
@@ -576,6 +596,7 @@ fn add_page<S: Simd>(simd: S, task: &Task<'_>, block: &Block, page: usize, scrat
     let at = (page - block.pages().start) * rows * PAGE;
     let Scratch { q_right, dout_right, keys, dk, dv, dq, weights, ds, .. } = scratch;
     let weights = &weights[at..][..rows * PAGE];
+    // dv += pᵀ dout and dk += dsᵀ q, `[64, d]` each; then dq += ds k.
     let dv = &mut dv[start * padded_v..][..PAGE * padded_v];
     add_transposed(simd, block, start, weights, dout_right, dv);
     let dk = &mut dk[start * padded_k..][..PAGE * padded_k];
@@ -601,12 +622,14 @@ fn add_transposed<S: Simd>(
     right: &[f32],
     to: &mut [f32],
 ) {
+    // Panels of two vectors: `right` gives rows of them, `to` has a page of them.
     let left = left.as_chunks::<PAGE>().0;
     let right = S::chunks(right).0.as_chunks::<2>().0;
     let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
     for (right, to) in right.chunks_exact(block.rows()).zip(to.chunks_exact_mut(PAGE)) {
         for slot in (0..PAGE).step_by(TILE) {
             let count = TILE.min(PAGE - slot);
+            // Only rows that see any of the six positions; the others' weights are zeros.
             let rows = block.seeing(start + slot, count);
             let (left, right) = (&left[rows.clone()], &right[rows]);
             let to = &mut to[slot..][..count];
@@ -631,6 +654,7 @@ fn transposed_tile<S: Simd, const R: usize>(
     // One check of bounds before the loop.
     assert!(slot + R <= PAGE);
     let to = &mut to[..R];
+    // Six positions by two vectors: 12 accumulators, as in the forward's micro-kernel.
     let mut acc = [[simd.splat(0.0); 2]; R];
     for i in 0..R {
         acc[i] = [simd.load(&to[i][0]), simd.load(&to[i][1])];

@@ -9,9 +9,9 @@
 //! o' = exp(m - m') o + p v
 //! ```
 //!
-//! A page is read twice: first its keys meet every query of the block, six at a time, then its values.
-//! Positions that a query must not see get a weight of 0 and their values are not read for it: where
-//! the queries of a tile see different ends of a page, those ends are added query by query.
+//! A page is read twice. First its keys meet every query of the block, six at a time, then its values.
+//! Positions that a query must not see get a weight of 0, and their values are not read for it. If the
+//! queries of a tile see different ends of a page, those ends are added query by query.
 
 use std::ops::Range;
 
@@ -93,6 +93,7 @@ impl Online {
     pub(super) fn add(&mut self, later: &Self) {
         let rows = self.out.chunks_exact_mut(self.width).zip(later.out.chunks_exact(self.width));
         for (row, (out, later_out)) in rows.enumerate() {
+            // Both sides are brought to the larger maximum, then added.
             let max = self.max[row].max(later.max[row]);
             // With no score yet, or only -infinity, any finite number serves.
             let finite = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -143,11 +144,12 @@ fn attend_segment_body<S: Simd>(
     let (cache, layout) = (queries.cache, queries.cache.layout());
     online.reset(queries.rows(), layout.padded_d_v());
     pack(queries, &mut scratch.q);
+    // Of the segment, the positions from the first that any query sees to the last token's own.
     let from = positions.start.max(queries.seen);
     let to = positions.end.min(queries.first + queries.q.len());
     for (start, page) in cache.pages(from, to) {
         for head in queries.heads.clone() {
-            meet(simd, queries, head, (start, page), scratch, online);
+            attend_page(simd, queries, head, (start, page), scratch, online);
         }
     }
 }
@@ -162,6 +164,7 @@ fn pack(queries: &Queries<'_>, q: &mut Vec<f32>) {
     for token in 0..queries.q.len() {
         for (head, from) in queries.q.row(token).chunks_exact(d_k).enumerate() {
             let row = queries.row(token, head);
+            // A row's place in its tile; the last tile of a head may have fewer than six rows.
             let in_tile = row % rows % TILE;
             let first = row - in_tile;
             let count = TILE.min(rows - first % rows);
@@ -177,7 +180,7 @@ fn pack(queries: &Queries<'_>, q: &mut Vec<f32>) {
 
 /// Moves the queries of one KV head on by a page.
 #[inline(always)]
-fn meet<S: Simd>(
+fn attend_page<S: Simd>(
     simd: S,
     queries: &Queries<'_>,
     head: usize,
@@ -194,6 +197,7 @@ fn meet<S: Simd>(
     let Scratch { q, weights, panels } = scratch;
     weights.resize(rows * PAGE, 0.0);
 
+    // First pass, keys: scores `[rows, 64]`, six queries at a time against all 64 positions.
     let keys = page.keys(simd, layout, head, panels);
     for first in (0..rows).step_by(TILE) {
         let count = TILE.min(rows - first);
@@ -201,6 +205,7 @@ fn meet<S: Simd>(
         for row in 0..count {
             slots[row] = queries.slots((first + row) / group, start);
         }
+        // The tile's scaled queries, and its rows of scores.
         let q = &q[(top + first) * padded..][..count * padded];
         let weights = &mut weights[first * PAGE..][..count * PAGE];
         let seen = score_tile(simd, d_k, q, keys, &slots[..count], weights);
@@ -209,17 +214,20 @@ fn meet<S: Simd>(
                 continue;
             }
             let weights = &mut weights[row * PAGE..][..PAGE];
+            // The softcap comes before the mask, so that masked scores stay -infinity.
             if let Some(cap) = queries.kernel.softcap {
                 cap_scores(simd, cap, &mut weights[seen.clone()]);
             }
+            // What another query of the tile sees and this one does not.
             weights[seen.start..slots[row].start].fill(f32::NEG_INFINITY);
             weights[slots[row].end..seen.end].fill(f32::NEG_INFINITY);
             let row = top + first + row;
             let (max, sum) = (&mut online.max[row], &mut online.sum[row]);
             let out = &mut online.out[row * width..][..width];
-            soften(simd, &mut weights[seen.clone()], max, sum, out);
+            softmax_step(simd, &mut weights[seen.clone()], max, sum, out);
         }
     }
+    // Second pass, values: outputs `[rows, d_v]`, now that every weight of the page is known.
     let values = page.values(simd, layout, head, panels);
     for first in (0..rows).step_by(TILE) {
         let count = TILE.min(rows - first);
@@ -244,6 +252,7 @@ pub(super) fn score_tile<S: Simd>(
     scores: &mut [f32],
 ) -> Range<usize> {
     let width = 2 * S::LANES;
+    // The slots that any query of the tile sees.
     let (mut first, mut end) = (PAGE, 0);
     for slots in slots {
         if !slots.is_empty() {
@@ -254,6 +263,7 @@ pub(super) fn score_tile<S: Simd>(
     if first >= end {
         return 0..0;
     }
+    // Keys lie in panels of two vectors of positions; the instance keeps 12 accumulators or fewer.
     let panels = first / width..end.div_ceil(width);
     match slots.len() {
         1 => score_panels::<S, 1, 4>(simd, d_k, q, keys, panels.clone(), scores),
@@ -297,6 +307,7 @@ fn score_panel<S: Simd, const R: usize, const P: usize>(
     scores: &mut [f32],
 ) {
     let keys = S::chunks(keys).0.as_chunks::<2>().0;
+    // R queries x P panels x two vectors of positions, along d_k in blocks of 64 channels.
     let mut acc = [[[simd.splat(0.0); 2]; P]; R];
     for (block, q) in q.chunks_exact(R * PAGE).enumerate() {
         let first = block * PAGE;
@@ -332,8 +343,9 @@ pub(super) fn cap_scores<S: Simd>(simd: S, cap: f32, x: &mut [f32]) {
 
 /// Turns scores of one query, whole vectors, into weights, and moves its m, l and o on but for the values.
 #[inline(always)]
-fn soften<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &mut [f32]) {
+fn softmax_step<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &mut [f32]) {
     let x = S::chunks_mut(x).0;
+    // The new maximum: over the page's scores and what came before.
     let mut largest = simd.splat(f32::NEG_INFINITY);
     for x in &*x {
         largest = simd.max(largest, simd.load(x));
@@ -346,12 +358,14 @@ fn soften<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, out: &m
     }
     // Where all scores are -infinity, any finite number serves.
     let finite = if new == f32::NEG_INFINITY { 0.0 } else { new };
+    // Scores become weights exp(s - m'), and their sum is kept in lanes.
     let mut added = simd.splat(0.0);
     for x in x {
         let weight = exp_not_above_one(simd, simd.sub(simd.load(x), simd.splat(finite)));
         added = simd.add(added, weight);
         simd.store(weight, x);
     }
+    // A larger maximum: what was summed before shrinks by exp(m - m').
     if new > *max {
         let scale = exp_not_above_one(simd, simd.splat(*max - finite));
         simd.store(scale, &mut S::chunks_mut(&mut lanes).0[0]);
@@ -393,7 +407,7 @@ pub(super) fn value_tile<S: Simd>(
     out: &mut [f32],
 ) {
     let width = out.len() / slots.len();
-    // What all of them see.
+    // Slots first..end are common to the tile; what is before or after them differs by query.
     let (mut first, mut end) = (0, PAGE);
     for slots in slots {
         first = first.max(slots.start);
@@ -402,11 +416,13 @@ pub(super) fn value_tile<S: Simd>(
     end = end.max(first);
     let rows = weights.chunks_exact(PAGE).zip(out.chunks_exact_mut(width)).zip(slots);
     for ((weights, out), slots) in rows {
+        // Before the common slots: a window that starts earlier for the first queries.
         let slots = slots.start..slots.end.min(first);
         if !slots.is_empty() {
             value_panels::<S, 1, 4>(simd, weights, values, slots, out);
         }
     }
+    // The common slots, with as many queries in registers as the tile has.
     if first < end {
         match slots.len() {
             1 => value_panels::<S, 1, 4>(simd, weights, values, first..end, out),
@@ -419,6 +435,7 @@ pub(super) fn value_tile<S: Simd>(
     }
     let rows = weights.chunks_exact(PAGE).zip(out.chunks_exact_mut(width)).zip(slots);
     for ((weights, out), slots) in rows {
+        // After them: later queries see more of the page.
         let slots = slots.start.max(end)..slots.end;
         if !slots.is_empty() {
             value_panels::<S, 1, 4>(simd, weights, values, slots, out);
@@ -464,6 +481,7 @@ fn value_panel<S: Simd, const R: usize, const P: usize>(
         let row = (panel + p) * PAGE;
         right[p] = &values[row..][slots.clone()];
     }
+    // The outputs so far stay in registers while the slots pass.
     let mut acc = [[[simd.splat(0.0); 2]; P]; R];
     for r in 0..R {
         for p in 0..P {
@@ -503,6 +521,7 @@ fn add_product<S: Simd, const R: usize, const P: usize>(
     for p in 0..P {
         panels[p] = &right[p][..len];
     }
+    // For each k: 2 P vectors of the right side, and R broadcast numbers of the left.
     for k in 0..len {
         let mut vectors = [[simd.splat(0.0); 2]; P];
         for p in 0..P {

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::rows::Rows;
 use crate::simd::Level;
-use crate::simd::int8::{Activation, Apart, Int8, dispatch_int8};
+use crate::simd::int8::{Apart, Int8, Operand, dispatch_int8};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -74,11 +74,11 @@ impl Activations {
 
     /// The codes of values `32 k..32 k + 32` of a row, for a product with signed ones.
     #[inline(always)]
-    pub(super) fn codes(&self, k: usize, row: usize) -> Activation<'_> {
+    pub(super) fn codes(&self, k: usize, row: usize) -> Operand<'_> {
         let i = k * self.rows + row;
         // Where nobody takes them apart, there is nothing to give.
         let apart = self.apart.get(i).unwrap_or(&Apart::ZERO);
-        Activation { all: &self.blocks[i].codes, apart }
+        Operand { all: &self.blocks[i].codes, apart }
     }
 }
 

@@ -2,13 +2,13 @@
 //!
 //! Four shapes of block cover all formats: one scale ([`scaled`]), one scale and one minimum
 //! ([`shifted`]), and both with scales of groups ([`scaled_groups`], [`shifted_groups`]). Each starts
-//! from [`TRIES`] scales that put the largest value at, before or past the last level; rounds to levels,
-//! solves least squares for these, and again from there. What is compared in the end is the error
-//! with scales *as stored*; then every code is the nearest for the stored scales.
+//! from [`TRIES`] scales that put the largest value at, before or past the last level. It rounds to
+//! levels, solves least squares for these, and repeats from there. In the end the errors with scales
+//! *as stored* are compared. Then every code is the nearest for the stored scales.
 //!
-//! A block is first multiplied by a power of two that brings its largest value to 1..2: results do
+//! A block is first multiplied by a power of two that brings its largest value to 1..2. So results do
 //! not depend on the unit, and no sum overflows. The lanes of a vector are tries, not values, and
-//! nothing is fused: sums run in one order, and a file has the same bytes whichever processor wrote it.
+//! nothing is fused. Sums run in one order, and a file has the same bytes whichever processor wrote it.
 
 use half::f16;
 
@@ -16,7 +16,7 @@ use super::parts::{Parts, SIGN};
 use crate::simd::Simd;
 
 /// The values that codes stand for, before any scale.
-pub(super) trait Levels {
+pub(super) trait Codebook {
     const LOW: f32;
     const HIGH: f32;
     /// The level nearest to each lane (or next to it, within 1/8 of a tie); the lowest for NaN.
@@ -28,7 +28,7 @@ pub(super) trait Levels {
 /// The integers `LOW..=HIGH`, stored with `OFFSET` added.
 pub(super) struct Integers<const LOW: i8, const HIGH: i8, const OFFSET: i32>;
 
-impl<const LOW: i8, const HIGH: i8, const OFFSET: i32> Levels for Integers<LOW, HIGH, OFFSET> {
+impl<const LOW: i8, const HIGH: i8, const OFFSET: i32> Codebook for Integers<LOW, HIGH, OFFSET> {
     const LOW: f32 = LOW as f32;
     const HIGH: f32 = HIGH as f32;
 
@@ -75,7 +75,7 @@ const TINY: f32 = 1.0 / (1u64 << 40) as f32;
 
 /// One scale: `x = d * level`.
 #[inline(always)]
-pub(super) fn scaled<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
     let mut parts = Parts::simple(0, 0, 0);
     let (x, unit) = normalized::<N>(x);
     let (mut scales, _) = fit_scales::<S, L, N>(simd, &x);
@@ -99,13 +99,13 @@ pub(super) fn scaled<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> 
 
 /// One scale and one minimum: `x = d * level + m`, with `m` negated in the result.
 #[inline(always)]
-pub(super) fn shifted<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
     let mut parts = Parts::simple(0, 0, 1);
     let (x, unit) = normalized::<N>(x);
     let (low, high) = range(&x);
     let (_, mut shifts, _) = fit_shifts::<S, L, N>(simd, &x, f32::INFINITY);
-    // Last two: the range as it is, and from a stored minimum that no value lies below, which leaves
-    // what rounding took to the scale.
+    // The last two tries start at the smallest value. One stores it rounded to the nearest; the other rounds
+    // it down, so that no value lies below it, and the scale covers what that adds.
     shifts[TRIES - 2] = low;
     shifts[TRIES - 1] = low;
     let (mut d, mut m) = ([0; TRIES], [0; TRIES]);
@@ -135,7 +135,7 @@ pub(super) fn shifted<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32]) ->
 
 /// Groups of `N` with signed scales in `LOW..=HIGH`: `x = d * scale * level`.
 #[inline(always)]
-pub(super) fn scaled_groups<S: Simd, L: Levels, const N: usize, const LOW: i8, const HIGH: i8>(
+pub(super) fn scaled_groups<S: Simd, L: Codebook, const N: usize, const LOW: i8, const HIGH: i8>(
     simd: S,
     x: &[f32],
 ) -> Parts {
@@ -188,7 +188,7 @@ pub(super) fn scaled_groups<S: Simd, L: Levels, const N: usize, const LOW: i8, c
 
 /// Groups of `N` with scales and minima in `0..=MAX`: `x = d * scale * level - m * minimum`.
 #[inline(always)]
-pub(super) fn shifted_groups<S: Simd, L: Levels, const N: usize, const MAX: i8>(
+pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8>(
     simd: S,
     x: &[f32],
 ) -> Parts {
@@ -250,7 +250,7 @@ pub(super) fn shifted_groups<S: Simd, L: Levels, const N: usize, const MAX: i8>(
 
 /// Scales that each try ends at, and their errors, before anything is stored.
 #[inline(always)]
-fn fit_scales<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32; N]) -> (Tries, Tries) {
+fn fit_scales<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32; N]) -> (Tries, Tries) {
     let mut scales = [0.0; TRIES];
     let mut errors = [0.0; TRIES];
     let extreme = extreme(x);
@@ -275,7 +275,7 @@ fn fit_scales<S: Simd, L: Levels, const N: usize>(simd: S, x: &[f32; N]) -> (Tri
 /// Scales and shifts that each try ends at, and their errors, before anything is stored; no shift is
 /// above `ceiling`.
 #[inline(always)]
-fn fit_shifts<S: Simd, L: Levels, const N: usize>(
+fn fit_shifts<S: Simd, L: Codebook, const N: usize>(
     simd: S,
     x: &[f32; N],
     ceiling: f32,
@@ -329,7 +329,7 @@ struct Sums {
 
 impl Sums {
     #[inline(always)]
-    fn of<S: Simd, L: Levels, const N: usize>(
+    fn of<S: Simd, L: Codebook, const N: usize>(
         simd: S,
         x: &[f32; N],
         scales: &Tries,
@@ -415,7 +415,7 @@ impl Normal {
 
 /// Codes nearest to the values of a group.
 #[inline(always)]
-fn codes<L: Levels, const N: usize>(x: &[f32; N], scale: f32, shift: f32, codes: &mut [u8]) {
+fn codes<L: Codebook, const N: usize>(x: &[f32; N], scale: f32, shift: f32, codes: &mut [u8]) {
     let inverse = inverse(scale);
     for (code, &x) in codes[..N].iter_mut().zip(x) {
         *code = L::code((x - shift) * inverse);

@@ -7,14 +7,14 @@
 //!
 //! `value = d * VALUES[index]`
 
-use super::fit::Levels;
-use super::parts::{Grid, Parts, Values, nibbles, put_nibbles, put_u16, u16_at};
+use super::fit::Codebook;
+use super::parts::{Parts, Scheme, Values, nibbles, put_nibbles, put_u16, u16_at};
 use crate::simd::Simd;
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 18;
-pub(super) const GRID: Grid =
-    Grid { group: 32, bits: 4, values: Values::Table(&VALUES), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 4, values: Values::Table(&VALUES), has_min: false };
 
 /// What an index stands for (ggml's `kvalues_iq4nl`).
 pub(super) const VALUES: [i8; 16] =
@@ -37,7 +37,7 @@ pub(super) fn pack(parts: &Parts, block: &mut [u8]) {
 /// The table as levels to fit.
 pub(super) struct Uneven;
 
-impl Levels for Uneven {
+impl Codebook for Uneven {
     const LOW: f32 = VALUES[0] as f32;
     const HIGH: f32 = VALUES[15] as f32;
 

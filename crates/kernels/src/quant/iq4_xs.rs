@@ -10,12 +10,12 @@
 //! `value = d * (scale - 32) * VALUES[index]`
 
 use super::iq4_nl::VALUES;
-use super::parts::{Grid, Parts, Values, nibbles, put_nibbles, put_u16, u16_at};
+use super::parts::{Parts, Scheme, Values, nibbles, put_nibbles, put_u16, u16_at};
 
 pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 136;
-pub(super) const GRID: Grid =
-    Grid { group: 32, bits: 4, values: Values::Table(&VALUES), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 4, values: Values::Table(&VALUES), has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

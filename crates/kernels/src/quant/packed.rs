@@ -1,7 +1,7 @@
 //! Quantized weights in the order in which a product reads them.
 //!
-//! Eight rows of the matrix lie together, so that a vector of eight lanes holds neighbouring codes of
-//! eight outputs. Blocks of a format follow one another along the rows; the eight of one place make a
+//! Eight rows of the matrix lie together, so a vector of eight lanes holds neighbouring codes of eight
+//! outputs. Blocks of a format follow one another along the rows. The eight of one place make a
 //! *record*, and 32 `k` of them a *cell*:
 //!
 //! ```text
@@ -18,7 +18,7 @@
 
 use rayon::prelude::*;
 
-use super::{Format, Grid, Parts, grid, parts};
+use super::{Format, Parts, Scheme, formats, if_multiplied, parts, scheme};
 
 /// Rows that lie together.
 pub(super) const LANES: usize = 8;
@@ -28,7 +28,7 @@ pub(super) const CELL: usize = 32;
 /// Where the parts of a record of eight blocks lie.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    pub grid: Grid,
+    pub scheme: Scheme,
     /// Values of a block.
     pub block: usize,
     /// Bits of the low and the high plane.
@@ -52,28 +52,28 @@ impl Layout {
     ///
     /// If the format cannot be multiplied.
     pub(super) const fn of(format: Format) -> Self {
-        let Some(grid) = grid(format) else { panic!("format: no products with it") };
+        let Some(scheme) = scheme(format) else { panic!("format: no products with it") };
         let block = format.block_len();
-        let (low, high) = match grid.bits {
-            2 | 3 => (2, grid.bits as usize - 2),
-            4..=6 => (4, grid.bits as usize - 4),
+        let (low, high) = match scheme.bits {
+            2 | 3 => (2, scheme.bits as usize - 2),
+            4..=6 => (4, scheme.bits as usize - 4),
             _ => (8, 0),
         };
-        let mut end = if grid.has_min { 32 } else { 16 };
+        let mut end = if scheme.has_min { 32 } else { 16 };
         let (mut scales, mut mins) = (None, None);
         if block == 256 {
             scales = Some(end);
-            end += block / grid.group * LANES;
-            if grid.has_min && grid.group == 16 {
+            end += block / scheme.group * LANES;
+            if scheme.has_min && scheme.group == 16 {
                 mins = scales;
-            } else if grid.has_min {
+            } else if scheme.has_min {
                 mins = Some(end);
-                end += block / grid.group * LANES;
+                end += block / scheme.group * LANES;
             }
         }
         let cell = (low + high) * 32;
         Self {
-            grid,
+            scheme,
             block,
             low,
             high,
@@ -94,37 +94,41 @@ pub(super) trait Packing {
 }
 
 macro_rules! packings {
-    ($($name:ident)*) => {
-        $(
-            pub(super) struct $name;
-            impl Packing for $name {
-                const LAYOUT: Layout = Layout::of(Format::$name);
-                #[inline(always)]
-                fn parts(block: &[u8]) -> Parts {
-                    parts(Format::$name, block)
-                }
+    ($({ $format:ident $name:literal $module:ident $($fit:tt)* })*) => {
+        $(packings! { @row $format $($fit)* })*
+    };
+    (@row $format:ident) => {};
+    (@row $format:ident $($fit:tt)+) => {
+        pub(super) struct $format;
+        impl Packing for $format {
+            const LAYOUT: Layout = Layout::of(Format::$format);
+            #[inline(always)]
+            fn parts(block: &[u8]) -> Parts {
+                parts(Format::$format, block)
             }
-        )*
+        }
     };
 }
-packings! { Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs }
+formats! { packings }
 
 /// Runs an expression with `$packing` standing for the type of a format that can be multiplied.
 macro_rules! with_packing {
-    ($format:expr, $packing:ident => $run:expr) => {
-        with_packing!(
-            $format, $packing => $run,
-            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs
-        )
-    };
-    ($format:expr, $packing:ident => $run:expr, $($name:ident)*) => {
-        match $format {
-            $(Format::$name => {
-                type $packing = super::packed::$name;
-                $run
-            })*
-            format => unreachable!("{} is not packed", format.name()),
+    (@rows $value:expr, $packing:ident => $run:expr;
+        $({ $format:ident $name:literal $module:ident $($fit:tt)* })*
+    ) => {
+        match $value {
+            $(Format::$format => if_multiplied!(
+                { $($fit)* }
+                {
+                    type $packing = super::packed::$format;
+                    $run
+                },
+                unreachable!("{} is not packed", $name)
+            ),)*
         }
+    };
+    ($value:expr, $packing:ident => $run:expr) => {
+        formats! { with_packing @rows $value, $packing => $run; }
     };
 }
 pub(super) use with_packing;
@@ -199,7 +203,7 @@ impl Packed {
         let layout = Layout::of(self.format);
         let records = self.groups(n / LANES, 1).chunks_exact(layout.record);
         for (record, out) in records.zip(out.chunks_exact_mut(layout.block)) {
-            take_lane(layout, record, n % LANES).decode(layout.grid, out);
+            take_lane(layout, record, n % LANES).decode(layout.scheme, out);
         }
     }
 
@@ -233,10 +237,10 @@ fn pack_group<P: Packing>(rows: &[u8], row: usize, group: &mut [u8]) {
 fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], lane: usize) {
     let (head, cells) = record.split_at_mut(layout.cells);
     head[2 * lane..][..2].copy_from_slice(&parts.d.to_le_bytes());
-    if layout.grid.has_min {
+    if layout.scheme.has_min {
         head[16 + 2 * lane..][..2].copy_from_slice(&parts.m.to_le_bytes());
     }
-    for g in 0..layout.block / layout.grid.group {
+    for g in 0..layout.block / layout.scheme.group {
         if let Some(scales) = layout.scales {
             head[scales + LANES * g + lane] = parts.scales[g].cast_unsigned();
         }
@@ -279,9 +283,9 @@ fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8
 /// Reads one block of a record back.
 fn take_lane(layout: Layout, record: &[u8], lane: usize) -> Parts {
     let half = |at: usize| u16::from_le_bytes([record[at + 2 * lane], record[at + 2 * lane + 1]]);
-    let (m, min) = if layout.grid.has_min { (half(16), 1) } else { (0, 0) };
+    let (m, min) = if layout.scheme.has_min { (half(16), 1) } else { (0, 0) };
     let mut parts = Parts::simple(half(0), m, min);
-    for g in 0..layout.block / layout.grid.group {
+    for g in 0..layout.block / layout.scheme.group {
         let both = layout.mins == layout.scales;
         if let Some(scales) = layout.scales {
             let scale = record[scales + LANES * g + lane];

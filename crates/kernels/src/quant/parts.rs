@@ -8,7 +8,7 @@ use half::f16;
 /// d * scales[g] * q(codes[i]) - m * mins[g]
 /// ```
 ///
-/// with `group` and `q` of the format's [`Grid`]. Entries past the block's length are zero.
+/// with `group` and `q` of the format's [`Scheme`]. Entries past the block's length are zero.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
     /// A code for each value, as stored.
@@ -32,14 +32,14 @@ impl Parts {
 
     /// The values, in the order of operations of PyPI's `gguf`: its bits.
     #[inline(always)]
-    pub(super) fn decode(&self, grid: Grid, out: &mut [f32]) {
+    pub(super) fn decode(&self, scheme: Scheme, out: &mut [f32]) {
         let (d, m) = (f16::from_bits(self.d).to_f32(), f16::from_bits(self.m).to_f32());
-        let groups = self.codes.chunks_exact(grid.group).zip(out.chunks_exact_mut(grid.group));
+        let groups = self.codes.chunks_exact(scheme.group).zip(out.chunks_exact_mut(scheme.group));
         for (g, (codes, out)) in groups.enumerate() {
             let scale = d * f32::from(self.scales[g]);
             let min = m * f32::from(self.mins[g]);
             for (&code, out) in codes.iter().zip(out) {
-                *out = scale * f32::from(grid.values.of(code)) - min;
+                *out = scale * f32::from(scheme.values.of(code)) - min;
             }
         }
     }
@@ -47,7 +47,7 @@ impl Parts {
 
 /// How a format's codes are laid out and what they stand for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grid {
+pub(crate) struct Scheme {
     /// Values that share a scale: 16 or 32.
     pub group: usize,
     /// Width of a code.

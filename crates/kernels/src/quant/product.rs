@@ -40,7 +40,7 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Block, remainder};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
-use super::{Format, Values};
+use super::{Format, Values, formats, if_multiplied};
 use crate::rows::{Rows, column_blocks};
 use crate::simd::Level;
 use crate::simd::int8::{Int8, dispatch_int8};
@@ -76,13 +76,17 @@ pub fn linear_quantized(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) 
     if out.is_empty() {
         return;
     }
+    // Activations become 8-bit integers once, for all outputs: `[in / 32][rows]` blocks.
     let signed = is_signed(Layout::of(w.format()));
     let x = Activations::new(level, x, signed);
+    // A task has whole groups of eight outputs, and a multiple of four of them, so that each has four
+    // streams. Small products stay in one task: waking a thread costs more than they do.
     let groups = features.div_ceil(LANES);
     let tasks = groups * (w.width() / CELL) * rows / TASK;
     let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
     let task = groups.div_ceil(tasks).next_multiple_of(STREAMS) * LANES;
     let mut blocks = column_blocks(out, features, task);
+    // The format is known to the compiler inside: one kernel for each format and level.
     with_packing!(w.format(), P => {
         if let [out] = &mut blocks[..] {
             product::<P>(level, &x, w, 0, out);
@@ -112,6 +116,8 @@ pub fn linear_quantized_precise(level: Level, x: Rows<'_>, w: &Packed, out: &mut
     for (chunk, out) in out.chunks_mut(PRECISE_ROWS * features).enumerate() {
         let rows = out.len() / features;
         let mut terms = vec![0.0; 2 * rows * width];
+        // Rows `0..rows` are x rounded to 8 bits, rows `rows..` what that rounding left. As rows of one
+        // product they share each unpacked weight.
         let (first, second) = terms.split_at_mut(rows * width);
         let pairs = first.chunks_exact_mut(width).zip(second.chunks_exact_mut(width));
         for (i, (first, second)) in pairs.enumerate() {
@@ -144,6 +150,7 @@ fn product_body<S: Int8, P: Packing>(
     let groups = out[0].len().div_ceil(LANES);
     let w = w.groups(first / LANES, groups);
     let group = w.len() / groups;
+    // The groups of a task are cut in four quarters, and one group of each is computed at a time.
     let quarter = groups.div_ceil(STREAMS);
     let (mut one, mut many) = ([[Sums::ZERO; 1]; STREAMS], [[Sums::ZERO; ROWS]; STREAMS]);
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
@@ -154,6 +161,7 @@ fn product_body<S: Int8, P: Packing>(
             for i in 1..count {
                 streams[i] = &w[(n + i * quarter) * group..][..group];
             }
+            // One row and many rows are two instances of `turns`: with one, four groups share its loads.
             if out.len() == 1 {
                 turns::<S, P, 1>(simd, x, i * ROWS, 1, streams, &mut one);
                 add_sums(&one[..count], n, quarter, out);
@@ -205,10 +213,12 @@ fn turns<S: Int8, P: Packing, const M: usize>(
     acc: &mut [[Sums; M]; STREAMS],
 ) {
     let (record, in_record) = (P::LAYOUT.record, P::LAYOUT.block / CELL);
+    // Sums of four groups x `rows` rows x eight outputs stay in the first-level cache.
     for acc in &mut *acc {
         acc[..rows].fill(Sums::ZERO);
     }
     let mut looked_up = [[[0; 32]; 8]; STREAMS];
+    // Along k: record after record (32 or 256 k of eight outputs), and cell after cell (32 k) in each.
     for block in 0..groups[0].len() / record {
         let mut records = groups;
         for i in 0..STREAMS {
@@ -216,15 +226,18 @@ fn turns<S: Int8, P: Packing, const M: usize>(
         }
         for c in 0..in_record {
             let k = block * in_record + c;
+            // The 32 k of every row, and the scales and minima of the four cells.
             let blocks = &x.column(k)[first..][..rows];
             let mut cells = [Cell::of::<P>(simd, records[0], c); STREAMS];
             for i in 1..STREAMS {
                 cells[i] = Cell::of::<P>(simd, records[i], c);
             }
+            // Signed codes are read from memory, four cells and two rows at a time.
             if is_signed(P::LAYOUT) {
                 let codes = signed_codes::<S, P>(simd, records, c, &mut looked_up);
                 signed_cells::<S, P, M>(simd, &cells, codes, x, k, first..first + rows, acc);
             } else if M == 1 {
+                // One row: four cells are unpacked and multiplied with the same 32 integers.
                 let mut codes = [unpack::<S, P>(simd, records[0], c); STREAMS];
                 for i in 1..STREAMS {
                     codes[i] = unpack::<S, P>(simd, records[i], c);
@@ -234,12 +247,13 @@ fn turns<S: Int8, P: Packing, const M: usize>(
                 let acc = [&mut a[..1], &mut b[..1], &mut c[..1], &mut d[..1]];
                 accumulate::<S, P, STREAMS, 1>(simd, &cells, codes, &blocks[..1], acc);
             } else {
+                // Many rows: a cell is unpacked into eight registers and multiplied with each of them.
                 for i in 0..STREAMS {
                     let cell = [cells[i]];
                     let codes = unpack::<S, P>(simd, records[i], c);
                     let acc = &mut acc[i][..rows];
                     // Two rows hide each other's latency, but 6 bits leave no registers for it.
-                    let pairs = if P::LAYOUT.grid.bits <= 5 { rows / 2 } else { 0 };
+                    let pairs = if P::LAYOUT.scheme.bits <= 5 { rows / 2 } else { 0 };
                     for m in (0..2 * pairs).step_by(2) {
                         let acc = [&mut acc[m..m + 2]];
                         accumulate::<S, P, 1, 2>(simd, &cell, [&codes], &blocks[m..m + 2], acc);
@@ -262,7 +276,8 @@ fn signed_codes<'a, S: Int8, P: Packing>(
     c: usize,
     looked_up: &'a mut [[[u8; 32]; 8]; STREAMS],
 ) -> [&'a [[u8; 32]; 8]; STREAMS] {
-    if let Values::Table(_) = P::LAYOUT.grid.values {
+    if let Values::Table(_) = P::LAYOUT.scheme.values {
+        // Codes of a table become its signed entries, 8 steps of 32 bytes for each stream.
         for i in 0..STREAMS {
             let cell = cell_bytes(P::LAYOUT, records[i], c);
             for step in 0..8 {
@@ -272,7 +287,7 @@ fn signed_codes<'a, S: Int8, P: Packing>(
     }
     let mut codes = [&looked_up[0]; STREAMS];
     for i in 0..STREAMS {
-        codes[i] = match P::LAYOUT.grid.values {
+        codes[i] = match P::LAYOUT.scheme.values {
             Values::Table(_) => &looked_up[i],
             _ => {
                 let steps = cell_bytes(P::LAYOUT, records[i], c).as_chunks().0;
@@ -295,13 +310,14 @@ fn signed_cells<S: Int8, P: Packing, const M: usize>(
     rows: Range<usize>,
     acc: &mut [[Sums; M]; STREAMS],
 ) {
-    const { assert!(!is_signed(P::LAYOUT) || P::LAYOUT.grid.group == CELL, "one group a cell") }
+    const { assert!(!is_signed(P::LAYOUT) || P::LAYOUT.scheme.group == CELL, "one group a cell") }
     let [first, second, third, fourth] = &mut *acc;
     let blocks = &x.column(k)[rows.clone()];
     for (pair, blocks) in blocks.chunks(2).enumerate() {
         let (m, row) = (2 * pair..2 * pair + blocks.len(), rows.start + 2 * pair);
         let acc =
             [&mut first[m.clone()], &mut second[m.clone()], &mut third[m.clone()], &mut fourth[m]];
+        // Eight sums: four cells x two rows, each of eight outputs.
         if blocks.len() == 2 {
             let sums = simd.dot_signed(codes, [x.codes(k, row), x.codes(k, row + 1)]);
             add_scaled::<S, P, STREAMS, 2>(simd, cells, sums, blocks, acc);
@@ -330,13 +346,13 @@ struct Cell<S: Int8> {
 /// Whether codes are signed when they are multiplied; else they are unsigned, of at most six bits.
 #[inline(always)]
 const fn is_signed(layout: Layout) -> bool {
-    !matches!(layout.grid.values, Values::Offset(_))
+    !matches!(layout.scheme.values, Values::Offset(_))
 }
 
 /// The offset of codes as they are multiplied.
 #[inline(always)]
 fn offset<S: Int8>(layout: Layout) -> i32 {
-    match layout.grid.values {
+    match layout.scheme.values {
         Values::Offset(offset) => offset,
         Values::Signed | Values::Table(_) => S::SIGNED_OFFSET,
     }
@@ -357,20 +373,23 @@ impl<S: Int8> Cell<S> {
     #[inline(always)]
     fn of<P: Packing>(simd: S, record: &[u8], c: usize) -> Self {
         let layout = P::LAYOUT;
-        let one_group = layout.grid.group == CELL;
+        let one_group = layout.scheme.group == CELL;
         // Of the cell's one or two groups:
         let of_group = |at: usize, g: usize| {
-            let g = c * (CELL / layout.grid.group) + g * usize::from(!one_group);
+            let g = c * (CELL / layout.scheme.group) + g * usize::from(!one_group);
             *bytes::<LANES>(record, at + g * LANES)
         };
         let ones = simd.factors([1; LANES]);
         let mut factors = [ones; 2];
+        // Eight f16 scales d, and eight f16 factors m of the minima where the format has them.
         let mut scale = simd.load_f16(bytes(record, 0));
         let mut min = simd.splat(0.0);
-        if layout.grid.has_min {
+        if layout.scheme.has_min {
             min = simd.mul(simd.load_f16(bytes(record, 16)), simd.splat(-1.0));
         }
         let mut mins = simd.pairs(0, factors);
+        // Scales of groups are bytes, `[groups, 8]`. With one group a cell they join d and m as floats; with two
+        // they stay integers, which multiply sums of 16 products.
         if let Some(scales) = layout.scales {
             if one_group {
                 scale = simd.mul(scale, simd.load_i8(of_group(scales, 0)));
@@ -379,6 +398,7 @@ impl<S: Int8> Cell<S> {
                 }
             } else {
                 let mut both = [of_group(scales, 0), of_group(scales, 1)];
+                // Four bits of scale and four of minimum share a byte: both are taken apart eight at a time.
                 if layout.mins.is_some() {
                     let [a, b] = [u64::from_le_bytes(both[0]), u64::from_le_bytes(both[1])];
                     let low = 0x0f0f_0f0f_0f0f_0f0f;
@@ -389,6 +409,7 @@ impl<S: Int8> Cell<S> {
                 factors = [simd.factors(both[0]), simd.factors(both[1])];
             }
         }
+        // sum of x (q - offset) = sum of x q - offset * sum of x: the second term comes from sums of x alone.
         let offsets = simd.pairs(-offset::<S>(layout) as i16, factors);
         Self { scale, factors, offsets, min, mins }
     }
@@ -407,11 +428,13 @@ fn unpack<S: Int8, P: Packing>(simd: S, record: &[u8], c: usize) -> [S::Codes; 8
 
 #[inline(always)]
 fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Codes {
-    let Layout { low, high, grid, .. } = P::LAYOUT;
+    let Layout { low, high, scheme, .. } = P::LAYOUT;
+    // Step s has its low bits in vector s % low of the low plane, from bit low * (s / low) on.
     let mut codes = simd.load(bytes(cell, step % low * 32));
     if low < 8 {
         codes = simd.right(codes, (low * (step / low)) as u32, (1u8 << low) - 1);
     }
+    // Its high bits are in the high plane in the same way, and are moved to stand above the low ones.
     if high > 0 {
         let mask = ((1u8 << high) - 1) << low;
         let (from, to) = (high * (step / high), low);
@@ -423,7 +446,7 @@ fn unpack_step<S: Int8, P: Packing>(simd: S, cell: &[u8], step: usize) -> S::Cod
         };
         codes = simd.or(codes, bits);
     }
-    match grid.values {
+    match scheme.values {
         Values::Offset(_) | Values::Signed => codes,
         Values::Table(table) => simd.lookup(table, codes),
     }
@@ -443,14 +466,15 @@ fn accumulate<S: Int8, P: Packing, const N: usize, const R: usize>(
     for r in 0..R {
         integers[r] = &x[r].codes;
     }
-    let sums = if layout.grid.group == CELL {
-        simd.dot(layout.grid.bits, codes, integers)
+    // One scale for 32 k: a plain sum of 32 products. Two: each half's sum is multiplied with its own.
+    let sums = if layout.scheme.group == CELL {
+        simd.dot(layout.scheme.bits, codes, integers)
     } else {
         let mut factors = [cells[0].factors; N];
         for n in 0..N {
             factors[n] = cells[n].factors;
         }
-        simd.dot_halves(layout.grid.bits, codes, integers, factors)
+        simd.dot_halves(layout.scheme.bits, codes, integers, factors)
     };
     add_scaled::<S, P, N, R>(simd, cells, sums, x, acc);
 }
@@ -465,19 +489,21 @@ fn add_scaled<S: Int8, P: Packing, const N: usize, const R: usize>(
     acc: [&mut [Sums]; N],
 ) {
     let layout = P::LAYOUT;
-    let one_group = layout.grid.group == CELL;
+    let one_group = layout.scheme.group == CELL;
     for (n, acc) in acc.into_iter().enumerate() {
         let cell = &cells[n];
         for r in 0..R {
             let (x, to, mut sums) = (&x[r], &mut acc[r].0, sums[n][r]);
+            // All that is exact in integers comes first: products, then the offset.
             if offset::<S>(layout) != 0 {
                 sums = simd.add_pairs(sums, cell.offsets, x.sums);
             }
+            // From here on floats, in the order of k: acc += sum * (d * x scale), then the minimum.
             let scale = simd.mul(cell.scale, simd.splat(x.scale));
             let mut acc = simd.mul_add(simd.to_float(sums), scale, simd.load_float(to));
-            if layout.grid.has_min && one_group {
+            if layout.scheme.has_min && one_group {
                 acc = simd.mul_add(cell.min, simd.splat(x.scaled_sum), acc);
-            } else if layout.grid.has_min {
+            } else if layout.scheme.has_min {
                 let mins = simd.add_pairs(simd.zero_sums(), cell.mins, x.sums);
                 let min = simd.mul(cell.min, simd.splat(x.scale));
                 acc = simd.mul_add(simd.to_float(mins), min, acc);
@@ -490,7 +516,7 @@ fn add_scaled<S: Int8, P: Packing, const N: usize, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::super::packed::tests::{formats, random_blocks};
-    use super::super::{decode, grid, parts};
+    use super::super::{decode, parts, scheme};
     use super::*;
     use crate::testing::Rng;
 
@@ -520,7 +546,7 @@ mod tests {
 
     /// The same with activations rounded as the product does, plainly: only the rounding of f32 is left.
     fn rounded(format: Format, blocks: &[u8], x: &[f32]) -> Bounded {
-        let grid = grid(format).unwrap();
+        let scheme = scheme(format).unwrap();
         let half = |bits: u16| f64::from(half::f16::from_bits(bits).to_f32());
         let (mut value, mut sizes) = (0.0, 0.0);
         let blocks = blocks.chunks_exact(format.block_bytes());
@@ -533,8 +559,8 @@ mod tests {
                     let (i, inverse) = (c * CELL + i, 127.0 / largest);
                     let x = if largest == 0.0 { 0.0 } else { (x * inverse).round_ties_even() };
                     let x = scale * f64::from(x);
-                    let g = i / grid.group;
-                    let q = f64::from(grid.values.of(parts.codes[i]));
+                    let g = i / scheme.group;
+                    let q = f64::from(scheme.values.of(parts.codes[i]));
                     let w = half(parts.d) * f64::from(parts.scales[g]) * q;
                     let min = half(parts.m) * f64::from(parts.mins[g]);
                     value += x * (w - min);

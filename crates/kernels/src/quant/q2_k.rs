@@ -9,11 +9,12 @@
 //!
 //! `value = d * scale * code - m * minimum`
 
-use super::parts::{Grid, Parts, Values, pairs, put_pairs, put_u16, u16_at};
+use super::parts::{Parts, Scheme, Values, pairs, put_pairs, put_u16, u16_at};
 
 pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 84;
-pub(super) const GRID: Grid = Grid { group: 16, bits: 2, values: Values::Offset(0), has_min: true };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 16, bits: 2, values: Values::Offset(0), has_min: true };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

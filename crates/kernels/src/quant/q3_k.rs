@@ -10,12 +10,12 @@
 //!
 //! `value = d * (scale - 32) * (code - 4)`
 
-use super::parts::{Grid, Parts, Values, add_bit, pairs, put_bit, put_pairs, put_u16, u16_at};
+use super::parts::{Parts, Scheme, Values, add_bit, pairs, put_bit, put_pairs, put_u16, u16_at};
 
 pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 110;
-pub(super) const GRID: Grid =
-    Grid { group: 16, bits: 3, values: Values::Offset(4), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 16, bits: 3, values: Values::Offset(4), has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -7,12 +7,12 @@
 //!
 //! `value = d * (code - 8)`
 
-use super::parts::{Grid, Parts, Values, nibbles, put_nibbles, put_u16, u16_at};
+use super::parts::{Parts, Scheme, Values, nibbles, put_nibbles, put_u16, u16_at};
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 18;
-pub(super) const GRID: Grid =
-    Grid { group: 32, bits: 4, values: Values::Offset(8), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 4, values: Values::Offset(8), has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -8,11 +8,12 @@
 //!
 //! `value = d * code + m`
 
-use super::parts::{Grid, Parts, SIGN, Values, nibbles, put_nibbles, put_u16, u16_at};
+use super::parts::{Parts, SIGN, Scheme, Values, nibbles, put_nibbles, put_u16, u16_at};
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 20;
-pub(super) const GRID: Grid = Grid { group: 32, bits: 4, values: Values::Offset(0), has_min: true };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 4, values: Values::Offset(0), has_min: true };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

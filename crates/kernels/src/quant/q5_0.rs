@@ -9,13 +9,13 @@
 //! `value = d * (code - 16)`
 
 use super::parts::{
-    Grid, Parts, Values, fifth_bits, nibbles, put_fifth_bits, put_nibbles, put_u16, u16_at,
+    Parts, Scheme, Values, fifth_bits, nibbles, put_fifth_bits, put_nibbles, put_u16, u16_at,
 };
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 22;
-pub(super) const GRID: Grid =
-    Grid { group: 32, bits: 5, values: Values::Offset(16), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 5, values: Values::Offset(16), has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -10,12 +10,13 @@
 //! `value = d * code + m`
 
 use super::parts::{
-    Grid, Parts, SIGN, Values, fifth_bits, nibbles, put_fifth_bits, put_nibbles, put_u16, u16_at,
+    Parts, SIGN, Scheme, Values, fifth_bits, nibbles, put_fifth_bits, put_nibbles, put_u16, u16_at,
 };
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 24;
-pub(super) const GRID: Grid = Grid { group: 32, bits: 5, values: Values::Offset(0), has_min: true };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 5, values: Values::Offset(0), has_min: true };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

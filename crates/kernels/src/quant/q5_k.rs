@@ -10,12 +10,15 @@
 //!
 //! `value = d * scale * code - m * minimum`
 
-use super::parts::{Grid, Parts, Values, add_bit, nibbles, put_bit, put_nibbles, put_u16, u16_at};
+use super::parts::{
+    Parts, Scheme, Values, add_bit, nibbles, put_bit, put_nibbles, put_u16, u16_at,
+};
 use super::q4_k::{group_scales, put_group_scales};
 
 pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 176;
-pub(super) const GRID: Grid = Grid { group: 32, bits: 5, values: Values::Offset(0), has_min: true };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 5, values: Values::Offset(0), has_min: true };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -9,12 +9,14 @@
 //!
 //! `value = d * scale * (code - 32)`
 
-use super::parts::{Grid, Parts, Values, nibbles, pairs, put_nibbles, put_pairs, put_u16, u16_at};
+use super::parts::{
+    Parts, Scheme, Values, nibbles, pairs, put_nibbles, put_pairs, put_u16, u16_at,
+};
 
 pub(super) const LEN: usize = 256;
 pub(super) const BYTES: usize = 210;
-pub(super) const GRID: Grid =
-    Grid { group: 16, bits: 6, values: Values::Offset(32), has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 16, bits: 6, values: Values::Offset(32), has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -7,11 +7,12 @@
 //!
 //! `value = d * q`, and -128 is read, but never written
 
-use super::parts::{Grid, Parts, Values, put_u16, u16_at};
+use super::parts::{Parts, Scheme, Values, put_u16, u16_at};
 
 pub(super) const LEN: usize = 32;
 pub(super) const BYTES: usize = 34;
-pub(super) const GRID: Grid = Grid { group: 32, bits: 8, values: Values::Signed, has_min: false };
+pub(super) const SCHEME: Scheme =
+    Scheme { group: 32, bits: 8, values: Values::Signed, has_min: false };
 
 #[inline(always)]
 pub(super) fn parts(block: &[u8]) -> Parts {

@@ -176,20 +176,20 @@ fn the_bytes_do_not_depend_on_the_instruction_set() {
 fn no_other_code_is_nearer() {
     let x = &weights("laplace")[..4096];
     for format in encodable() {
-        let grid = grid(format).unwrap();
+        let scheme = scheme(format).unwrap();
         // All but the -128 of Q8_0, which is not written: its levels are -127..=127.
         let codes =
-            (0..=((1u16 << grid.bits) - 1) as u8).filter(|&code| grid.values.of(code) != -128);
+            (0..=((1u16 << scheme.bits) - 1) as u8).filter(|&code| scheme.values.of(code) != -128);
         let blocks = encoded(format, x);
         for (x, block) in
             x.chunks_exact(format.block_len()).zip(blocks.chunks_exact(format.block_bytes()))
         {
             let parts = parts(format, block);
             let value = |i: usize, code: u8| {
-                let g = i / grid.group;
+                let g = i / scheme.group;
                 let d = f64::from(half::f16::from_bits(parts.d)) * f64::from(parts.scales[g]);
                 let m = f64::from(half::f16::from_bits(parts.m)) * f64::from(parts.mins[g]);
-                d * f64::from(grid.values.of(code)) - m
+                d * f64::from(scheme.values.of(code)) - m
             };
             for (i, &x) in x.iter().enumerate() {
                 let off = |code: u8| (value(i, code) - f64::from(x)).abs();
@@ -197,7 +197,7 @@ fn no_other_code_is_nearer() {
                 // `(x - shift) * (1 / scale)` is rounded three times, so that at a tie the code may be
                 // of the side that is further by twice that.
                 let shift = f64::from(half::f16::from_bits(parts.m))
-                    * f64::from(parts.mins[i / grid.group]);
+                    * f64::from(parts.mins[i / scheme.group]);
                 let bound = 6.0 * 2f64.powi(-24) * (f64::from(x) + shift).abs();
                 assert!(off(parts.codes[i]) <= nearest + bound, "{} value {i}", format.name());
             }
@@ -240,10 +240,10 @@ fn blocks_that_use_all_levels_are_encoded_to_their_own_values() {
             // Scales of 1/64..1/4, so that d * code + m is exact in f32.
             let scale = |rng: &mut Rng| (0x2400 + rng.next() % 0x1000) as u16;
             let mut parts = Parts::simple(scale(&mut rng), 0, 0);
-            if grid(format).unwrap().has_min {
+            if scheme(format).unwrap().has_min {
                 (parts.m, parts.mins) = (scale(&mut rng), [1; 16]);
             }
-            let mask = ((1u16 << grid(format).unwrap().bits) - 1) as u8;
+            let mask = ((1u16 << scheme(format).unwrap().bits) - 1) as u8;
             for (i, code) in parts.codes[..32].iter_mut().enumerate() {
                 let drawn = rng.next() as u8 & mask;
                 let drawn = if format == Format::Q8_0 && drawn == 0x80 { 0 } else { drawn };

@@ -143,6 +143,7 @@ impl Worker {
         let Ssd { nheads, headdim: p, dstate: n, .. } = *call.input;
         let heads = task.heads.len();
         let first = task.heads.start;
+        // Skip weights of the team's channels, `[heads * P]`, whatever form the caller gave.
         match call.input.d {
             None => self.d.fill(0.0),
             Some(d) if d.len() == nheads => {
@@ -152,6 +153,8 @@ impl Worker {
         }
         let of_head = |data, i| Rows::new(data, heads * p, n, 0, n).slice(i * p, p);
         let nchunks = task.dx.len().div_ceil(CHUNK);
+        // Forwards: S at the start of each chunk is kept, `[K, heads]` of `[P, N]`. The last chunk's end is not
+        // needed.
         for i in 0..heads {
             self.carried[i].load(of_head(task.state, i));
         }
@@ -162,6 +165,7 @@ impl Worker {
                 self.next_states(call, &task, chunk);
             }
         }
+        // Backwards: `carried` now has dS at the end of the chunk, and leaves it at its start.
         for i in 0..heads {
             self.carried[i].load(of_head(task.dstate, i));
         }
@@ -170,6 +174,7 @@ impl Worker {
         for chunk in (0..nchunks).rev() {
             self.chunk(call, &mut task, chunk, &mut sums);
         }
+        // What is left is the gradient of the state before the run.
         for i in 0..heads * p {
             task.dstate[i * n..][..n].copy_from_slice(self.carried[i / p].row(i % p));
         }
@@ -184,6 +189,7 @@ impl Worker {
         for (head, state) in task.heads.clone().zip(carried) {
             let decays = call.decays(head, &tokens);
             x.load(call.of_head(call.input.x, head, &tokens));
+            // S' = e[last] S + (f dt X)ᵀ B, where f decays each token to the chunk's end.
             scale_rows(call.input.level, x, &decays.weight);
             let end = decays.entered[tokens.len() - 1];
             multiply_transposed(call.input.level, state, end, x.view(), Part::Full, b.view());
@@ -197,11 +203,13 @@ impl Worker {
         let len = tokens.len();
         self.b.load(call.of_group(call.input.b, task.heads.start, &tokens));
         self.c.load(call.of_group(call.input.c, task.heads.start, &tokens));
+        // C Bᵀ `[Q, Q]` is the same for all heads of the group: it is made once a chunk.
         dots(level, &mut self.cb, Part::Lower, self.c.view(), self.b.view());
         self.cb.clear_above_diagonal();
         self.db.clear(len, n);
         self.dc.clear(len, n);
         self.w.clear(len, len);
+        // Each head adds to dB, dC and W; what passes through W is multiplied once, after all heads.
         for i in 0..task.heads.len() {
             self.head(call, task, chunk, i, sums);
         }
@@ -237,6 +245,7 @@ impl Worker {
         let dstate = &mut self.carried[i];
         let state = self.states.get(chunk * task.heads.len() + i, dstate);
 
+        // <dS', e S>: what the decay across the whole chunk is worth.
         row_dots(level, &mut self.past, dstate.view(), state);
         let past = f64::from(end) * self.past.iter().copied().map(f64::from).sum::<f64>();
 
@@ -254,6 +263,8 @@ impl Worker {
         let paths = pairs(level, self.cb.view(), &decays, v.view(), m, &mut self.w);
 
         // dX
+        // Through the state at the end: B dS'ᵀ `[Q, P]`, decayed. Its products with X are kept for the exponents.
+        // Then through the chunk: Mᵀ dY. Then the skip.
         let mut to_state = [0.0; CHUNK];
         dots(level, dx, Part::Full, b, dstate.view());
         row_dots(level, &mut to_state, x.view(), dx.view());
@@ -265,6 +276,7 @@ impl Worker {
         }
 
         // dZ
+        // The gate needs y before the gate, which is computed again: C Sᵀ decayed, plus M X, plus the skip.
         if let (Some(z), Some(dz)) = (z, &mut task.dz) {
             let dout = of_head(call.dout);
             dots(level, dx, Part::Full, c, state);
@@ -277,6 +289,7 @@ impl Worker {
         }
 
         // dB, dC
+        // dB gets (f dt X) dS'; dC gets (e dY) S. Products with C are kept for the exponents.
         let mut from_state = [0.0; CHUNK];
         scale_rows(level, x, &decays.weight);
         multiply(level, &mut self.db, 1.0, x.view(), Part::Full, dstate.view());
@@ -286,6 +299,7 @@ impl Worker {
         add(level, &mut self.dc, head_dc.view());
 
         // dS
+        // dS = e[last] dS' + (e dY)ᵀ C; dY is scaled already.
         multiply_transposed(level, dstate, end, dy.view(), Part::Full, c);
 
         // Exponents: paths past the chunk, to its end, from its start, and within.
@@ -384,6 +398,7 @@ fn decays_body<S: Simd>(simd: S, len: usize, dt: [f32; CHUNK], a: f32) -> Decays
     let [mut high, mut low, entered, leaving, weight] = [[0.0; CHUNK]; 5];
     exponent_sums(&dt[..len], a, &mut high, &mut low);
     let mut decays = Decays { len, dt, high, low, entered, leaving, weight };
+    // Vector by vector: e = exp(cum), f = exp(cum[last] - cum), both at most 1.
     for i in 0..len.div_ceil(S::LANES) {
         let cum = simd.load(&S::chunks(&decays.high).0[i]);
         simd.store(exp_lanes(simd, cum), &mut S::chunks_mut(&mut decays.entered).0[i]);
@@ -443,8 +458,10 @@ fn pairs_body<S: Simd>(
     let mut dt_before = decays.dt;
     let (mut to_first, mut within) = ([0.0; CHUNK], S::ZERO);
     let dt = S::chunks(&decays.dt).0;
+    // Tiles of rows from the last to the first, so that `ddt` holds sums over later rows.
     for tile in (0..len.div_ceil(S::LANES)).rev() {
         let first = tile * S::LANES;
+        // Decays from every earlier token to the tile's first: one exponential for a tile, not for a row.
         for i in 0..tile {
             simd.store(decays.to_token(simd, first, i), &mut S::chunks_mut(&mut to_first).0[i]);
         }
@@ -456,10 +473,12 @@ fn pairs_body<S: Simd>(
             let (ddt, dt_before) = (S::chunks_mut(&mut ddt).0, S::chunks(&dt_before).0);
             let to_first = S::chunks(&to_first).0;
             simd.store(decays.to_token(simd, t, tile), &mut within);
+            // The decay from the tile's first token to this row.
             let mut from_first = [0.0];
             S::write_tail(&within, &mut from_first);
             let from_first = simd.splat(from_first[0]);
             let mut across = simd.splat(0.0);
+            // Along s, a vector at a time: M = decay cb dt, W += decay dt V, and the two sums of V ∘ M.
             for i in 0..=tile {
                 let decay = if i < tile {
                     simd.mul(from_first, simd.load(&to_first[i]))

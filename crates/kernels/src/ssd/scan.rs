@@ -1,22 +1,22 @@
 //! The whole operation: the recurrence as it is defined, token by token, with the state in registers.
 //!
-//! An element of the state costs three instructions a token: what decays, what comes in, what goes out. The
-//! products of matrices that the recurrence is equal to (section 6 of the paper) save a quarter of them, but
-//! their rounding depends on where a sequence is cut into chunks. Here a token's bits depend on what came
-//! before it and on nothing else: not on the call that it comes in, nor on how many tokens come with it. (Where
-//! `dt x` is infinite they may be those of an infinity in one call and of NaN in another.)
+//! An element of the state costs three instructions a token: the decay, the input, the output. The
+//! equal products of matrices (section 6 of the paper) save a quarter of them. But their rounding
+//! depends on the cut of a sequence into chunks. Here a token's bits depend only on the tokens before
+//! it: not on its call, nor on the number of tokens in it. (If `dt x` is infinite, one call may give
+//! the bits of an infinity and another those of NaN.)
 //!
 //! What makes it fast:
 //!
-//! 1. Memory: a block of tokens passes while up to 8 vectors of a row of the state stay in registers, with
-//!    what decays and comes in and goes out for the block in the first-level cache. Registers hold no more
-//!    than the state, one decay, one x and one sum, so that 16 of them do.
-//! 2. The sum over N that makes y goes on from one piece of the row to the next, vector after vector: its
-//!    order is that of a single token. Only then are lanes added, four rows together.
-//! 3. Too few tokens for a block go one by one, each in one pass over the state, which is all the memory
-//!    traffic that there is.
-//! 4. Heads go in parallel through a piece of the runs whose rows stay in a shared cache; rows lie pages
-//!    apart, so those of the next block are prefetched.
+//! 1. Memory: a block of tokens passes while up to 8 vectors of a row of the state stay in registers,
+//!    with what decays and comes in and goes out for the block in the first-level cache. Registers hold
+//!    no more than the state, one decay, one x and one sum, so that 16 of them do.
+//! 2. The sum over N that makes y goes on from one piece of the row to the next, vector after vector:
+//!    its order is that of a single token. Only then are lanes added, four rows together.
+//! 3. Too few tokens for a block go one by one, each in one pass over the state, which is all the
+//!    memory traffic that there is.
+//! 4. Heads go in parallel through a piece of the runs whose rows stay in a shared cache; rows lie
+//!    pages apart, so those of the next block are prefetched.
 //!
 //! An infinity or NaN reaches its own token and later ones, never earlier ones.
 
@@ -151,6 +151,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
     assert_eq!(states.len(), runs.len(), "states");
     assert!(states.iter().all(|s| s.len() == nheads * headdim * dstate), "states");
     assert_eq!(y.len(), input.x.len() * nheads * headdim, "y");
+    // No state: y is the skip, gated.
     if y.is_empty() || dstate == 0 {
         for (t, y) in y.chunks_exact_mut((nheads * headdim).max(1)).enumerate() {
             y.fill(0.0);
@@ -166,6 +167,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
 
     let call = Call::new(input);
     let row = nheads * headdim;
+    // Each run with tokens, its state and its rows of y.
     let mut left = Vec::with_capacity(runs.len());
     let (mut first, mut rest) = (0, y);
     for (&len, state) in runs.iter().zip(states) {
@@ -175,6 +177,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         }
         (first, rest) = (first + len, after);
     }
+    // Piece after piece: 128 tokens of every run that has some left, so that their rows stay cached.
     while !left.is_empty() {
         let pieces: Vec<Piece<'_>> = left.iter_mut().map(|run| run.next(row)).collect();
         // Not worth its while for single tokens.
@@ -184,6 +187,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
             let groups = (0..pieces.len() * ngroups).into_par_iter();
             groups.map(|i| Group::new(level, input, i % ngroups, &pieces[i / ngroups])).collect()
         };
+        // A task is one head of one piece: its state `[P, N]` and its columns of y, `[len][P]`.
         let mut tasks = Vec::new();
         for (i, piece) in pieces.into_iter().enumerate() {
             let heads = piece.state.chunks_exact_mut(headdim * dstate);
@@ -214,9 +218,11 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(input: &'a Ssd<'a>) -> Self {
+        // Steps `[T, H]` are dense from here on; the caller's may be columns of a wider matrix.
         let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.nheads);
         (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
         timestep(input.level, &mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
+        // exp(dt a) of every token and head: one pass of vectors, outside of the inner loop.
         let rows = dt.chunks_exact(input.nheads);
         let mut decay: Vec<f32> =
             rows.flat_map(|row| row.iter().zip(input.a).map(|(dt, a)| dt * a)).collect();
@@ -246,6 +252,7 @@ impl Run<'_> {
     /// Takes its next tokens; a token is `row` elements of y.
     fn next(&mut self, row: usize) -> Piece<'_> {
         let (first, len) = (self.first, PIECE.min(self.y.len() / row));
+        // y is cut off the front, so that pieces of later rounds cannot overlap.
         let (y, after) = std::mem::take(&mut self.y).split_at_mut(len * row);
         (self.first, self.y) = (first + len, after);
         Piece { first, len, state: self.state, y }
@@ -278,12 +285,14 @@ fn scan(
     while !rest.is_empty() {
         let (y, after) = rest.split_at_mut(rest.len().min(BLOCK));
         let len = y.len();
+        // A block of up to 32 tokens: x, decays and sums of one head, b and c of its group.
         if let Some(group) = group.filter(|_| len >= FEW) {
             prefetch(level, call.input, head, first + len, after);
             block.load(call, head, first, len);
             pass(level, block, &group.blocks[done / BLOCK], state);
             finish(level, call.input, head, first, block, y);
         } else {
+            // Too few for a block: the whole state passes once for each token.
             for (i, y) in y.iter_mut().enumerate() {
                 token(level, call, head, first + i, state, y);
             }
@@ -308,11 +317,13 @@ fn token_body<S: Simd>(
 ) {
     let input = call.input;
     let group = input.group(head);
+    // b and c `[N]` as whole vectors and a tail filled up with zeros.
     let (b, b_rest) = S::chunks(input.of_group(input.b, t, group));
     let (c, c_rest) = S::chunks(input.of_group(input.c, t, group));
     let (b_tail, c_tail) = (simd.load(&S::tail(b_rest)), simd.load(&S::tail(c_rest)));
     let (dt, decay) = call.step(t, head);
     let decay = simd.splat(decay);
+    // Each row p of the state `[N]` decays, gets dt x[p] b, and gives y[p] = row·c.
     let rows = state.chunks_exact_mut(input.dstate);
     for ((y, x), row) in y.iter_mut().zip(input.x(t, head)).zip(rows) {
         let x = simd.splat(dt * x);
@@ -323,6 +334,7 @@ fn token_body<S: Simd>(
             simd.store(new, s);
             sum = simd.mul_add(new, simd.load(c), sum);
         }
+        // The tail's zeros stay zeros and add nothing.
         if !row_rest.is_empty() {
             let mut tail = S::tail(row_rest);
             let new = simd.mul_add(x, b_tail, simd.mul(decay, simd.load(&tail)));
@@ -370,10 +382,12 @@ fn lay_out_body<S: Simd>(
     first: usize,
     len: usize,
 ) -> Aligned {
+    // Vectors of a row; the last may be partly zeros.
     let vectors = input.dstate.div_ceil(S::LANES);
     let mut out = Aligned::default();
     let to = S::chunks_mut(out.get_mut(vectors * len * S::LANES)).0;
     for i in 0..len {
+        // Token i of each piece: its vectors go to `[piece][i]`, where the inner loop reads in order.
         let (whole, rest) = S::chunks(input.of_group(rows, first + i, group));
         let mut v = 0;
         while v < vectors {
@@ -446,6 +460,7 @@ dispatch! {
 #[inline(always)]
 fn prefetch_body<S: Simd>(simd: S, input: &Ssd<'_>, head: usize, first: usize, y: &[&mut [f32]]) {
     for (i, y) in y.iter().take(BLOCK).enumerate() {
+        // Rows are H P floats apart, beyond what the processor prefetches by itself.
         simd.prefetch_slice(input.x(first + i, head));
         simd.prefetch_slice(y);
     }
@@ -459,6 +474,7 @@ dispatch! {
 #[inline(always)]
 fn pass_body<S: Simd>(simd: S, block: &mut Block, bc: &[Aligned; 2], state: &mut [f32]) {
     let headdim = block.x.len() / block.decay.len();
+    // Pieces of 8, 4, 2 and 1 vectors, widest first: N = 128 is one piece of 8 with AVX-512, two with AVX2.
     let vectors = (state.len() / headdim).div_ceil(S::LANES);
     let mut v = 0;
     while v < vectors {
@@ -487,6 +503,7 @@ fn pass_columns<S: Simd, const W: usize>(
     let headdim = x.len() / len;
     let n = state.len() / headdim;
     let vectors = n.div_ceil(S::LANES);
+    // b and c of this piece of the row: `[len, W]` vectors each. Sums are `[P, len]` vectors.
     let rows = headdim.next_multiple_of(ROWS);
     let [b, c] = bc;
     let size = vectors * len * S::LANES;
@@ -494,16 +511,19 @@ fn pass_columns<S: Simd, const W: usize>(
     let c = &S::chunks(c.get(size)).0[first * len..].as_chunks::<W>().0[..len];
     let sums = S::chunks_mut(sums.get_mut(rows * len * S::LANES)).0;
     y.resize(len * rows, 0.0);
+    // Four rows of the state at a time, because their lanes are added together in the end.
     let fours = state.chunks_mut(ROWS * n).zip(sums.chunks_exact_mut(ROWS * len));
     for (at, (state, sums)) in (0..).step_by(ROWS).zip(fours) {
         for (p, (row, sums)) in
             (at..).zip(state.chunks_exact_mut(n).zip(sums.chunks_exact_mut(len)))
         {
+            // W vectors of the row stay in registers for the whole block.
             let mut s = load_row::<S, W>(simd, row, first);
             let xs = x.chunks_exact(headdim);
             for ((((decay, x), b), c), sum) in decay.iter().zip(xs).zip(b).zip(c).zip(sums) {
                 let (decay, x) = (simd.splat(*decay), simd.splat(x[p]));
                 let mut total = if first == 0 { simd.splat(0.0) } else { simd.load(sum) };
+                // s = decay s + (dt x) b; the token's sum += s c. The order of both is that of a single token.
                 for i in 0..W {
                     s[i] = simd.mul_add(x, simd.load(&b[i]), simd.mul(decay, s[i]));
                     total = simd.mul_add(s[i], simd.load(&c[i]), total);
@@ -512,6 +532,7 @@ fn pass_columns<S: Simd, const W: usize>(
             }
             store_row::<S, W>(simd, &s, row, first);
         }
+        // The last piece of the row: the sums are complete, so their lanes are added, four rows at once.
         if first + W == vectors {
             for (t, y) in y.chunks_exact_mut(rows).enumerate() {
                 let mut four = [simd.splat(0.0); ROWS];
@@ -578,6 +599,7 @@ fn finish_body<S: Simd>(
 ) {
     let rows = block.y.len() / y.len();
     for (i, (y, sums)) in y.iter_mut().zip(block.y.chunks_exact(rows)).enumerate() {
+        // Skip and gate come last, in the order of a single token.
         y.copy_from_slice(&sums[..y.len()]);
         input.skip(first + i, head, y);
         input.gate(simd, first + i, head, y);

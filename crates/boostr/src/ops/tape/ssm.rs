@@ -88,33 +88,33 @@ impl SsmKernelOps<CpuRuntime> for Tape {
         let before = Carried::before(states);
         let y = self.inner.ssd(input, runs, states)?;
         let carried = Carried::new(before, states);
-        let mut inputs =
-            vec![("x", input.x), ("dt", input.dt), ("a", input.a), ("b", input.b), ("c", input.c)];
+        let mut inputs = vec![
+            ("x", input.x),
+            ("dt", input.dt),
+            ("a", input.a.rates()),
+            ("b", input.b),
+            ("c", input.c),
+        ];
         inputs.extend(input.dt_bias.map(|x| ("dt_bias", x)));
         inputs.extend(input.d.map(|x| ("d", x)));
         inputs.extend(input.z.map(|x| ("z", x)));
-        let [x, dt, a, b, c] = [input.x, input.dt, input.a, input.b, input.c].map(Clone::clone);
+        let [x, dt, b, c] = [input.x, input.dt, input.b, input.c].map(Clone::clone);
+        let a = input.a.clone();
         let [dt_bias, d, z] = [input.dt_bias, input.d, input.z].map(Option::<&Cpu>::cloned);
         let (dt_softplus, dt_limit) = (input.dt_softplus, input.dt_limit);
         let (level, runs) = (self.level(), runs.to_vec());
         self.record_carried(&inputs, carried, y, move |gradients, dout, carried| {
-            let input = SsdInput {
-                x: &x,
-                dt: &dt,
-                a: &a,
-                b: &b,
-                c: &c,
-                dt_bias: dt_bias.as_ref(),
-                d: d.as_ref(),
-                z: z.as_ref(),
-                dt_softplus,
-                dt_limit,
-            };
+            let input = SsdInput::new(&x, &dt, &a, &b, &c)
+                .dt_bias(dt_bias.as_ref())
+                .d(d.as_ref())
+                .z(z.as_ref())
+                .dt_softplus(dt_softplus)
+                .dt_limit(dt_limit);
             let arguments = SsdArguments::new(&input)?;
             let values = carried.values()?;
             let mut dstates = carried.take(gradients);
             let zeros = |x: &Cpu| vec![0.0; x.numel()];
-            let [mut dx, mut ddt, mut da, mut db, mut dc] = [&x, &dt, &a, &b, &c].map(zeros);
+            let [mut dx, mut ddt, mut da, mut db, mut dc] = [&x, &dt, a.rates(), &b, &c].map(zeros);
             let [mut dz, mut ddt_bias, mut dd] = [&z, &dt_bias, &d].map(|x| x.as_ref().map(zeros));
             ssd::ssd_backward(
                 &arguments.kernel(level)?,
@@ -133,7 +133,7 @@ impl SsmKernelOps<CpuRuntime> for Tape {
                     dd: dd.as_deref_mut(),
                 },
             );
-            for (x, dx) in [(&x, dx), (&dt, ddt), (&a, da), (&b, db), (&c, dc)] {
+            for (x, dx) in [(&x, dx), (&dt, ddt), (a.rates(), da), (&b, db), (&c, dc)] {
                 gradients.give(x, dx)?;
             }
             for (x, dx) in [(z, dz), (dt_bias, ddt_bias), (d, dd)] {

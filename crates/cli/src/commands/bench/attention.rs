@@ -52,7 +52,7 @@ struct Decode {
     ratio_to_read: f64,
 }
 
-pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
+pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], level: Level) -> Result<()> {
     let wave = |k: usize, n: usize| -> Vec<f32> {
         (0..n).map(|i| ((i * k) % 101) as f32 / 50.0 - 1.0).collect()
     };
@@ -60,7 +60,6 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let (q, k, v) = (wave(3, L * width), wave(5, L * width), wave(7, L * width));
     let rows = |x| Rows::dense(x, width);
     let scale = (D as f32).sqrt().recip();
-    let level = Level::detect();
     let kernel = Attention { level, nheads: H, scale, window: None, softcap: None };
     let long: Vec<Vec<KvCache>> = KvType::ALL
         .into_iter()
@@ -75,7 +74,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
             (0..CACHES).map(filled).collect()
         })
         .collect();
-    let mut machine = Machine::new();
+    let mut machine = Machine::new(level);
     machine.allocate_memory();
     let mut out = vec![0.0; L * width];
     let mut report = Vec::new();
@@ -106,7 +105,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         }
         let mut decode = Vec::new();
         for (kind, caches) in KvType::ALL.into_iter().zip(&long) {
-            let bytes = CONTEXT * KvCache::bytes_per_token(Level::detect(), H, D, D, kind);
+            let bytes = CONTEXT * KvCache::bytes_per_token(level, H, D, D, kind);
             let (mut rates, mut reads) = (Vec::new(), Vec::new());
             for repetition in 0..=args.repeat {
                 let (read, seconds) = pool.install(|| {
@@ -153,7 +152,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         });
     }
     let report = Report {
-        machine: Description::new(),
+        machine: machine.description(),
         shape: "batch 1, 8 heads of 64, causal, f32",
         operations: OPERATIONS,
         context: CONTEXT,

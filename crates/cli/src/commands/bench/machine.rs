@@ -15,6 +15,7 @@ const READ: usize = 1 << 26;
 
 /// Buffers of the measurements.
 pub(super) struct Machine {
+    level: Level,
     a: Vec<f32>,
     b: Vec<f32>,
     c: Vec<f32>,
@@ -22,10 +23,10 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(level: Level) -> Self {
         let wave =
             |k: usize| (0..GEMM * GEMM).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect();
-        Self { a: wave(3), b: wave(5), c: vec![0.0; GEMM * GEMM], memory: Vec::new() }
+        Self { level, a: wave(3), b: wave(5), c: vec![0.0; GEMM * GEMM], memory: Vec::new() }
     }
 
     /// Makes the buffer that [`Machine::read`] reads.
@@ -41,16 +42,28 @@ impl Machine {
 
     /// Bytes per second of reading memory.
     pub(super) fn read(&self) -> f64 {
-        let seconds = time(|| black_box(probe::read(Level::detect(), black_box(&self.memory))));
+        let seconds = time(|| black_box(probe::read(self.level, black_box(&self.memory))));
         4.0 * self.memory.len() as f64 / seconds
     }
-}
 
-/// FLOP/s of multiply-adds on registers.
-pub(super) fn multiply_adds() -> f64 {
-    let mut operations = 0.0;
-    let seconds = time(|| operations = probe::multiply_adds(Level::detect(), 1 << 21));
-    operations / seconds
+    /// FLOP/s of multiply-adds on registers.
+    pub(super) fn multiply_adds(&self) -> f64 {
+        let mut operations = 0.0;
+        let seconds = time(|| operations = probe::multiply_adds(self.level, 1 << 21));
+        operations / seconds
+    }
+
+    /// The machine, for a report.
+    pub(super) fn description(&self) -> Description {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name =
+            info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        Description {
+            cpu: name.unwrap_or("unknown").to_string(),
+            instruction_set: self.level.name(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
 }
 
 /// Seconds that a call takes.
@@ -69,17 +82,6 @@ pub(super) struct Description {
 }
 
 impl Description {
-    pub(super) fn new() -> Self {
-        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let name =
-            info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
-        Self {
-            cpu: name.unwrap_or("unknown").to_string(),
-            instruction_set: Level::detect().name(),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-        }
-    }
-
     pub(super) fn line(&self) -> String {
         format!("{}, {} processors, {}", self.cpu, self.processors, self.instruction_set)
     }

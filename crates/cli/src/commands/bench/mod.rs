@@ -13,6 +13,7 @@ mod together;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use boostr::backend::CpuClient;
 use clap::{Args, ValueEnum};
 
 const EXAMPLES: &str = "\
@@ -74,17 +75,17 @@ pub enum Geometry {
 /// # Errors
 ///
 /// When the model cannot be opened.
-pub fn run(args: &BenchArgs, threads: &[usize]) -> Result<()> {
+pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
     let pools = pools(threads)?;
     // A folder of that name is a model.
     let named =
         |name: &str| args.model.as_deref() == Some(Path::new(name)) && !Path::new(name).exists();
     if named("ssd") {
-        ssd::run(args, &pools)
+        ssd::run(args, &pools, cpu.level())
     } else if named("attention") {
-        attention::run(args, &pools)
+        attention::run(args, &pools, cpu.level())
     } else {
-        model::run(args, &pools)
+        model::run(args, &pools, cpu)
     }
 }
 

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use boostr::backend::{Cpu, cpu};
+use boostr::backend::{Cpu, CpuClient};
 use boostr::checkpoint::ConfigFile;
 use boostr::convert::type_named;
 use boostr::models::{Config, Logits, Model, Run};
 use serde::Serialize;
 
-use super::machine::{Description, Machine, multiply_adds, time};
+use super::machine::{Description, Machine, time};
 use super::{BenchArgs, Geometry, median, ratio, together};
 use crate::exit::usage;
 use crate::model::Source;
@@ -58,10 +58,10 @@ struct DecodeRow {
 /// Tokens that are decoded between two measurements of memory.
 const DECODE_STEP: usize = 8;
 
-pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
-    let (name, model) = open(args)?;
+pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient) -> Result<()> {
+    let (name, model) = open(args, cpu)?;
     let counts: Vec<usize> = pools.iter().map(rayon::ThreadPool::current_num_threads).collect();
-    let mut machine = Machine::new();
+    let mut machine = Machine::new(cpu.level());
 
     let (parameters, non_embedding) = model.parameters();
 
@@ -73,7 +73,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         for repetition in 0..=args.repeat {
             for (i, pool) in pools.iter().enumerate() {
                 let (f, g, s) = pool.install(|| -> Result<_> {
-                    let (f, g) = (multiply_adds(), machine.gemm());
+                    let (f, g) = (machine.multiply_adds(), machine.gemm());
                     let mut state = model.new_state()?;
                     let mut run = [Run { tokens: &tokens, state: &mut state }];
                     let mut result = Ok(());
@@ -116,7 +116,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         for repetition in 0..=steps {
             for (i, pool) in pools.iter().enumerate() {
                 let (f, g, s) = pool.install(|| -> Result<_> {
-                    let (f, g) = (multiply_adds(), machine.read());
+                    let (f, g) = (machine.multiply_adds(), machine.read());
                     let mut result = Ok(());
                     let s = time(|| {
                         for token in &tokens {
@@ -157,7 +157,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     };
 
     let report = Report {
-        machine: Description::new(),
+        machine: machine.description(),
         model: name,
         parameters,
         non_embedding_parameters: non_embedding,
@@ -264,10 +264,10 @@ fn ids(len: usize, vocab: usize) -> Vec<u32> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761) % vocab).collect()
 }
 
-fn open(args: &BenchArgs) -> Result<(String, Arc<Model<Cpu>>)> {
+fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> {
     let Some(geometry) = args.synthetic else {
         let source = Source::of(args.model.as_deref())?;
-        let lm = source.open(&Default::default())?;
+        let lm = source.open(&Default::default(), cpu)?;
         return Ok((source.name(), lm.model));
     };
     let (name, layers, width) = match geometry {
@@ -283,6 +283,6 @@ fn open(args: &BenchArgs) -> Result<(String, Arc<Model<Cpu>>)> {
     );
     let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
     let config = Config::read(&ConfigFile::parse(name, &json)?)?;
-    let model = Model::synthetic(config, dtype, cpu()).context("synthetic model")?;
+    let model = Model::synthetic(config, dtype, cpu.clone()).context("synthetic model")?;
     Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), Arc::new(model)))
 }

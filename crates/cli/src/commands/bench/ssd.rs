@@ -7,7 +7,7 @@ use boostr_kernels::ssd::{Ssd, recurrence, ssd};
 use boostr_kernels::{Level, Rows};
 use serde::Serialize;
 
-use super::machine::{Description, Machine, multiply_adds, time};
+use super::machine::{Description, Machine, time};
 use super::{BenchArgs, median, ratio};
 
 const L: usize = 2048;
@@ -43,7 +43,7 @@ struct Row {
     share_of_thread_gain: f64,
 }
 
-pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
+pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], level: Level) -> Result<()> {
     let wave = |k: usize, n: usize| -> Vec<f32> {
         (0..n).map(|i| ((i * k) % 17) as f32 / 17.0 - 0.5).collect()
     };
@@ -52,7 +52,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     let a: Vec<f32> = (0..H).map(|h| -(h as f32 + 1.0)).collect();
     let rows = Rows::dense(&xbc, width);
     let input = Ssd {
-        level: Level::detect(),
+        level,
         nheads: H,
         headdim: P,
         ngroups: G,
@@ -68,7 +68,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         dt_softplus: true,
         dt_limit: (0.0, f32::INFINITY),
     };
-    let mut machine = Machine::new();
+    let mut machine = Machine::new(level);
     let mut state = vec![0.0; H * P * N];
     let mut y = vec![0.0; L * H * P];
     // [pool][repetition]
@@ -79,7 +79,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
     for repetition in 0..=args.repeat {
         for (i, pool) in pools.iter().enumerate() {
             let (f, g, s) = pool.install(|| {
-                let f = multiply_adds();
+                let f = machine.multiply_adds();
                 let g = machine.gemm();
                 let s = time(|| ssd(&input, &[L], &mut [&mut state], &mut y));
                 (f, f64::midpoint(g, machine.gemm()), s)
@@ -110,7 +110,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool]) -> Result<()> {
         }
     });
     let report = Report {
-        machine: Description::new(),
+        machine: machine.description(),
         shape: "batch 1, L 2048, H 24, P 64, G 1, N 128, f32",
         operations: OPERATIONS,
         recurrence_ms: 1e3 * median(&reference),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
-use boostr::backend::Cpu;
+use boostr::backend::{Cpu, CpuClient};
 use boostr::checkpoint::atomic_write;
 use boostr::models::State;
 use boostr::session::Sessions;
@@ -116,6 +116,7 @@ pub fn mix(
     to: &StateWord,
     force: bool,
     model: &ModelArgs,
+    cpu: &CpuClient,
 ) -> Result<()> {
     let parts = weights(parts.iter().map(String::as_str))?;
     check_free(to, force)?;
@@ -124,7 +125,7 @@ pub fn mix(
     let saved: Vec<SavedState> = saved.collect::<Result<_>>()?;
     let (source, options) = model.source(model.model.as_deref())?;
     source.check_exists()?;
-    let lm = source.open(&options)?;
+    let lm = source.open(&options, cpu)?;
     let states = saved.iter().map(|saved| Ok(saved.restore(&lm.model).map_err(BadModel::from)?));
     let states: Vec<State<Cpu>> = states.collect::<Result<_>>()?;
     let weighted: Vec<(&State<Cpu>, f32)> =

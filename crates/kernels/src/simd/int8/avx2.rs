@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Activation, Int8};
+use super::{Int8, Operand};
 use crate::simd::avx2::Avx2;
 
 /// Four neighbouring bytes of `x` in every lane.
@@ -70,7 +70,7 @@ impl Int8 for Avx2 {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Activation<'_>; R],
+        x: [Operand<'_>; R],
     ) -> [[Self::Sums; R]; N] {
         let mut sums = [[self.zero_sums(); R]; N];
         unsafe {

@@ -1,6 +1,6 @@
 //! Plain loops over eight lanes: what every processor can run, and what Miri checks.
 
-use super::{Activation, Int8};
+use super::{Int8, Operand};
 use crate::simd::baseline::Baseline;
 
 /// Adds the products of one vector of codes with four `x`.
@@ -86,7 +86,7 @@ impl Int8 for Baseline {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Activation<'_>; R],
+        x: [Operand<'_>; R],
     ) -> [[Self::Sums; R]; N] {
         let mut all = [x[0].all; R];
         for r in 0..R {

@@ -134,7 +134,7 @@ impl Apart {
 
 /// 32 integers, whole and, where the level [takes them so](Level::takes_apart), apart.
 #[derive(Clone, Copy)]
-pub(crate) struct Activation<'a> {
+pub(crate) struct Operand<'a> {
     pub all: &'a [i8; 32],
     #[cfg_attr(
         not(any(test, target_arch = "x86_64")),
@@ -177,7 +177,7 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn dot_signed<const N: usize, const R: usize>(
         self,
         codes: [&[[u8; 32]; 8]; N],
-        x: [Activation<'_>; R],
+        x: [Operand<'_>; R],
     ) -> [[Self::Sums; R]; N];
     /// The same for unsigned codes of at most six `bits`.
     fn dot<const N: usize, const R: usize>(
@@ -334,7 +334,7 @@ mod tests {
         let factors = [simd.factors(problem.factors[0]), simd.factors(problem.factors[1])];
         let [a, b] = &problem.x;
         let apart = problem.x.map(|x| Apart::of(&x));
-        let [c, d] = [0, 1].map(|r| Activation { all: &problem.x[r], apart: &apart[r] });
+        let [c, d] = [0, 1].map(|r| Operand { all: &problem.x[r], apart: &apart[r] });
         let ([mut both], [[mut one], _]);
         if bits < 8 {
             [both] = simd.dot(bits, [&codes], [a, b]);
@@ -427,7 +427,7 @@ mod tests {
             let [[sums]] = simd.dot(6, [&codes], [&[1; 32]]);
             simd.store_float(simd.to_float(sums), &mut out[i]);
         }
-        let ones = Activation { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
+        let ones = Operand { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
         let mut codes = [[0; 32]; 8];
         simd.store(simd.lookup(&table, simd.right(loaded, 0, 15)), &mut codes[2]);
         let [[sums]] = simd.dot_signed([&codes], [ones]);

@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Activation, Int8};
+use super::{Int8, Operand};
 use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
@@ -169,7 +169,7 @@ macro_rules! neon {
             fn dot_signed<const N: usize, const R: usize>(
                 self,
                 codes: [&[[u8; 32]; 8]; N],
-                x: [Activation<'_>; R],
+                x: [Operand<'_>; R],
             ) -> [[Self::Sums; R]; N] {
                 let mut sums = [[self.zero_sums(); R]; N];
                 for n in 0..N {

@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2::four;
-use super::{Activation, Int8};
+use super::{Int8, Operand};
 use crate::simd::avx2::Avx2;
 
 /// Proof that the processor has AVX-VNNI, AVX2, FMA and F16C.
@@ -63,7 +63,7 @@ macro_rules! vnni {
             fn dot_signed<const N: usize, const R: usize>(
                 self,
                 codes: [&[[u8; 32]; 8]; N],
-                x: [Activation<'_>; R],
+                x: [Operand<'_>; R],
             ) -> [[Self::Sums; R]; N] {
                 unsafe {
                     let mut sums = [[_mm256_setzero_si256(); R]; N];
