@@ -403,6 +403,7 @@ impl Weights<'_> {
             adapters.put_beside(&config, &mut checkpoint)?;
         }
         let model = Model::sharing(config, &checkpoint, tied, client, Some(shared))?;
+        checkpoint.all_taken();
         files.check_unchanged()?;
         adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
         let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));

@@ -155,7 +155,7 @@ impl Loss {
     }
 }
 
-/// A run in its folder.
+/// A run in its folder. A new model of a text:
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -186,6 +186,35 @@ impl Loss {
 /// assert!(folder.join("run/model.safetensors").exists());
 /// # std::fs::remove_dir_all(&folder)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A model that is trained already is tuned, here by adapters:
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use boostr::load::{LanguageModel, OpenOptions};
+/// use boostr::train::data::TokenFile;
+/// use boostr::train::{LoraConfig, Method, RunConfig, TrainRun, TrainableModel};
+/// use boostr::backend;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+/// # let folder = std::env::temp_dir().join(format!("boostr-doc-tune-{}", std::process::id()));
+/// let options = OpenOptions::default();
+/// let lm = LanguageModel::open(path, &options, backend::cpu())?;
+/// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
+/// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
+///
+/// let mut config = RunConfig::tuning(Method::Lora(LoraConfig::of_rank(8)));
+/// (config.base, config.schedule.total_steps) = (path.into(), 2);
+/// let model = TrainableModel::open(path.as_ref(), &options)?;
+/// let mut run = TrainRun::new(&folder, config, model, data, None)?;
+/// run.run(&mut |_| ControlFlow::Continue(()))?;
+///
+/// let tuned = lm.with_adapters(&folder)?;
+/// println!("{}", tuned.complete("The sea").max_tokens(8).run()?.text);
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), boostr::Error>(())
 /// ```
 pub struct TrainRun {
     folder: PathBuf,

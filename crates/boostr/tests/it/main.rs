@@ -49,6 +49,7 @@ mod sessions;
 mod smollm2;
 mod ssd_fixtures;
 mod state_file;
+mod text;
 mod tokenizer;
 mod tools;
 mod train_data;

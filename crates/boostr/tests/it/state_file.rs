@@ -13,7 +13,7 @@ use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
 use boostr::ops::{KvType, Tape, tensor, to_vec};
-use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms};
+use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms, to_bytes};
 
 fn open(name: &str) -> Model<Cpu> {
     let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
@@ -237,6 +237,21 @@ fn case_2_of_500_tokens_saved_by_another_process_one_more_is_evaluated() {
 }
 
 #[test]
+fn bytes_of_a_state_are_those_of_its_file() {
+    for name in MODELS {
+        let model = open(name);
+        let ids = tokens(4, 70, model.vocab_limit());
+        let state = after(&model, &ids);
+        let about = About { ids: Some(&ids), ..About::new(name) };
+        assert_eq!(
+            to_bytes(&model, &state, &about).unwrap(),
+            file_of(&model, &state, &about),
+            "{name}"
+        );
+    }
+}
+
+#[test]
 fn what_a_file_says_of_its_state_is_read_without_the_model() {
     let model = open("bamba-tiny").with_kv_type(KvType::F16);
     let ids = tokens(5, 20, model.vocab_limit());
@@ -334,6 +349,8 @@ fn r_e2_the_state_of_another_model_is_refused_and_both_are_named() {
     let parts =
         ["`a.state`", "another model", "`first\\u{1b}[31m`", "`mamba2`", names[0], names[1]];
     refused(saved.restore(&b), &parts);
+    let error = saved.restore(&b).err().unwrap();
+    assert!(matches!(error, Error::StateOfAnotherModel { .. }), "{error:?}");
     refused(saved.restore(&open("bamba-tiny")), &["this `bamba`", "a `mamba2`"]);
     let other = file_of(&b, &after(&b, &[1, 2, 3]), &About::new("second"));
     let other = SavedState::from_bytes("b.state", other).unwrap();
