@@ -245,7 +245,11 @@ impl ModelFiles {
             "eos_token": eos.first().and_then(|&id| token(id)),
             "add_bos_token": false,
         });
-        let generation = serde_json::json!({ "eos_token_id": eos, "do_sample": true });
+        // A list of none is no list of ends.
+        let generation = match &eos[..] {
+            [] => serde_json::json!({ "do_sample": true }),
+            _ => serde_json::json!({ "eos_token_id": eos, "do_sample": true }),
+        };
         let text = TextFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),
@@ -293,7 +297,7 @@ impl ModelFiles {
                     "a GGUF file has its own: convert it to a folder, and put another there";
                 return Err(Error::Argument { name: "tokenizer", reason: reason.into() });
             }
-            Some(metadata) => (Config::read_gguf(&checkpoint, metadata)?, None),
+            Some(metadata) => (options.families.read_gguf(&checkpoint, metadata)?, None),
             None => {
                 let folder = folder_of(source)?;
                 let file = config_file(&folder)?;
@@ -301,10 +305,10 @@ impl ModelFiles {
                 let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
                 let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
                 let (chat, eos) = (text.chat_template(&file)?, text.special(&file)?.eos);
-                (Config::read(&file)?, Some(Files { tokenizer, text, chat, eos }))
+                (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
-        let tied = config.adopt(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint)?;
         let folder = folder_of(source)?;
         let full = fs::canonicalize(&folder).unwrap_or(folder);
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -338,7 +342,7 @@ impl ModelFiles {
         let (layout, gguf) = if to_gguf {
             (gguf?, None)
         } else {
-            (family.hf_layout(self.rows_of(checkpoint), !self.tied), gguf.ok())
+            (family.hf_layout(self.rows_of(checkpoint), !self.tied)?, gguf.ok())
         };
         // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
         let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();

@@ -27,6 +27,8 @@
 //! # Ok::<(), boostr::Error>(())
 //! ```
 //!
+//! Text in, text out is [`text`]: `lm.complete("Once upon a time").max_tokens(64).run()?.text`.
+//!
 //! | module | holds |
 //! |---|---|
 //! | [`ops`] | operations on tensors, among them SSD, with portable bodies and CPU kernels |
@@ -66,3 +68,8 @@ pub mod train;
 
 pub use backend::numr;
 pub use error::{Error, Result};
+
+/// The programs of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

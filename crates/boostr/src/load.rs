@@ -11,7 +11,7 @@ use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::models::{Config, Fingerprint, Model};
+use crate::models::{Config, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
 use crate::threads::Threads;
@@ -49,6 +49,8 @@ pub struct OpenOptions {
     pub progress: Option<Progress>,
     /// Threads that prepare the weights and compute every forward; the caller's rayon pool when `None`.
     pub threads: Option<Threads>,
+    /// The families that the files may be of; the built-in ones by default.
+    pub families: Families,
 }
 
 /// The files of a model that is part of the program.
@@ -187,7 +189,7 @@ impl<B: Backend> LanguageModel<B> {
         let Some(metadata) = checkpoint.gguf() else {
             return Err(Error::format(path, "expected a GGUF file"));
         };
-        let config = Config::read_gguf(&checkpoint, metadata)?;
+        let config = options.families.read_gguf(&checkpoint, metadata)?;
         let adapter = adapters_of(options)?;
         let weights =
             Weights { checkpoint: checkpoint.clone(), adapter, options, is_embedded: false };
@@ -259,7 +261,8 @@ impl<B: Backend> LanguageModel<B> {
         let files_of_weights = weights.checkpoint.summary();
         let Special { defaults, eos, bos } = files.special(file)?;
         let chat_template = files.chat_template(file)?;
-        let Opened { model, base } = weights.open(Config::read(file)?, client)?;
+        let config = weights.options.families.read(file)?;
+        let Opened { model, base } = weights.open(config, client)?;
         let tokenizer = files.tokenizer;
         let (path, files) = (path.to_path_buf(), files_of_weights);
         Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos, base })
@@ -299,7 +302,7 @@ impl<B: Backend> LanguageModel<B> {
             let files = checkpoint.clone();
             let mut weights =
                 Weights { checkpoint, adapter, options: &options, is_embedded: false };
-            let (tied, fingerprint) = weights.adopt(&config)?;
+            let (tied, fingerprint) = weights.prepare(&config)?;
             if fingerprint.text() != self.base.fingerprint.text() {
                 let reason = "the weights were changed since they were opened";
                 return Err(Error::damaged(&self.path, reason));
@@ -372,7 +375,7 @@ impl Weights<'_> {
     fn open<B: Backend>(mut self, config: Config, client: B::Client) -> Result<Opened<B>> {
         let (files, options) = (self.checkpoint.clone(), self.options.clone());
         let embedded = self.is_embedded.then(|| files.clone());
-        let (tied, fingerprint) = self.adopt(&config)?;
+        let (tied, fingerprint) = self.prepare(&config)?;
         let weights = SharedWeights::default();
         let model = self.model(config, tied, client, &weights, &files)?;
         let base = Arc::new(Base { weights, fingerprint, options, embedded });
@@ -380,8 +383,8 @@ impl Weights<'_> {
     }
 
     /// Gives the weights the model's own names. Whether the embedding is the head, and the fingerprint without adapters.
-    fn adopt(&mut self, config: &Config) -> Result<(bool, Fingerprint)> {
-        let tied = config.adopt(&mut self.checkpoint)?;
+    fn prepare(&mut self, config: &Config) -> Result<(bool, Fingerprint)> {
+        let tied = config.prepare(&mut self.checkpoint)?;
         let fingerprint = Fingerprint::new(config, &self.checkpoint, tied);
         Ok((tied, fingerprint))
     }
@@ -400,6 +403,7 @@ impl Weights<'_> {
             adapters.put_beside(&config, &mut checkpoint)?;
         }
         let model = Model::sharing(config, &checkpoint, tied, client, Some(shared))?;
+        checkpoint.all_taken();
         files.check_unchanged()?;
         adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
         let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));

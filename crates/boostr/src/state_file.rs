@@ -79,10 +79,11 @@ use crate::backend::Backend;
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry, crc32, quoted, safetensors, try_lock};
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
-use crate::ops::{self, AttentionOps, KvType};
+use crate::nn::{Kept, SlotSize};
+use crate::ops::{self, AttentionOps, KvSizes, KvType};
 
-pub use compare::{LayerNorms, diff, mix, norms};
-use parts::{Part, Parts};
+pub use compare::{LayerNorms, TensorNorms, diff, mix, norms};
+use parts::{KEYS, Part, Parts, VALUES};
 
 const FORMAT: &str = "boostr.state";
 const VERSION: &str = "1";
@@ -123,10 +124,10 @@ impl StateType {
     }
 
     /// What the elements of a part are in a file. 16-bit keys and values are exact as what they are.
-    fn of(self, part: Part, kind: Option<KvType>) -> Dtype {
-        match (part, kind) {
-            (Part::Keys | Part::Values, Some(KvType::F16)) => Dtype::F16,
-            (Part::Keys | Part::Values, Some(KvType::Bf16)) => Dtype::BF16,
+    fn of(self, part: &Part, kind: Option<KvType>) -> Dtype {
+        match kind.filter(|_| part.is_kv()) {
+            Some(KvType::F16) => Dtype::F16,
+            Some(KvType::Bf16) => Dtype::BF16,
             _ => self.dtype(),
         }
     }
@@ -232,7 +233,8 @@ pub(crate) fn write<B: Backend>(
         return refuse("ids", reason);
     }
     let mut kind = None;
-    for (layer, cache) in (0..state.n_layer()).filter_map(|layer| Some((layer, state.kv(layer)?))) {
+    for (layer, _, kept) in state.slots() {
+        let Kept::Rows(cache) = kept else { continue };
         if cache.len() != position {
             let len = cache.len();
             let reason = format!("layer {layer} has seen {len} tokens, the state {position}");
@@ -247,11 +249,11 @@ pub(crate) fn write<B: Backend>(
     let mut tensors: Vec<Tensor> = state
         .parts()
         .into_iter()
-        .map(|(layer, part, shape)| Tensor {
-            name: part.name(layer),
-            dtype: about.dtype.of(part, kind),
+        .map(|(part, shape)| Tensor {
+            name: part.to_string(),
+            dtype: about.dtype.of(&part, kind),
             shape,
-            part: Some((layer, part)),
+            part: Some(part),
         })
         .collect();
     if about.ids.is_some() {
@@ -260,8 +262,8 @@ pub(crate) fn write<B: Backend>(
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let data = |tensor: &Tensor| -> Result<Vec<u8>> {
-        match tensor.part {
-            Some((layer, part)) => tensor.dtype.encode(&state.values(layer, part)?),
+        match &tensor.part {
+            Some(part) => tensor.dtype.encode(&state.values(part)?),
             None => Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect()),
         }
     };
@@ -297,8 +299,8 @@ struct Tensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Layer and part; `None` for the ids.
-    part: Option<(usize, Part)>,
+    /// `None` for the ids.
+    part: Option<Part>,
 }
 
 /// The checksum of a file, as the documentation of the module has it.
@@ -461,20 +463,19 @@ impl SavedState {
                 }
                 continue;
             }
-            let Some((_, part)) = Part::parse(name) else {
+            let Some(part) = Part::parse(name) else {
                 return Err(self.error(format!("tensor {}: no part of a state", quoted(name))));
             };
             if part.is_kv() && self.kv_type.is_none() {
                 let reason = "metadata `kv_type`: expected one, as there are keys, found none";
                 return Err(self.error(reason));
             }
-            let expected = self.dtype.of(part, self.kv_type);
+            let expected = self.dtype.of(&part, self.kv_type);
             if found != expected {
                 return expect("type", expected.name(), found.name());
             }
-            if shape.len() != part.rank() {
-                let expected = format!("{} dimensions", part.rank());
-                return expect("shape", &expected, &format!("{shape:?}"));
+            if part.is_kv() && shape.len() != 3 {
+                return expect("shape", "3 dimensions", &format!("{shape:?}"));
             }
             if part.is_kv() && shape.first().is_none_or(|&count| count > position) {
                 let expected = format!("at most {position} positions");
@@ -565,47 +566,58 @@ impl SavedState {
         }
         let client = model.client();
         let mut state = model.new_state()?;
+        let parts = state.parts();
+        let is_known = |part: &Part| parts.iter().any(|(own, _)| own.name == part.name);
         let mut left: BTreeSet<&str> =
             self.checkpoint.names().filter(|name| *name != IDS).collect();
-        let mut read = |layer: usize, part: Part, expected: &[Option<usize>]| {
-            let name = part.name(layer);
+        let is_foreign = |name: &&&str| Part::parse(name).is_none_or(|part| !is_known(&part));
+        if let Some(name) = left.iter().find(is_foreign) {
+            return Err(self.error(format!("tensor {}: no part of a state", quoted(name))));
+        }
+        let mut read = |part: &Part, expected: &[Option<usize>]| {
+            let name = part.to_string();
             left.remove(&*name);
             self.read(&name, expected)
         };
-        for (layer, spec) in model.family().layers().iter().enumerate() {
-            for part in [Part::Conv, Part::Ssm] {
-                let Some(expected) = state.shape(layer, part) else { continue };
-                let exactly: Vec<_> = expected.iter().copied().map(Some).collect();
-                let values =
-                    ops::tensor(client, &read(layer, part, &exactly)?.to_f32()?, &expected)?;
-                match part {
-                    Part::Conv => state.set_conv(layer, values)?,
-                    _ => state.set_ssm(layer, values)?,
+        // Sizes by the slots of the new state, rows of as many positions as the file has.
+        let layers = model.family().layers();
+        for (layer, slot) in layers
+            .iter()
+            .enumerate()
+            .flat_map(|(i, spec)| spec.slots().into_iter().map(move |slot| (i, slot)))
+        {
+            let kept = match slot.size() {
+                SlotSize::Fixed(shape) => {
+                    let exactly: Vec<_> = shape.iter().copied().map(Some).collect();
+                    let entry = read(&Part::new(layer, slot.name()), &exactly)?;
+                    Kept::Tensor(ops::tensor(client, &entry.to_f32()?, shape)?)
                 }
-            }
-            let Some(attention) = &spec.attention else { continue };
-            let kind = self.kv_type.unwrap_or(KvType::F32);
-            let sizes = attention.cache(kind);
-            let heads = Some(sizes.nheads);
-            let keys = read(layer, Part::Keys, &[None, heads, Some(sizes.d_key)])?;
-            let count = keys.shape.first().copied();
-            let values = if sizes.latent {
-                Vec::new()
-            } else {
-                read(layer, Part::Values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
+                SlotSize::Rows { sizes, window } => {
+                    let sizes = KvSizes { kind: self.kv_type.unwrap_or(KvType::F32), ..*sizes };
+                    let (heads, keys) = (Some(sizes.nheads), Part::new(layer, KEYS));
+                    let rows = read(&keys, &[None, heads, Some(sizes.d_key)])?;
+                    let count = rows.shape.first().copied();
+                    let values = if sizes.latent {
+                        Vec::new()
+                    } else {
+                        let values = Part::new(layer, VALUES);
+                        read(&values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
+                    };
+                    let first = self.position.saturating_sub(count.unwrap_or(0));
+                    let mut cache = client.new_cache(sizes)?;
+                    cache
+                        .fill(client, first, &rows.to_f32()?, &values)
+                        .and_then(|()| cache.check_window(*window))
+                        .map_err(|error| match error {
+                            Error::Argument { reason, .. } => {
+                                self.error(format!("tensor `{keys}`: {reason}"))
+                            }
+                            other => other,
+                        })?;
+                    Kept::Rows(cache)
+                }
             };
-            let first = self.position.saturating_sub(count.unwrap_or(0));
-            let mut cache = client.new_cache(sizes)?;
-            cache
-                .fill(client, first, &keys.to_f32()?, &values)
-                .and_then(|()| cache.check_window(attention.window))
-                .map_err(|error| match error {
-                    Error::Argument { reason, .. } => {
-                        self.error(format!("tensor `{}`: {reason}", Part::Keys.name(layer)))
-                    }
-                    other => other,
-                })?;
-            state.set_kv(layer, cache)?;
+            state.set(layer, slot.name(), kept)?;
         }
         if let Some(name) = left.first() {
             let reason = format!("tensor {}: this model has no such part", quoted(name));
@@ -619,8 +631,14 @@ impl SavedState {
     fn read(&self, name: &str, expected: &[Option<usize>]) -> Result<&TensorEntry> {
         let entry = self.checkpoint.get(name);
         let entry = entry.ok_or_else(|| self.error(format!("tensor `{name}` is missing")))?;
-        let is_so = entry.shape.len() == expected.len()
-            && entry.shape.iter().zip(expected).all(|(&n, want)| want.is_none_or(|want| n == want));
+        if entry.shape.len() != expected.len() {
+            let (rank, found) = (expected.len(), &entry.shape);
+            let reason =
+                format!("tensor `{name}`: shape: expected {rank} dimensions, found {found:?}");
+            return Err(self.error(reason));
+        }
+        let is_so =
+            entry.shape.iter().zip(expected).all(|(&n, want)| want.is_none_or(|want| n == want));
         if is_so {
             return Ok(entry);
         }

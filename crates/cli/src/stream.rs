@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
-use boostr::engine::{Event, Finish, Listener};
-use boostr::sample::StopStrings;
-use boostr::tokenizer::TextStream;
+use boostr::engine::Event;
+use boostr::text::TextEvent;
 use indicatif::ProgressBar;
 
 use crate::term::Term;
@@ -45,66 +44,68 @@ pub enum Show {
     Nothing,
 }
 
-/// Decodes and shows a generation.
-pub struct Stream {
+/// Shows a generation.
+pub struct Stream<'a> {
     show: Show,
-    decoder: Option<TextStream>,
-    stops: StopStrings,
-    stopped: bool,
-    /// The text so far, up to a stop string.
-    text: String,
+    term: &'a Term,
+    /// Whether there is something on the last line.
+    line_is_open: bool,
     count: usize,
     bar: Option<ProgressBar>,
-    /// An error, kept until the engine has returned.
-    failed: Option<anyhow::Error>,
+    failed: Option<io::Error>,
 }
 
-impl Stream {
-    /// For a prompt of `prompt` tokens; without a decoder there are only ids.
-    pub fn new(
-        show: Show,
-        decoder: Option<TextStream>,
-        stops: StopStrings,
-        prompt: usize,
-        term: &Term,
-    ) -> Self {
-        let wants_bar = prompt > LONG_PROMPT && term.stderr_tty && !term.quiet;
-        let bar = wants_bar.then(|| {
-            let bar = term.bar("{bar:32} {pos}/{len} tokens of the prompt, {eta} left");
-            bar.set_length(prompt as u64);
-            bar
-        });
-        let (text, failed) = (String::new(), None);
-        Self { show, decoder, stops, stopped: false, text, count: 0, bar, failed }
+impl<'a> Stream<'a> {
+    pub fn new(show: Show, term: &'a Term) -> Self {
+        let line_is_open = show != Show::Nothing;
+        Self { show, term, line_is_open, count: 0, bar: None, failed: None }
     }
 
-    /// Shows what was held back, and ends the line. The text, if there is a decoder.
-    pub fn finish(mut self) -> Result<(Option<String>, bool)> {
+    /// Shows an event; nothing more is wanted after an interrupt, or when stdout is gone.
+    pub fn take(&mut self, event: &TextEvent<Cpu>) -> ControlFlow<()> {
+        match event.event {
+            Event::Prompt { cached, done, total } => self.prompt(done - cached, total - cached),
+            Event::Token { id, .. } if self.show == Show::Ids => {
+                let space = if self.count > 0 { " " } else { "" };
+                self.write(&format!("{space}{id}"));
+                self.count += 1;
+            }
+            _ => {}
+        }
+        let text = &event.delta.text;
+        if self.show == Show::Text && !text.is_empty() {
+            self.line_is_open = !text.ends_with('\n');
+            self.write(text);
+        }
+        let ends = self.failed.is_some() || is_interrupted();
+        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Ends the line.
+    pub fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        if let Some(decoder) = &mut self.decoder {
-            let last = self.stops.push(&decoder.finish()?);
-            self.stopped |= last.stopped;
-            let text = last.text + &self.stops.finish();
-            self.release(&text);
-        }
-        let line_is_open = match self.show {
-            Show::Text => !self.text.ends_with('\n'),
-            Show::Ids => true,
-            Show::Nothing => false,
-        };
-        if line_is_open {
+        if self.line_is_open {
             self.write("\n");
-        }
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok((self.decoder.is_some().then_some(self.text), self.stopped)),
         }
     }
 
+    /// What stdout refused.
+    pub fn check(self) -> Result<()> {
+        self.failed.map_or(Ok(()), |error| Err(error).context("stdout"))
+    }
+
+    /// Whether stdout has refused something.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     fn prompt(&mut self, done: usize, total: usize) {
-        if let Some(bar) = &self.bar {
+        if total > LONG_PROMPT && self.term.stderr_tty && !self.term.quiet {
+            let template = "{bar:32} {pos}/{len} tokens of the prompt, {eta} left";
+            let bar = self.bar.get_or_insert_with(|| self.term.bar(template));
+            bar.set_length(total as u64);
             bar.set_position(done as u64);
             if done == total {
                 bar.finish_and_clear();
@@ -112,56 +113,10 @@ impl Stream {
         }
     }
 
-    fn token(&mut self, id: u32) -> boostr::Result<()> {
-        if self.show == Show::Ids {
-            let space = if self.count > 0 { " " } else { "" };
-            self.write(&format!("{space}{id}"));
-        }
-        self.count += 1;
-        if let Some(decoder) = &mut self.decoder
-            && let Some(text) = decoder.push(id)?
-        {
-            let released = self.stops.push(&text);
-            self.stopped |= released.stopped;
-            self.release(&released.text);
-        }
-        Ok(())
-    }
-
-    fn release(&mut self, text: &str) {
-        self.text.push_str(text);
-        if self.show == Show::Text {
-            self.write(text);
-        }
-    }
-
     fn write(&mut self, text: &str) {
-        if text.is_empty() || self.failed.is_some() {
-            return;
+        if self.failed.is_none() {
+            let mut stdout = io::stdout().lock();
+            self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
         }
-        let mut stdout = io::stdout().lock();
-        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-        self.failed = written.context("stdout").err();
     }
-}
-
-impl Listener<Cpu> for Stream {
-    fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
-        match event {
-            Event::Prompt { cached, done, total } => self.prompt(done - cached, total - cached),
-            Event::Token { id, .. } => {
-                if let Err(error) = self.token(id) {
-                    self.failed.get_or_insert(error.into());
-                }
-            }
-            Event::Finished { .. } | Event::Failed { .. } => {}
-        }
-        let ends = self.stopped || self.failed.is_some() || is_interrupted();
-        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
-/// Why generation ended, in one word.
-pub fn reason(finish: Finish, stopped: bool) -> &'static str {
-    if stopped && finish != Finish::Eos { Finish::StopString.name() } else { finish.name() }
 }

@@ -3,9 +3,12 @@
 use std::env;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use boostr::backend::{self, CpuClient};
+use boostr::load::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
@@ -15,6 +18,9 @@ use crate::cli::{Color, Common};
 pub const COUNT: &str = "{msg} {bar:32} {pos}/{len} {eta}";
 /// And of bytes.
 pub const BYTES: &str = "{msg} {bar:32} {bytes}/{total_bytes} {eta}";
+
+/// What takes longer gets a bar.
+const A_WHILE: Duration = Duration::from_millis(500);
 
 /// What the user wants of every command: the use of this process's streams and of its CPU.
 #[derive(Debug)]
@@ -83,6 +89,24 @@ impl Term {
         let bar = ProgressBar::with_draw_target(None, target);
         let style = ProgressStyle::with_template(template);
         style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
+    }
+
+    /// Shows how far opening a model is, once it has taken a while.
+    pub fn opening(&self) -> Option<Progress> {
+        if !self.stderr_tty || self.quiet {
+            return None;
+        }
+        let (bar, start) = (self.bar(BYTES), Instant::now());
+        bar.set_message("opening");
+        Some(Progress::new(move |done, total| {
+            if done == total {
+                bar.finish_and_clear();
+            } else if start.elapsed() > A_WHILE {
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            }
+            ControlFlow::Continue(())
+        }))
     }
 
     pub fn error(&self, message: &str) {

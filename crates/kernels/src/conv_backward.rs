@@ -9,12 +9,13 @@
 //! dbias[c]      = sum over t of dpre[t, c]
 //! ```
 //!
-//! where terms outside a run's L tokens, or outside the window that it leaves, are none. The first K - 1 rows of
-//! `din` belong to the window before, the rest are dx. A run shorter than its window leaves part of what it
-//! found, so that gradients of the window after reach the one before.
+//! Terms outside a run's L tokens, or outside the window that it leaves, are zero. The first K - 1 rows
+//! of `din` belong to the window before, the rest are dx. A run shorter than its window leaves part of
+//! the window before. So gradients of the window after reach the one before.
 //!
-//! Blocks of tokens run in parallel: each computes `pre` again, and `dpre` of K - 1 tokens of the next block too.
-//! Each adds up its own gradients of weights, and those of all blocks are then summed in their order.
+//! Blocks of tokens run in parallel: each computes `pre` again, and `dpre` of K - 1 tokens of the next
+//! block too. Each adds up its own gradients of weights, and those of all blocks are then summed in
+//! their order.
 
 use rayon::prelude::*;
 

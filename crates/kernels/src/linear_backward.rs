@@ -1,4 +1,5 @@
-//! Gradients of the dense product, and sums by column, of which gradients of biases and factors are made.
+//! Gradients of the dense product, and sums by column, of which gradients of biases and factors are
+//! made.
 //!
 //! ```text
 //! out[t, n] += sum over k of x[t, k] * w[n, k]        the forward: rows meet rows
@@ -7,11 +8,11 @@
 //! dw[n, k]  += sum over t of dout[t, n] * x[t, k]     = linear(doutᵀ, xᵀ)
 //! ```
 //!
-//! Both are products whose right operand is read by rows, where it lies; `doutᵀ` is copied piece by piece.
-//! Rows of the results are shared out among threads.
+//! Both are products whose right operand is read by rows, where it lies; `doutᵀ` is copied piece by
+//! piece. Rows of the results are shared out among threads.
 //!
-//! The order in which an element is summed depends on the length of the sum (`out` for dx, T for dw)
-//! alone: not on the number of threads, and a row of dx has the same bits alone and in any batch.
+//! The order of a sum depends on its length alone (`out` for dx, T for dw), not on the number of
+//! threads. A row of dx has the same bits alone and in any batch.
 
 use rayon::prelude::*;
 

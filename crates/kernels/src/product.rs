@@ -4,16 +4,16 @@
 //! out[i, j] += sum over k of a[i, k] * b[k, j]
 //! ```
 //!
-//! [`linear`](crate::linear) takes its weights the other way round, as rows along `k`, and has to sum within
-//! vectors; gradients need this one. What differs from the plain loop, and why:
+//! [`linear`](crate::linear) takes its weights the other way round, as rows along `k`, and has to sum
+//! within vectors. Gradients need this one. It differs from the plain loop in two points:
 //!
-//! 1. A tile of 6 rows by two vectors of columns runs together: for each `k` six factors meet two vectors, in
-//!    12 accumulators, and nothing is summed within a vector.
-//! 2. The sum is cut in pieces, and what a piece needs of `b` for a tile's columns is laid out once, in a
-//!    panel that stays in the first-level cache while all rows of `a` pass.
+//! 1. A tile of 6 rows by two vectors of columns runs together: for each `k` six factors meet two
+//!    vectors, in 12 accumulators, and nothing is summed within a vector.
+//! 2. The sum is cut in pieces, and what a piece needs of `b` for a tile's columns is laid out once, in
+//!    a panel that stays in the first-level cache while all rows of `a` pass.
 //!
-//! The order in which an output is summed depends on the length of the sum alone: on no other size, nor on
-//! the instruction set but for its multiply-add.
+//! The order of a sum depends on its length alone: on no other size, nor on the instruction set except
+//! for its multiply-add.
 
 use rayon::prelude::*;
 

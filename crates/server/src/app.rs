@@ -130,8 +130,8 @@ pub(crate) struct Loaded<B: Backend> {
     pub(crate) created: u64,
     /// Bytes of a state that has seen nothing.
     pub(crate) state_bytes: usize,
-    /// Held by the request whose texts are made vectors.
-    pub(crate) embedding: Arc<Semaphore>,
+    /// Held by the request that computes beside the engine: vectors, beams.
+    pub(crate) alone: Arc<Semaphore>,
 }
 
 impl<B: Backend> Loaded<B> {
@@ -156,7 +156,7 @@ impl<B: Backend> Loaded<B> {
             fingerprint: format!("boostr-{version}-{weights}"),
             created: unix_seconds(),
             state_bytes: lm.model.new_state()?.size_in_bytes(),
-            embedding: Arc::new(Semaphore::new(1)),
+            alone: Arc::new(Semaphore::new(1)),
             tool_format: lm.chat_template.as_ref().and_then(ToolFormat::detect),
             vocabulary: OnceLock::new(),
             sessions: sessions.map(Kept::new),

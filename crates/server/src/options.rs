@@ -144,6 +144,22 @@ impl GenerationOptions {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage == Some(true))
     }
 
+    /// The first option that only matters to sampling.
+    pub(crate) fn of_sampling(&self) -> Option<&'static str> {
+        let options = [
+            ("temperature", self.temperature.is_some_and(|temperature| temperature > 0.0)),
+            ("top_p", self.top_p.is_some()),
+            ("top_k", self.top_k.is_some()),
+            ("min_p", self.min_p.is_some()),
+            ("repetition_penalty", self.repetition_penalty.is_some()),
+            ("repeat_penalty", self.repeat_penalty.is_some()),
+            ("presence_penalty", self.presence_penalty.is_some()),
+            ("frequency_penalty", self.frequency_penalty.is_some()),
+            ("logit_bias", self.logit_bias.is_some()),
+        ];
+        options.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
+
     /// Number of continuations.
     pub(crate) fn count(&self) -> usize {
         self.n.unwrap_or(1)

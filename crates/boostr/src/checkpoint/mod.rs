@@ -326,6 +326,13 @@ impl Checkpoint {
         }
     }
 
+    /// Tells that all weights were made.
+    pub(crate) fn all_taken(&self) {
+        if let Some(progress) = &self.progress {
+            progress.finish(self.tensors.values().map(|entry| entry.data.len()).sum());
+        }
+    }
+
     /// Decodes all quantized tensors to f32, in memory of their own.
     ///
     /// # Errors

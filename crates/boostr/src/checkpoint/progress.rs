@@ -40,6 +40,12 @@ impl Progress {
         (self.tell)(done.min(total), total)
     }
 
+    /// Tells of all.
+    pub(super) fn finish(&self, total: usize) {
+        // There is nothing left to end.
+        let _ = (self.tell)(total, total);
+    }
+
     /// Counts from the beginning.
     pub(super) fn restart(&self) {
         self.done.store(0, Ordering::Relaxed);

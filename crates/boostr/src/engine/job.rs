@@ -254,7 +254,11 @@ impl<'a, B: Backend> Job<'a, B> {
                 sequence.last_token = Some(now);
                 stats.generated_tokens += 1;
                 let (id, logprob, top) = (choice.id, choice.logprob, choice.top);
-                if self.tell(Event::Token { index, id, logprob, top }, stats).is_break() {
+                let flow = self.tell(Event::Token { index, id, logprob, top }, stats);
+                if self.is_over {
+                    return;
+                }
+                if flow.is_break() {
                     self.sequences[i].cut(before + k + 1, Finish::Stopped);
                     break;
                 }

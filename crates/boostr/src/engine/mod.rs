@@ -46,7 +46,7 @@ pub use draft::{Draft, Guess};
 pub use generate::generate;
 pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, Timings};
 pub use scheduler::Scheduler;
-pub use search::{Beam, beam_search};
+pub use search::{Beam, BeamSearch, beam_search};
 pub use service::Engine;
 
 /// Runs `tokens`, at least one; returns the logits of what comes next.

@@ -1,5 +1,7 @@
 //! Beam search: the likeliest continuations, found by forks.
 
+use std::ops::ControlFlow;
+
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::models::{Logits, Model, Run, State};
@@ -11,6 +13,19 @@ use super::run;
 
 /// Most beams of a search.
 const MAX_WIDTH: usize = 64;
+
+/// Which continuations to look for.
+#[derive(Debug, Clone, Copy)]
+pub struct BeamSearch<'a> {
+    /// Beams, 1 to 64.
+    pub width: usize,
+    /// Most tokens of each.
+    pub max_tokens: usize,
+    /// A beam ends at any of these.
+    pub eos: &'a [u32],
+    /// Ids below this may be chosen; at most the model's own [limit](Model::vocab_limit).
+    pub vocab_limit: usize,
+}
 
 /// A continuation that was found.
 #[derive(Debug, Clone)]
@@ -25,18 +40,20 @@ pub struct Beam<B: Backend> {
     pub state: State<B>,
 }
 
-/// The `width` likeliest continuations of up to `max_tokens` tokens that a beam search finds, the likeliest first.
+/// The likeliest continuations that a beam search finds, the likeliest first.
 ///
 /// Each round extends all beams by one token and keeps the `width` extensions of the highest sums of log
 /// probabilities; of equal ones the earlier beam's, then the lower id. Beams that ended keep their place. `state` has seen
-/// what comes before `prompt`, and is not changed. Rows of all beams are one forward.
+/// what comes before `prompt`, and is not changed. Rows of all beams are one forward. `progress` is told how many tokens
+/// the beams have; after `Break` they are given as they are.
 ///
 /// # Errors
 ///
 /// [`Error::Argument`] for an empty prompt, an unknown id, a width that is not in 1..=64, logits that are no numbers.
 ///
 /// ```
-/// use boostr::engine::beam_search;
+/// use std::ops::ControlFlow;
+/// use boostr::engine::{BeamSearch, beam_search};
 /// use boostr::models::{Config, Model};
 /// use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
 ///
@@ -45,7 +62,9 @@ pub struct Beam<B: Backend> {
 ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
 /// }"#)?)?;
 /// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
-/// let beams = beam_search(&model, &model.new_state()?, &[1, 2, 3], 3, 5, &[])?;
+/// let search = BeamSearch { width: 3, max_tokens: 5, eos: &[], vocab_limit: 32 };
+/// let state = model.new_state()?;
+/// let beams = beam_search(&model, &state, &[1, 2, 3], search, |_| ControlFlow::Continue(()))?;
 /// assert_eq!(beams.len(), 3);
 /// assert!(beams[0].logprob >= beams[1].logprob && beams[0].ids.len() == 5);
 /// # Ok::<(), boostr::Error>(())
@@ -54,10 +73,10 @@ pub fn beam_search<B: Backend>(
     model: &Model<B>,
     state: &State<B>,
     prompt: &[u32],
-    width: usize,
-    max_tokens: usize,
-    eos: &[u32],
+    search: BeamSearch<'_>,
+    mut progress: impl FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Beam<B>>> {
+    let BeamSearch { width, max_tokens, .. } = search;
     check_prompt(prompt, model)?;
     if !(1..=MAX_WIDTH).contains(&width) {
         let reason = format!("expected 1 to {MAX_WIDTH} beams, found {width}");
@@ -67,6 +86,9 @@ pub fn beam_search<B: Backend>(
     let mut logits = run(model, &mut state, prompt)?;
     let mut beams = vec![Beam { ids: Vec::new(), logprob: 0.0, is_ended: false, state }];
     for round in 0..max_tokens {
+        if progress(round).is_break() {
+            break;
+        }
         if round > 0 {
             let open = beams.iter_mut().filter(|beam| !beam.is_ended);
             let mut runs: Vec<Run<'_, B>> = open
@@ -77,7 +99,7 @@ pub fn beam_search<B: Backend>(
             }
             logits = ops::to_vec(&model.forward(&mut runs, Logits::Last)?)?;
         }
-        beams = extended(&beams, &logits, model, width, eos)?;
+        beams = extended(&beams, &logits, model, search)?;
     }
     Ok(beams)
 }
@@ -87,9 +109,10 @@ fn extended<B: Backend>(
     beams: &[Beam<B>],
     logits: &[f32],
     model: &Model<B>,
-    width: usize,
-    eos: &[u32],
+    search: BeamSearch<'_>,
 ) -> Result<Vec<Beam<B>>> {
+    let BeamSearch { width, eos, vocab_limit, .. } = search;
+    let limit = vocab_limit.min(model.vocab_limit());
     let mut rows = logits.chunks(model.vocab_rows());
     // Sum, beam, and the token that is added.
     let mut best: Vec<(f64, usize, Option<u32>)> = Vec::new();
@@ -98,7 +121,7 @@ fn extended<B: Backend>(
             best.push((beam.logprob, i, None));
             continue;
         }
-        let row = &rows.next().unwrap_or_default()[..model.vocab_limit()];
+        let row = &rows.next().unwrap_or_default()[..limit];
         check_logits(row)?;
         let distribution = LogSoftmax::of(row);
         let of = |logit| beam.logprob + distribution.exact(logit);

@@ -238,7 +238,7 @@ impl Adapters {
         let [mut a, mut b] = self.matrices.clone();
         family.normalise(&mut a)?;
         family.normalise(&mut b)?;
-        let layout = family.hf_layout(family.frame().padded_vocab(), true);
+        let layout = family.hf_layout(family.frame().padded_vocab(), true)?;
         let bad = |reason: String| Error::Tensors { path: a.path().to_path_buf(), reason };
         let mut adapters = BTreeMap::new();
         for (name, a) in a.iter() {

@@ -20,22 +20,20 @@
 
 use serde_json::{Value, json};
 
+use super::fields::{Fields, Need::Required};
 use super::gguf::{Keys, mlp_table, rope_factors};
 use super::hybrid::{self, Hybrid, TokenMixer};
-use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names};
+use super::{Family, Frame, Layer, Names};
 use crate::backend::{Backend, Tensor};
-use crate::checkpoint::gguf::Metadata;
-use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
-use crate::nn::{Mlp, MlpConfig, Params, RmsNorm, RopeConfig, Row, Tensors};
+use crate::nn::{Batch, LayerSpec, Mlp, MlpConfig, Params, RmsNorm, Row};
 
-/// What `config.json` calls this family.
-pub(super) const MODEL_TYPES: &[&str] = &["bamba"];
-/// GGUF calls it as it calls Granite: see [`is_gguf_of`].
-pub(super) const ARCHS: &[&str] = &[];
-
-const NAMES: Names =
-    Names { embeddings: "model.embed_tokens", norm: "model.final_layernorm", head: "lm_head" };
+const NAMES: Names = Names {
+    embeddings: "model.embed_tokens",
+    layers: "model.layers",
+    norm: "model.final_layernorm",
+    head: "lm_head",
+};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,98 +44,77 @@ pub struct Config {
     pub mlp: MlpConfig,
 }
 
-impl Config {
-    pub(super) fn read(file: &ConfigFile) -> Result<Self> {
-        let mut hybrid = Hybrid::read(file, 1e-5)?;
-        let attention = &mut hybrid.attention;
-        attention.rope = Some(RopeConfig::read(file, attention.headdim, 0.5)?);
-        let d_ff = file.required(&["intermediate_size"], 1..=MAX_SIZE)?;
-        let mlp = MlpConfig {
-            bias: file.bool(&["mlp_bias"])?.unwrap_or(false),
-            ..MlpConfig::swiglu(attention.d_model, d_ff)
-        };
-        Ok(Self { hybrid, mlp })
-    }
-
-    pub(super) fn read_gguf(keys: &Keys<'_>, checkpoint: &Checkpoint) -> Result<Self> {
-        let hybrid = Hybrid::read_gguf(keys, checkpoint)?;
-        let mlp = MlpConfig {
-            bias: checkpoint.get("blk.0.ffn_up.bias").is_some(),
-            ..MlpConfig::swiglu(hybrid.attention.d_model, keys.size("feed_forward_length")?)
-        };
-        Ok(Self { hybrid, mlp })
-    }
-}
-
-/// Whether a GGUF file is of this family and not Granite's.
-pub(super) fn is_gguf_of(keys: &Keys<'_>) -> Result<bool> {
-    let of_granite =
-        ["attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"];
-    let rotates = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
-    Ok(keys.arch == hybrid::ARCH
-        && rotates
-        && !of_granite.iter().any(|name| keys.metadata.has(&keys.key(name))))
-}
-
-struct Layer<B: Backend> {
+struct Block<B: Backend> {
     input_layernorm: RmsNorm<B>,
     mixer: TokenMixer<B>,
     pre_ff_layernorm: RmsNorm<B>,
     feed_forward: Mlp<B>,
 }
 
-/// The layers of a model.
-pub(super) struct Bamba<B: Backend>(Vec<Layer<B>>);
-
-impl<B: Backend> Bamba<B> {
-    pub(super) fn load(config: &Config, params: &Params<'_, B>) -> Result<Self> {
-        let Config { hybrid, mlp } = config;
-        let layers = params.under("model").under("layers");
-        let layers = hybrid.is_attention.iter().enumerate().map(|(i, &is_attention)| {
-            let params = layers.under(&i.to_string());
-            let norm = |name| RmsNorm::load(&params.under(name), hybrid.norm_eps);
-            Ok(Layer {
-                input_layernorm: norm("input_layernorm")?,
-                mixer: TokenMixer::load(hybrid, is_attention, &params)?,
-                pre_ff_layernorm: norm("pre_ff_layernorm")?,
-                feed_forward: Mlp::load(mlp, &params.under("feed_forward"))?,
-            })
-        });
-        Ok(Self(layers.collect::<Result<_>>()?))
-    }
-}
-
-impl<B: Backend> Decoder<B> for Bamba<B> {
-    fn n_layer(&self) -> usize {
-        self.0.len()
-    }
-
-    fn forward_layer(
-        &self,
-        client: &B::Client,
-        i: usize,
-        mut h: Tensor<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>> {
-        let layer = &self.0[i];
-        let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, 1.0), batch)?;
-        let u = layer.pre_ff_layernorm.forward(client, &h)?;
-        h = layer.feed_forward.forward_onto(client, &u, h, 1.0)?;
-        Ok(h)
+impl<B: Backend> Layer<B> for Block<B> {
+    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
+        let u = self.input_layernorm.forward(client, &h)?;
+        let h = self.mixer.forward_onto(client, &u, (h, 1.0), batch)?;
+        let u = self.pre_ff_layernorm.forward(client, &h)?;
+        self.feed_forward.forward_onto(client, &u, h, 1.0)
     }
 
     fn weight_bytes(&self) -> usize {
-        self.0
-            .iter()
-            .map(|layer| layer.mixer.weight_bytes() + layer.feed_forward.weight_bytes())
-            .sum()
+        self.mixer.weight_bytes() + self.feed_forward.weight_bytes()
     }
 }
 
-// Layouts of files
-
 impl Family for Config {
+    fn model_types() -> &'static [&'static str] {
+        &["bamba"]
+    }
+
+    fn blank() -> Self {
+        Self { hybrid: Hybrid::blank(), mlp: MlpConfig::swiglu(0, 0) }
+    }
+
+    /// GGUF calls it as it calls Granite. A file is Bamba's when its positions rotate and it has none of Granite's
+    /// factors.
+    fn is_gguf(keys: &Keys<'_>) -> Result<bool> {
+        let of_granite =
+            ["attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"];
+        let rotates = keys.bool("rope.scaling.finetuned")?.unwrap_or(true);
+        Ok(keys.arch == hybrid::ARCH
+            && rotates
+            && !of_granite.iter().any(|name| keys.metadata.has(&keys.key(name))))
+    }
+
+    fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
+        self.hybrid.fields(f, 1e-5)?;
+        let a = &mut self.hybrid.attention;
+        self.mlp.d_model = a.d_model;
+        f.constant("architectures", vec!["BambaForCausalLM"]);
+        f.constant("model_type", "bamba");
+        let d_ff = ["intermediate_size", "feed_forward_length"];
+        f.size(d_ff, &mut self.mlp.d_ff, Required)?;
+        f.has("mlp_bias", "blk.0.ffn_up.bias", &mut self.mlp.bias, false)?;
+        let layers = self.hybrid.is_attention.iter().enumerate();
+        let indices: Vec<usize> =
+            layers.filter(|(_, is_attention)| **is_attention).map(|(layer, _)| layer).collect();
+        f.constant("attn_layer_indices", indices);
+        if f.json().is_some() || f.writes_json() {
+            f.rope(&mut a.rope, a.headdim, 0.5)?;
+        }
+        if let (Some(rope), Some(json)) = (&a.rope, f.json_mut()) {
+            json.insert("attn_rotary_emb".into(), json!(rope.rotary_dim));
+            // Transformers 5 takes the part that rotates from here only, and half when it is not here.
+            let mut parameters = match &json["rope_scaling"] {
+                Value::Null => json!({ "rope_type": "default" }),
+                scaling => scaling.clone(),
+            };
+            for key in ["rope_theta", "partial_rotary_factor"] {
+                parameters[key] = json[key].clone();
+            }
+            json.insert("rope_parameters".into(), parameters);
+        }
+        Ok(())
+    }
+
     fn name(&self) -> &'static str {
         "bamba"
     }
@@ -151,20 +128,18 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        self.hybrid.layers(&Ffn::Mlp(self.mlp.clone()))
+        self.hybrid.layers(&self.mlp)
     }
 
-    fn parameters(&self, rows: usize, with_head: bool) -> Tensors {
-        let mut tensors = Tensors::default();
-        let width = self.mlp.d_model;
-        NAMES.expect(&mut tensors, rows, width, with_head);
-        for (layer, &is_attention) in self.hybrid.is_attention.iter().enumerate() {
-            let name = format!("model.layers.{layer}");
-            self.hybrid.expect(&mut tensors, &name, is_attention);
-            tensors.add(format!("{name}.pre_ff_layernorm.weight"), &[width]);
-            self.mlp.expect(&mut tensors, &format!("{name}.feed_forward"));
-        }
-        tensors
+    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
+        let norm =
+            |name| RmsNorm::load(&params.under(name), self.mlp.d_model, self.hybrid.norm_eps);
+        Ok(Box::new(Block {
+            input_layernorm: norm("input_layernorm")?,
+            mixer: TokenMixer::load(&self.hybrid, i, params)?,
+            pre_ff_layernorm: norm("pre_ff_layernorm")?,
+            feed_forward: Mlp::load(&self.mlp, &params.under("feed_forward"))?,
+        }))
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {
@@ -176,37 +151,5 @@ impl Family for Config {
 
     fn gguf_given(&self) -> Vec<(&'static str, Vec<f32>)> {
         rope_factors(self.hybrid.attention.rope.as_ref())
-    }
-
-    fn write_gguf(&self, metadata: &mut Metadata) -> Result<()> {
-        let mut keys = self.hybrid.write_gguf(metadata, hybrid::ARCH)?;
-        keys.size("feed_forward_length", self.mlp.d_ff);
-        Ok(())
-    }
-
-    fn to_json(&self) -> Result<Value> {
-        let attention = &self.hybrid.attention;
-        let mut json = self.hybrid.to_json()?;
-        json["architectures"] = json!(["BambaForCausalLM"]);
-        json["model_type"] = json!("bamba");
-        json["intermediate_size"] = json!(self.mlp.d_ff);
-        json["mlp_bias"] = json!(self.mlp.bias);
-        let layers = self.hybrid.is_attention.iter().enumerate();
-        json["attn_layer_indices"] =
-            layers.filter(|(_, is_attention)| **is_attention).map(|(layer, _)| layer).collect();
-        if let Some(rope) = &attention.rope {
-            rope.write_json(&mut json, attention.headdim)?;
-            json["attn_rotary_emb"] = json!(rope.rotary_dim);
-            // Transformers 5 takes the part that rotates from here only, and half when it is not here.
-            let mut parameters = match &json["rope_scaling"] {
-                Value::Null => json!({ "rope_type": "default" }),
-                scaling => scaling.clone(),
-            };
-            for key in ["rope_theta", "partial_rotary_factor"] {
-                parameters[key] = json[key].clone();
-            }
-            json["rope_parameters"] = parameters;
-        }
-        Ok(json)
     }
 }

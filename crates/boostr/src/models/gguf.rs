@@ -177,6 +177,12 @@ impl<'a> KeysMut<'a> {
         Self { metadata, arch }
     }
 
+    /// The architecture.
+    #[must_use]
+    pub fn arch(&self) -> &'static str {
+        self.arch
+    }
+
     /// Sets any value.
     pub fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.metadata.set(format!("{}.{name}", self.arch), value);

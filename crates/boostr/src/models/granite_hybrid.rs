@@ -1,5 +1,5 @@
-//! Granite 4 language models (IBM, 2025): Mamba-2 layers with attention at a few places, or attention alone,
-//! each followed by a gated feed-forward part and, in some models, experts beside it.
+//! Granite 4 language models (IBM, 2025): Mamba-2 layers with attention at a few places, or attention
+//! alone. A gated feed-forward part follows each, in some models with experts beside it.
 //!
 //! ```text
 //!                                                                         ┌ block_sparse_moe ┐
@@ -7,37 +7,36 @@
 //!    └──────────────────────────────────────────────┘ └───────────────────────────────────────────────────┘
 //! ```
 //!
-//! Four factors belong to the weights: of the embedding, of what each part adds to the residual stream
-//! (r), of the products of queries and keys (in place of `1 / sqrt(D)`), and one that logits are divided by.
-//! Attention knows no positions unless the configuration says `rope`.
+//! Four factors belong to the weights: of the embedding, of each part's output (r), of the products of
+//! queries and keys (in place of `1 / sqrt(D)`), and a divisor of logits. Attention knows no positions
+//! unless the configuration says `rope`.
 //!
-//! Loads transformers' `GraniteMoeHybridForCausalLM`, and GGUF: `granitehybrid` with mixers (but for files of
-//! [Bamba](super::bamba)), `granite` and `granitemoe` with attention alone. Older dense models of Granite are
-//! `granite` in GGUF too and are this model; their way to a folder makes one of this family.
+//! Loads transformers' `GraniteMoeHybridForCausalLM`, and GGUF: `granitehybrid` with mixers (except
+//! files of [Bamba](super::bamba)), `granite` and `granitemoe` with attention alone. Older dense models
+//! of Granite are `granite` in GGUF too, and are this model. Converting one to a folder makes one of
+//! this family.
 
-use serde_json::{Value, json};
-
-use super::gguf::{Keys, mlp_table, moe_table, rope_factors};
+use super::fields::{Fields, Need::Or, Need::Required};
+use super::gguf::{mlp_table, moe_table, rope_factors};
 use super::hybrid::{self, Hybrid, TokenMixer};
-use super::{Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, shortest};
+use super::{Family, Frame, Layer, MAX_SIZE, Names};
 use crate::backend::{Backend, Tensor};
-use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Mlp, MlpConfig, Moe, MoeConfig, Params, RmsNorm, RopeConfig, Routing, Row, Tensors,
+    Batch, LayerSpec, Mlp, MlpConfig, Moe, MoeConfig, MoePart, Params, RmsNorm, Routing, Row,
 };
 
-/// What `config.json` calls this family.
-pub(super) const MODEL_TYPES: &[&str] = &["granitemoehybrid"];
-/// What GGUF calls it: with mixers, with attention alone, and that with experts.
-pub(super) const ARCHS: &[&str] = &[hybrid::ARCH, DENSE, EXPERTS];
-
+/// What GGUF calls models with attention alone, and those with experts.
 const DENSE: &str = "granite";
 const EXPERTS: &str = "granitemoe";
 
-const NAMES: Names =
-    Names { embeddings: "model.embed_tokens", norm: "model.norm", head: "lm_head" };
+const NAMES: Names = Names {
+    embeddings: "model.embed_tokens",
+    layers: "model.layers",
+    norm: "model.norm",
+    head: "lm_head",
+};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,176 +55,99 @@ pub struct Config {
     pub logits_scaling: f32,
 }
 
-impl Config {
-    pub(super) fn read(file: &ConfigFile) -> Result<Self> {
-        let mut hybrid = Hybrid::read(file, 1e-6)?;
-        let attention = &mut hybrid.attention;
-        let (d_model, headdim) = (attention.d_model, attention.headdim);
-        attention.scale = factor(file, "attention_multiplier")?;
-        attention.rope = match file.text("position_embedding_type")? {
-            None | Some("nope") => None,
-            Some("rope") => Some(RopeConfig::read(file, headdim, 1.0)?),
-            Some(other) => {
-                let reason = format!("expected rope or nope, found {other:?}");
-                return Err(file.error("position_embedding_type", reason));
-            }
-        };
-        if let Some(rope) = attention.rope.as_ref().filter(|rope| rope.rotary_dim != headdim) {
-            let reason = format!("expected all {headdim}, found {}", rope.rotary_dim);
-            return Err(file.error("partial_rotary_factor", reason));
-        }
-        let experts = file.usize(&["num_local_experts"], 0..=MAX_SIZE)?.unwrap_or(8);
-        let moe = match experts {
-            0 => None,
-            _ => {
-                let d_ff = file.required(&["intermediate_size"], 1..=MAX_SIZE)?;
-                let used = file.usize(&["num_experts_per_tok"], 1..=MAX_SIZE)?.unwrap_or(2);
-                Some(moe(d_model, d_ff, experts, used))
-            }
-        };
-        let d_ff = file.required(&["shared_intermediate_size"], 1..=MAX_SIZE)?;
-        Ok(Self {
-            hybrid,
-            shared_mlp: MlpConfig::swiglu(d_model, d_ff),
-            moe,
-            embedding_scale: factor(file, "embedding_multiplier")?,
-            residual_scale: factor(file, "residual_multiplier")?,
-            logits_scaling: factor(file, "logits_scaling")?,
-        })
-    }
-
-    pub(super) fn read_gguf(keys: &Keys<'_>, checkpoint: &Checkpoint) -> Result<Self> {
-        let hybrid = Hybrid::read_gguf(keys, checkpoint)?;
-        let d_model = hybrid.attention.d_model;
-        let d_ff = keys.size("feed_forward_length")?;
-        let shared = "expert_shared_feed_forward_length";
-        let d_shared = keys.optional(shared)?.filter(|&d_ff| d_ff > 0);
-        let (d_shared, moe) = match keys.optional("expert_count")?.unwrap_or(0) {
-            // Without experts what they share is all there is, whatever the width of the others.
-            0 => (d_shared.unwrap_or(d_ff), None),
-            experts => {
-                let missing = || keys.error(shared, "missing: experts alone are not supported");
-                let used = keys.size("expert_used_count")?;
-                (d_shared.ok_or_else(missing)?, Some(moe(d_model, d_ff, experts, used)))
-            }
-        };
-        let factor =
-            |name| -> Result<f32> { Ok(keys.float(name)?.filter(|&x| x != 0.0).unwrap_or(1.0)) };
-        Ok(Self {
-            hybrid,
-            shared_mlp: MlpConfig::swiglu(d_model, d_shared),
-            moe,
-            embedding_scale: factor("embedding_scale")?,
-            residual_scale: factor("residual_scale")?,
-            logits_scaling: factor("logit_scale")?,
-        })
-    }
-
-    /// What GGUF calls a model of these sizes.
-    fn gguf_arch(&self) -> &'static str {
-        match &self.moe {
-            _ if self.hybrid.has_mixers() => hybrid::ARCH,
-            None => DENSE,
-            Some(_) => EXPERTS,
-        }
-    }
-}
-
-/// A factor, 1 when missing; GGUF cannot tell 0 from that.
-fn factor(file: &ConfigFile, key: &str) -> Result<f32> {
-    let factor = file.float(&[key], f32::MIN..=f32::MAX)?.unwrap_or(1.0);
-    if factor == 0.0 {
-        return Err(file.error(key, "expected a factor, found 0"));
-    }
-    Ok(factor)
-}
-
-fn moe(d_model: usize, d_ff: usize, experts: usize, used: usize) -> MoeConfig {
-    MoeConfig {
-        expert: MlpConfig::swiglu(d_model, d_ff),
-        experts,
-        used,
-        routing: Routing::TopKSoftmax,
-        ngroups: 1,
-        topk_group: 1,
-        normalized: false,
-        scale: 1.0,
-        d_model,
-    }
-}
-
-struct Layer<B: Backend> {
+struct HybridLayer<B: Backend> {
     input_layernorm: RmsNorm<B>,
     mixer: TokenMixer<B>,
     post_attention_layernorm: RmsNorm<B>,
     block_sparse_moe: Option<Moe<B>>,
     shared_mlp: Mlp<B>,
-}
-
-/// The layers of a model.
-pub(super) struct GraniteHybrid<B: Backend> {
-    layers: Vec<Layer<B>>,
     residual_scale: f32,
 }
 
-impl<B: Backend> GraniteHybrid<B> {
-    pub(super) fn load(config: &Config, params: &Params<'_, B>) -> Result<Self> {
-        let hybrid = &config.hybrid;
-        let layers = params.under("model").under("layers");
-        let layers = hybrid.is_attention.iter().enumerate().map(|(i, &is_attention)| {
-            let params = layers.under(&i.to_string());
-            let norm = |name| RmsNorm::load(&params.under(name), hybrid.norm_eps);
-            let moe = config.moe.as_ref();
-            let moe = moe.map(|moe| Moe::load(moe, &params.under("block_sparse_moe")));
-            Ok(Layer {
-                input_layernorm: norm("input_layernorm")?,
-                mixer: TokenMixer::load(hybrid, is_attention, &params)?,
-                post_attention_layernorm: norm("post_attention_layernorm")?,
-                block_sparse_moe: moe.transpose()?,
-                shared_mlp: Mlp::load(&config.shared_mlp, &params.under("shared_mlp"))?,
-            })
-        });
-        let layers = layers.collect::<Result<_>>()?;
-        Ok(Self { layers, residual_scale: config.residual_scale })
-    }
-}
-
-impl<B: Backend> Decoder<B> for GraniteHybrid<B> {
-    fn n_layer(&self) -> usize {
-        self.layers.len()
-    }
-
-    fn forward_layer(
-        &self,
-        client: &B::Client,
-        i: usize,
-        mut h: Tensor<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>> {
+impl<B: Backend> Layer<B> for HybridLayer<B> {
+    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
-        let layer = &self.layers[i];
-        let u = layer.input_layernorm.forward(client, &h)?;
-        h = layer.mixer.forward_onto(client, &u, (h, scale), batch)?;
-        let u = layer.post_attention_layernorm.forward(client, &h)?;
-        if let Some(moe) = &layer.block_sparse_moe {
+        let u = self.input_layernorm.forward(client, &h)?;
+        let mut h = self.mixer.forward_onto(client, &u, (h, scale), batch)?;
+        let u = self.post_attention_layernorm.forward(client, &h)?;
+        if let Some(moe) = &self.block_sparse_moe {
             h = moe.forward_onto(client, &u, h, scale)?;
         }
-        h = layer.shared_mlp.forward_onto(client, &u, h, scale)?;
-        Ok(h)
+        self.shared_mlp.forward_onto(client, &u, h, scale)
     }
 
     fn weight_bytes(&self) -> usize {
-        let of = |layer: &Layer<B>| {
-            let moe = layer.block_sparse_moe.as_ref().map_or(0, Moe::weight_bytes);
-            layer.mixer.weight_bytes() + moe + layer.shared_mlp.weight_bytes()
-        };
-        self.layers.iter().map(of).sum()
+        let moe = self.block_sparse_moe.as_ref().map_or(0, Moe::weight_bytes);
+        self.mixer.weight_bytes() + moe + self.shared_mlp.weight_bytes()
     }
 }
 
-// Layouts of files
-
 impl Family for Config {
+    fn model_types() -> &'static [&'static str] {
+        &["granitemoehybrid"]
+    }
+
+    fn archs() -> &'static [&'static str] {
+        &[hybrid::ARCH, DENSE, EXPERTS]
+    }
+
+    fn blank() -> Self {
+        Self {
+            hybrid: Hybrid::blank(),
+            shared_mlp: MlpConfig::swiglu(0, 0),
+            moe: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logits_scaling: 1.0,
+        }
+    }
+
+    fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
+        let arch = self.gguf_arch();
+        if f.gguf_mut().is_some() && arch == EXPERTS && self.hybrid.attention.rope.is_none() {
+            let what = "attention without positions in GGUF's granitemoe, which has them always";
+            return Err(Error::Unsupported { what: what.into() });
+        }
+        self.hybrid.fields(f, 1e-6)?;
+        f.constant("architectures", vec!["GraniteMoeHybridForCausalLM"]);
+        f.constant("model_type", "granitemoehybrid");
+        let word = |&is_attention: &bool| if is_attention { "attention" } else { "mamba" };
+        let words: Vec<&str> = self.hybrid.is_attention.iter().map(word).collect();
+        f.constant("layer_types", words);
+        let a = &mut self.hybrid.attention;
+        let rotates = match f.json() {
+            Some(file) => rotates(file)?,
+            None => a.rope.is_some(),
+        };
+        f.constant("position_embedding_type", if rotates { "rope" } else { "nope" });
+        factor(f, ["attention_multiplier", "attention.scale"], &mut a.scale)?;
+        factor(f, ["embedding_multiplier", "embedding_scale"], &mut self.embedding_scale)?;
+        factor(f, ["residual_multiplier", "residual_scale"], &mut self.residual_scale)?;
+        factor(f, ["logits_scaling", "logit_scale"], &mut self.logits_scaling)?;
+        self.feed_forward(f)?;
+        let a = &mut self.hybrid.attention;
+        if rotates && f.gguf().is_none() && f.gguf_mut().is_none() {
+            let of_file = a.rope.as_ref().map(|rope| rope.rotary_dim);
+            if let Some(rotary_dim) = of_file.filter(|&n| f.writes_json() && n != a.headdim) {
+                let what = format!(
+                    "{rotary_dim} of {} dimensions that rotate in transformers' granitemoehybrid, \
+                     where all do",
+                    a.headdim
+                );
+                return Err(Error::Unsupported { what });
+            }
+            f.rope(&mut a.rope, a.headdim, 1.0)?;
+        }
+        let rotary_dim = a.rope.as_ref().map_or(a.headdim, |rope| rope.rotary_dim);
+        match f.json().filter(|_| rotary_dim != a.headdim) {
+            None => Ok(()),
+            Some(file) => {
+                let reason = format!("expected all {}, found {rotary_dim}", a.headdim);
+                Err(file.error("partial_rotary_factor", reason))
+            }
+        }
+    }
+
     fn name(&self) -> &'static str {
         "granitemoehybrid"
     }
@@ -243,27 +165,28 @@ impl Family for Config {
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let shared = self.shared_mlp.clone();
-        self.hybrid.layers(&match &self.moe {
-            None => Ffn::Mlp(shared),
-            Some(moe) => Ffn::Moe { moe: moe.clone(), shared: Some(shared) },
-        })
-    }
-
-    fn parameters(&self, rows: usize, with_head: bool) -> Tensors {
-        let mut tensors = Tensors::default();
-        let width = self.shared_mlp.d_model;
-        NAMES.expect(&mut tensors, rows, width, with_head);
-        for (layer, &is_attention) in self.hybrid.is_attention.iter().enumerate() {
-            let name = format!("model.layers.{layer}");
-            self.hybrid.expect(&mut tensors, &name, is_attention);
-            tensors.add(format!("{name}.post_attention_layernorm.weight"), &[width]);
-            self.shared_mlp.expect(&mut tensors, &format!("{name}.shared_mlp"));
-            if let Some(moe) = &self.moe {
-                moe.expect(&mut tensors, &format!("{name}.block_sparse_moe"));
+        match &self.moe {
+            None => self.hybrid.layers(&self.shared_mlp),
+            Some(moe) => {
+                let shared = Some(self.shared_mlp.clone());
+                self.hybrid.layers(&MoePart { moe: moe.clone(), shared })
             }
         }
-        tensors
+    }
+
+    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
+        let (width, eps) = (self.shared_mlp.d_model, self.hybrid.norm_eps);
+        let norm = |name| RmsNorm::load(&params.under(name), width, eps);
+        let moe = self.moe.as_ref();
+        let moe = moe.map(|moe| Moe::load(moe, &params.under("block_sparse_moe")));
+        Ok(Box::new(HybridLayer {
+            input_layernorm: norm("input_layernorm")?,
+            mixer: TokenMixer::load(&self.hybrid, i, params)?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            block_sparse_moe: moe.transpose()?,
+            shared_mlp: Mlp::load(&self.shared_mlp, &params.under("shared_mlp"))?,
+            residual_scale: self.residual_scale,
+        }))
     }
 
     /// Gate and up projections are one tensor, experts are stacked:
@@ -312,64 +235,100 @@ impl Family for Config {
             Some(format!("{layer}.block_sparse_moe.{part}"))
         })
     }
+}
 
-    fn write_gguf(&self, metadata: &mut Metadata) -> Result<()> {
-        let attention = &self.hybrid.attention;
-        let arch = self.gguf_arch();
-        if arch == EXPERTS && attention.rope.is_none() {
-            let what = "attention without positions in GGUF's granitemoe, which has them always";
-            return Err(Error::Unsupported { what: what.into() });
+impl Config {
+    /// The widths of what every token gets and of the experts, and how many there are of them.
+    fn feed_forward(&mut self, f: &mut Fields<'_>) -> Result<()> {
+        let d_model = self.hybrid.attention.d_model;
+        let of = |moe: Option<&MoeConfig>| {
+            moe.map_or([0; 3], |moe| [moe.expert.d_ff, moe.experts, moe.used])
+        };
+        let [mut d_ff, mut experts, mut used] = of(self.moe.as_ref());
+        let shared = ["shared_intermediate_size", "expert_shared_feed_forward_length"];
+        let mut d_shared = self.shared_mlp.d_ff;
+        if let Some((keys, _)) = f.gguf() {
+            d_ff = keys.size("feed_forward_length")?;
+            experts = keys.optional("expert_count")?.unwrap_or(0);
+            let found = keys.optional(shared[1])?.filter(|&d_ff| d_ff > 0);
+            let missing = || keys.error(shared[1], "missing: experts alone are not supported");
+            if experts > 0 {
+                used = keys.size("expert_used_count")?;
+            }
+            // Without experts what they share is all there is, whatever the width of the others.
+            d_shared =
+                if experts == 0 { found.unwrap_or(d_ff) } else { found.ok_or_else(missing)? };
+        } else {
+            f.size(shared, &mut d_shared, Required)?;
+            let is_moe = match f.json() {
+                Some(file) => file.usize(&["num_local_experts"], 0..=MAX_SIZE)? != Some(0),
+                None => experts > 0,
+            };
+            // Files of models without experts have the other width here.
+            d_ff = if is_moe { d_ff } else { d_shared };
+            if is_moe || !f.reads() {
+                f.size(["intermediate_size", "feed_forward_length"], &mut d_ff, Required)?;
+            }
+            let gguf = |name| if is_moe { name } else { "" };
+            f.count(["num_local_experts", gguf("expert_count")], &mut experts, Or(8))?;
+            if is_moe || !f.reads() {
+                f.size(["num_experts_per_tok", gguf("expert_used_count")], &mut used, Or(2))?;
+            }
         }
-        let mut keys = self.hybrid.write_gguf(metadata, arch)?;
-        keys.set("attention.scale", attention.scale);
-        keys.set("embedding_scale", self.embedding_scale);
-        keys.set("residual_scale", self.residual_scale);
-        keys.set("logit_scale", self.logits_scaling);
-        let d_shared = self.shared_mlp.d_ff;
-        keys.size("expert_shared_feed_forward_length", d_shared);
-        keys.size("feed_forward_length", self.moe.as_ref().map_or(d_shared, |moe| moe.expert.d_ff));
-        if let Some(moe) = &self.moe {
-            keys.size("expert_count", moe.experts);
-            keys.size("expert_used_count", moe.used);
-        }
+        self.shared_mlp = MlpConfig::swiglu(d_model, d_shared);
+        self.moe = (experts > 0).then(|| moe(d_model, d_ff, experts, used));
         Ok(())
     }
 
-    fn to_json(&self) -> Result<Value> {
-        let attention = &self.hybrid.attention;
-        let moe = self.moe.as_ref();
-        let word = |&is_attention: &bool| if is_attention { "attention" } else { "mamba" };
-        let fields = json!({
-            "architectures": ["GraniteMoeHybridForCausalLM"],
-            "model_type": "granitemoehybrid",
-            "layer_types": self.hybrid.is_attention.iter().map(word).collect::<Vec<_>>(),
-            "position_embedding_type": if attention.rope.is_some() { "rope" } else { "nope" },
-            "attention_multiplier": shortest(attention.scale),
-            "embedding_multiplier": shortest(self.embedding_scale),
-            "residual_multiplier": shortest(self.residual_scale),
-            "logits_scaling": shortest(self.logits_scaling),
-            "shared_intermediate_size": self.shared_mlp.d_ff,
-            "intermediate_size": moe.map_or(self.shared_mlp.d_ff, |moe| moe.expert.d_ff),
-            "num_local_experts": moe.map_or(0, |moe| moe.experts),
-            "num_experts_per_tok": moe.map_or(0, |moe| moe.used),
-        });
-        let mut json = self.hybrid.to_json()?;
-        if let (Value::Object(json), Value::Object(fields)) = (&mut json, fields) {
-            json.extend(fields);
+    /// What GGUF calls a model of these sizes.
+    fn gguf_arch(&self) -> &'static str {
+        match &self.moe {
+            _ if self.hybrid.has_mixers() => hybrid::ARCH,
+            None => DENSE,
+            Some(_) => EXPERTS,
         }
-        if let Some(rope) = &attention.rope {
-            if rope.rotary_dim != attention.headdim {
-                let what = format!(
-                    "{} of {} dimensions that rotate in transformers' {}, where all do",
-                    rope.rotary_dim,
-                    attention.headdim,
-                    self.name()
-                );
-                return Err(Error::Unsupported { what });
-            }
-            rope.write_json(&mut json, attention.headdim)?;
+    }
+}
+
+/// Whether positions rotate.
+fn rotates(file: &ConfigFile) -> Result<bool> {
+    match file.text("position_embedding_type")? {
+        None | Some("nope") => Ok(false),
+        Some("rope") => Ok(true),
+        Some(other) => {
+            let reason = format!("expected rope or nope, found {other:?}");
+            Err(file.error("position_embedding_type", reason))
         }
-        Ok(json)
+    }
+}
+
+/// A factor, 1 when missing; GGUF cannot tell 0 from that.
+fn factor(f: &mut Fields<'_>, names: [&str; 2], value: &mut f32) -> Result<()> {
+    let default = match (names[0], f.gguf()) {
+        ("attention_multiplier", Some(_)) => *value,
+        _ => 1.0,
+    };
+    f.float(names, value, Or(default))?;
+    if *value == 0.0 {
+        if let Some(file) = f.json() {
+            return Err(file.error(names[0], "expected a factor, found 0"));
+        }
+        *value = default;
+    }
+    Ok(())
+}
+
+fn moe(d_model: usize, d_ff: usize, experts: usize, used: usize) -> MoeConfig {
+    MoeConfig {
+        expert: MlpConfig::swiglu(d_model, d_ff),
+        experts,
+        used,
+        routing: Routing::TopKSoftmax,
+        ngroups: 1,
+        topk_group: 1,
+        normalized: false,
+        scale: 1.0,
+        d_model,
     }
 }
 

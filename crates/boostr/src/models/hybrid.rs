@@ -1,21 +1,18 @@
-//! Layers of which each is a Mamba-2 mixer or attention: what Bamba and Granite 4 have in the same form.
+//! Layers that are each a Mamba-2 mixer or attention: the common form of Bamba and Granite 4.
 //!
-//! The two spell it alike in `config.json` (`mamba_*` and a list of layers), keep it under the same names
-//! (`mamba`, `self_attn`), and are one architecture of GGUF, whose `attention.head_count_kv` is 0 for
-//! a mixer.
+//! The two spell it alike in `config.json` (`mamba_*` and a list of layers) and keep it under the same
+//! names (`mamba`, `self_attn`). They are one architecture of GGUF, whose `attention.head_count_kv` is
+//! 0 for a mixer.
 
-use serde_json::{Value, json};
-
+use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
-use super::{
-    Batch, Ffn, Frame, LayerSpec, MAX_SIZE, Names, SILU, expand_of, expect_activation, limit_json,
-    read_limit, shortest,
-};
+use super::{Frame, MAX_SIZE, Names, SILU, expand_of};
 use crate::backend::{Backend, Tensor};
-use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{Attention, AttentionConfig, Mamba2Mixer, MixerConfig, Params, Row, Tensors};
+use crate::nn::{
+    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Params, Part, Row,
+};
 
 /// What GGUF calls models that have mixers.
 pub(super) const ARCH: &str = "granitehybrid";
@@ -40,25 +37,61 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Reads what the families spell alike: attention is left without positions, scaled by `1 / sqrt(D)`.
-    /// `norm_eps` is for files that do not say.
-    pub(super) fn read(file: &ConfigFile, norm_eps: f32) -> Result<Self> {
-        expect_activation(file, "hidden_act", SILU)?;
-        let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
-        let n_layer = file.required(&["num_hidden_layers"], 1..=10_000)?;
-        let norm_eps = file.float(&["rms_norm_eps"], f32::MIN_POSITIVE..=1.0)?.unwrap_or(norm_eps);
-        Ok(Self {
-            vocab_size: file.required(&["vocab_size"], 1..=MAX_SIZE)?,
-            tie_embeddings: file.bool(&["tie_word_embeddings"])?,
-            norm_eps,
-            max_position: file.usize(&["max_position_embeddings"], 1..=1 << 40)?.unwrap_or(2048),
-            mixer: read_mixer(file, d_model, norm_eps)?,
-            attention: read_attention(file, d_model)?,
-            is_attention: read_layers(file, n_layer)?,
-        })
+    /// The sizes of nothing, to be read into.
+    pub(super) fn blank() -> Self {
+        Self {
+            vocab_size: 0,
+            tie_embeddings: None,
+            norm_eps: 0.0,
+            max_position: 0,
+            mixer: MixerConfig::new(0, 0, 0),
+            attention: AttentionConfig::new(0, 0, 0, 0),
+            is_attention: Vec::new(),
+        }
     }
 
-    pub(super) fn read_gguf(keys: &Keys<'_>, checkpoint: &Checkpoint) -> Result<Self> {
+    /// Visits what the families spell alike, without the list of layers and, in JSON, positions. `norm_eps` is for
+    /// files that do not say.
+    pub(super) fn fields(&mut self, f: &mut Fields<'_>, norm_eps: f32) -> Result<()> {
+        if let Some((keys, checkpoint)) = f.gguf() {
+            *self = Self::read_gguf(keys, checkpoint)?;
+            return Ok(());
+        }
+        if let Some(keys) = f.gguf_mut() {
+            return self.write_gguf(keys);
+        }
+        let (a, m) = (&mut self.attention, &mut self.mixer);
+        let expand = if f.writes_json() { expand_of(m)? } else { 2 };
+        if f.writes_json() && a.qkv_bias != a.out_bias {
+            let what =
+                "biases of some projections of attention in transformers, which has all or none";
+            return Err(Error::Unsupported { what: what.into() });
+        }
+        f.size(["hidden_size", ""], &mut a.d_model, Required)?;
+        (a.d_in, m.d_model) = (a.d_model, a.d_model);
+        let mut n_layer = self.is_attention.len();
+        f.n_layer("num_hidden_layers", &mut n_layer)?;
+        f.size(["num_attention_heads", ""], &mut a.nheads, Required)?;
+        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+        f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
+        a.out_bias = a.qkv_bias;
+        f.activation("hidden_act", SILU)?;
+        f.norm_eps("rms_norm_eps", &mut self.norm_eps, norm_eps)?;
+        f.context(&mut self.max_position, 2048)?;
+        visit_mixer(f, m, expand, self.norm_eps)?;
+        if let Some(file) = f.json() {
+            let headdim = file.usize(&["head_dim"], 1..=MAX_SIZE)?;
+            a.headdim = headdim.unwrap_or(a.d_model / a.nheads);
+            a.scale = (a.headdim as f32).sqrt().recip();
+            self.is_attention = read_layers(file, n_layer)?;
+        }
+        if a.headdim * a.nheads != m.d_model {
+            f.constant("head_dim", a.headdim);
+        }
+        f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
+    }
+
+    fn read_gguf(keys: &Keys<'_>, checkpoint: &Checkpoint) -> Result<Self> {
         let n_layer = keys.n_layer()?;
         let (d_model, nheads) =
             (keys.size("embedding_length")?, keys.size("attention.head_count")?);
@@ -74,7 +107,8 @@ impl Hybrid {
                 let reason = format!("layer {layer} has 0 heads, as only layers of {ARCH} have");
                 return Err(keys.error("attention.head_count_kv", reason));
             }
-            None if keys.arch != ARCH => no_mixer(d_model),
+            // One must be there although no layer is one.
+            None if keys.arch != ARCH => MixerConfig::new(d_model, 1, 2 * d_model),
             _ => keys.mixer()?,
         };
         let headdim = keys.optional("attention.key_length")?.unwrap_or(d_model / nheads);
@@ -100,62 +134,8 @@ impl Hybrid {
         })
     }
 
-    /// Whether any layer is a mixer.
-    #[must_use]
-    pub fn has_mixers(&self) -> bool {
-        self.is_attention.contains(&false)
-    }
-
-    /// What stands around the layers, without factors.
-    pub(super) fn frame(&self, names: Names) -> Frame {
-        Frame {
-            names,
-            d_model: self.attention.d_model,
-            vocab_size: self.vocab_size,
-            pad_vocab_size_multiple: 1,
-            tie_embeddings: self.tie_embeddings,
-            norm_eps: self.norm_eps,
-            embedding_scale: 1.0,
-            logits_scale: 1.0,
-        }
-    }
-
-    /// The layers, each with `ffn`.
-    pub(super) fn layers(&self, ffn: &Ffn) -> Vec<LayerSpec> {
-        let layer = |&is_attention: &bool| LayerSpec {
-            mixer: (!is_attention).then(|| self.mixer.clone()),
-            attention: is_attention.then(|| self.attention.clone()),
-            ffn: ffn.clone(),
-        };
-        self.is_attention.iter().map(layer).collect()
-    }
-
-    /// Adds `input_layernorm` and `mamba` or `self_attn` of a layer to `tensors`, under `name`.
-    pub(super) fn expect(&self, tensors: &mut Tensors, name: &str, is_attention: bool) {
-        tensors.add(format!("{name}.input_layernorm.weight"), &[self.attention.d_model]);
-        if is_attention {
-            self.attention.expect(tensors, &format!("{name}.self_attn"));
-        } else {
-            self.mixer.expect(tensors, &format!("{name}.mamba"));
-        }
-    }
-
-    /// The rows of these parameters.
-    pub(super) fn gguf_table(&self) -> Vec<Row> {
-        let mut table = attention_table(&self.attention, "model.layers.#.self_attn", true);
-        table.extend(mixer_table(&self.mixer, "model.layers.#.mamba"));
-        table.push(Row::new("blk.#.attn_norm.weight", "model.layers.#.input_layernorm.weight"));
-        table
-    }
-
-    /// Writes all but the feed-forward parts under the prefix `arch`.
-    pub(super) fn write_gguf<'a>(
-        &self,
-        metadata: &'a mut Metadata,
-        arch: &'static str,
-    ) -> Result<KeysMut<'a>> {
+    fn write_gguf(&self, keys: &mut KeysMut<'_>) -> Result<()> {
         let attention = &self.attention;
-        let mut keys = KeysMut::new(metadata, arch);
         for (name, size) in [
             ("context_length", self.max_position),
             ("embedding_length", attention.d_model),
@@ -169,95 +149,85 @@ impl Hybrid {
         keys.set("attention.layer_norm_rms_epsilon", self.norm_eps);
         keys.set("rope.scaling.finetuned", attention.rope.is_some());
         keys.attention(attention)?;
-        if arch == ARCH {
+        if keys.arch() == ARCH {
             keys.mixer(&self.mixer)?;
         }
-        Ok(keys)
+        Ok(())
     }
 
-    /// The fields that both families have, without the list of layers and positions.
-    pub(super) fn to_json(&self) -> Result<Value> {
-        let Self { mixer, attention, .. } = self;
-        let expand = expand_of(mixer)?;
-        if attention.qkv_bias != attention.out_bias {
-            let what =
-                "biases of some projections of attention in transformers, which has all or none";
-            return Err(Error::Unsupported { what: what.into() });
+    /// Whether any layer is a mixer.
+    #[must_use]
+    pub fn has_mixers(&self) -> bool {
+        self.is_attention.contains(&false)
+    }
+
+    /// What stands around the layers, without factors.
+    pub(super) fn frame(&self, names: Names) -> Frame {
+        Frame {
+            tie_embeddings: self.tie_embeddings,
+            ..Frame::new(names, self.attention.d_model, self.vocab_size, self.norm_eps)
         }
-        let mut json = json!({
-            "hidden_size": mixer.d_model,
-            "num_hidden_layers": self.is_attention.len(),
-            "num_attention_heads": attention.nheads,
-            "num_key_value_heads": attention.nheads_kv,
-            "attention_bias": attention.qkv_bias,
-            "hidden_act": "silu",
-            "rms_norm_eps": shortest(self.norm_eps),
-            "max_position_embeddings": self.max_position,
-            "mamba_n_heads": mixer.nheads,
-            "mamba_d_head": mixer.headdim,
-            "mamba_expand": expand,
-            "mamba_n_groups": mixer.ngroups,
-            "mamba_d_state": mixer.d_state,
-            "mamba_d_conv": mixer.d_conv,
-            "mamba_conv_bias": mixer.conv_bias,
-            "mamba_proj_bias": mixer.in_bias,
-            "time_step_limit": limit_json(mixer.dt_limit),
-        });
-        if attention.headdim * attention.nheads != mixer.d_model {
-            json["head_dim"] = json!(attention.headdim);
+    }
+
+    /// The layers, each with the feed-forward part `ffn`.
+    pub(super) fn layers<P: Part + Clone>(&self, ffn: &P) -> Vec<LayerSpec> {
+        let layer = |&is_attention: &bool| {
+            let mixer = if is_attention {
+                LayerSpec::of(self.attention.clone())
+            } else {
+                LayerSpec::of(self.mixer.clone())
+            };
+            mixer.and(ffn.clone())
+        };
+        self.is_attention.iter().map(layer).collect()
+    }
+
+    /// The rows of these parameters.
+    pub(super) fn gguf_table(&self) -> Vec<Row> {
+        let mut table = attention_table(&self.attention, "model.layers.#.self_attn", true);
+        table.extend(mixer_table(&self.mixer, "model.layers.#.mamba"));
+        table.push(Row::new("blk.#.attn_norm.weight", "model.layers.#.input_layernorm.weight"));
+        table
+    }
+}
+
+/// The mixer in a `config.json`; `expand` is written as it is.
+fn visit_mixer(
+    f: &mut Fields<'_>,
+    m: &mut MixerConfig,
+    mut expand: usize,
+    norm_eps: f32,
+) -> Result<()> {
+    f.size(["mamba_n_heads", ""], &mut m.nheads, Or(128))?;
+    f.constant("mamba_d_head", m.headdim);
+    f.size(["mamba_expand", ""], &mut expand, Or(2))?;
+    if let Some(file) = f.json() {
+        let d_inner = m.d_model.saturating_mul(expand);
+        let auto = d_inner / m.nheads;
+        let headdim =
+            file.get(&["mamba_d_head"], "\"auto\" or a whole number", |value| {
+                match value.as_str() {
+                    Some("auto") => Some(auto),
+                    _ => usize::try_from(value.as_u64()?).ok(),
+                }
+            })?;
+        m.headdim = headdim.unwrap_or(auto);
+        if m.nheads.saturating_mul(m.headdim) != d_inner {
+            let [heads, headdim] = [m.nheads, m.headdim];
+            let reason = format!(
+                "{heads} heads of {headdim} are not mamba_expand * hidden_size = {d_inner} channels"
+            );
+            return Err(file.error("mamba_n_heads", reason));
         }
-        Ok(json)
+        m.norm_eps = norm_eps;
     }
-}
-
-/// A mixer for configurations that must have one although no layer is one.
-fn no_mixer(d_model: usize) -> MixerConfig {
-    MixerConfig::new(d_model, 1, 2 * d_model)
-}
-
-fn read_mixer(file: &ConfigFile, d_model: usize, norm_eps: f32) -> Result<MixerConfig> {
-    let size = |key: &str, default| -> Result<usize> {
-        Ok(file.usize(&[key], 1..=MAX_SIZE)?.unwrap_or(default))
-    };
-    let d_inner = d_model.saturating_mul(size("mamba_expand", 2)?);
-    let nheads = size("mamba_n_heads", 128)?;
-    let auto = d_inner / nheads;
-    let headdim =
-        file.get(&["mamba_d_head"], "\"auto\" or a whole number", |value| match value.as_str() {
-            Some("auto") => Some(auto),
-            _ => usize::try_from(value.as_u64()?).ok(),
-        })?;
-    let headdim = headdim.unwrap_or(auto);
-    if nheads.saturating_mul(headdim) != d_inner {
-        let reason = format!(
-            "{nheads} heads of {headdim} are not mamba_expand * hidden_size = {d_inner} channels"
-        );
-        return Err(file.error("mamba_n_heads", reason));
-    }
-    let bias = file.bool(&["mamba_proj_bias"])?.unwrap_or(false);
-    Ok(MixerConfig {
-        ngroups: size("mamba_n_groups", 1)?,
-        d_state: size("mamba_d_state", 256)?,
-        d_conv: size("mamba_d_conv", 4)?,
-        in_bias: bias,
-        out_bias: bias,
-        conv_bias: file.bool(&["mamba_conv_bias"])?.unwrap_or(true),
-        dt_limit: read_limit(file, "time_step_limit")?,
-        norm_eps,
-        ..MixerConfig::new(d_model, nheads, headdim)
-    })
-}
-
-fn read_attention(file: &ConfigFile, d_model: usize) -> Result<AttentionConfig> {
-    let nheads = file.required(&["num_attention_heads"], 1..=MAX_SIZE)?;
-    let nheads_kv = file.usize(&["num_key_value_heads"], 1..=MAX_SIZE)?.unwrap_or(nheads);
-    let headdim = file.usize(&["head_dim"], 1..=MAX_SIZE)?.unwrap_or(d_model / nheads);
-    let bias = file.bool(&["attention_bias"])?.unwrap_or(false);
-    Ok(AttentionConfig {
-        qkv_bias: bias,
-        out_bias: bias,
-        ..AttentionConfig::new(d_model, nheads, nheads_kv, headdim)
-    })
+    f.size(["mamba_n_groups", ""], &mut m.ngroups, Or(1))?;
+    f.size(["mamba_d_state", ""], &mut m.d_state, Or(256))?;
+    f.size(["mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
+    f.flag(["mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
+    f.flag(["mamba_proj_bias", ""], &mut m.in_bias, Or(false))?;
+    m.out_bias = if f.reads() { m.in_bias } else { m.out_bias };
+    f.limits("time_step_limit", &mut m.dt_limit)
 }
 
 /// Which layers are attention, by every key that says so; none when no key does.
@@ -309,13 +279,9 @@ pub(super) enum TokenMixer<B: Backend> {
 }
 
 impl<B: Backend> TokenMixer<B> {
-    /// Loads it from the `params` of a layer.
-    pub(super) fn load(
-        config: &Hybrid,
-        is_attention: bool,
-        params: &Params<'_, B>,
-    ) -> Result<Self> {
-        if is_attention {
+    /// Loads that of a layer from its `params`.
+    pub(super) fn load(config: &Hybrid, layer: usize, params: &Params<'_, B>) -> Result<Self> {
+        if config.is_attention[layer] {
             let params = params.under("self_attn");
             let attention = Attention::load(&config.attention, &params)?;
             return Ok(Self::Attention(Box::new(attention)));
@@ -332,8 +298,8 @@ impl<B: Backend> TokenMixer<B> {
         batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         match self {
-            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch.mixers()),
-            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch.caches()),
+            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch),
+            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch),
         }
     }
 

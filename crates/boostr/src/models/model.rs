@@ -1,4 +1,4 @@
-//! The frame that every family stands in: ids to rows, pieces of runs through the layers, rows to logits.
+//! The frame of every family: ids to rows, pieces of runs through the layers, rows to logits.
 //!
 //! ```text
 //! ids ─ embeddings ─ h ─ layers of the family ─ norm ─ head ─ logits
@@ -7,12 +7,11 @@
 use std::sync::Arc;
 
 use super::fingerprint::Fingerprint;
-use super::state::Batch;
-use super::{Config, Family, Frame, LayerSpec, State};
+use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Linear, Params, RmsNorm, SharedWeights, synthetic};
+use crate::nn::{Batch, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
 use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
 use crate::threads::Threads;
 
@@ -28,23 +27,14 @@ impl<B: Backend> AsRef<Self> for Model<B> {
     }
 }
 
-/// The layers of a family: what it does between embedding and head.
-pub trait Decoder<B: Backend>: Send + Sync {
-    /// Number of layers.
-    fn n_layer(&self) -> usize;
-
-    /// Rows `h` `[T, d_model]` through layer `i`, whose states are in `batch`.
+/// One layer of a model: what it does between embedding and head.
+pub trait Layer<B: Backend>: Send + Sync {
+    /// Rows `h` `[T, d_model]` through the layer, whose states are in `batch`.
     ///
     /// # Errors
     ///
     /// When shapes disagree or memory is short.
-    fn forward_layer(
-        &self,
-        client: &B::Client,
-        i: usize,
-        h: Tensor<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>>;
+    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>>;
 
     /// Bytes of matrices that one token's pass reads.
     fn weight_bytes(&self) -> usize;
@@ -74,11 +64,12 @@ pub enum Logits {
 pub struct Model<B: Backend> {
     config: Config,
     frame: Frame,
-    specs: Vec<LayerSpec>,
+    /// What a sequence remembers of each layer.
+    slots: Vec<Arc<[Slot]>>,
     client: B::Client,
     /// `[V, d_model]`
     embeddings: Weight<B>,
-    decoder: Arc<dyn Decoder<B>>,
+    layers: Vec<Arc<dyn Layer<B>>>,
     norm: RmsNorm<B>,
     /// `[V, d_model]`; `None` when the embedding serves
     head: Option<Linear<B>>,
@@ -100,11 +91,11 @@ impl<B: Backend> Model<B> {
         client: B::Client,
     ) -> Result<Self> {
         let config = config.into();
-        let tied = config.adopt(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint)?;
         Self::from_parameters(config, &checkpoint, tied, client)
     }
 
-    /// Takes weights that have the model's own names ([`Config::adopt`]), `tied` where the embedding is the
+    /// Takes weights that have the model's own names ([`Config::prepare`]), `tied` where the embedding is the
     /// head.
     ///
     /// # Errors
@@ -132,12 +123,12 @@ impl<B: Backend> Model<B> {
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
-    /// The same for weights that are lent for a moment, as those that are trained: without a fingerprint.
+    /// The same for weights that are borrowed for a moment, as those that are trained: without a fingerprint.
     ///
     /// # Errors
     ///
     /// As [`from_parameters`](Self::from_parameters).
-    pub(crate) fn lent(
+    pub(crate) fn of_borrowed(
         config: Config,
         checkpoint: &Checkpoint,
         tied: bool,
@@ -156,18 +147,22 @@ impl<B: Backend> Model<B> {
         let params = Params::<B>::new(checkpoint, &client).sharing(shared);
         let frame = config.family().frame();
         let specs = config.family().layers();
+        let slots: Vec<Arc<[Slot]>> = specs.iter().map(|layer| layer.slots().into()).collect();
         // Outliers of the stream, which attention makes, would round the rest of a row away.
-        let precise_head = specs.iter().any(|layer| layer.attention.is_some());
+        let precise_head = slots.iter().any(|slots| slots.iter().any(Slot::grows));
+        let embeddings = params.under(frame.names.embeddings);
+        let rows = embeddings.shape("weight")?.first().copied().unwrap_or(0);
+        let table = [rows, frame.d_model];
         let head = (!tied).then(|| {
-            let head = Linear::load(&params.under(frame.names.head), false)?;
+            let head = Linear::load(&params.under(frame.names.head), table, false)?;
             Ok::<_, Error>(if precise_head { head.precise() } else { head })
         });
         Ok(Self {
-            specs,
+            slots,
             precise_head,
-            embeddings: params.under(frame.names.embeddings).weight("weight")?,
-            decoder: config.decoder(&params)?,
-            norm: RmsNorm::load(&params.under(frame.names.norm), frame.norm_eps)?,
+            embeddings: embeddings.weight("weight", table)?,
+            layers: config.load(&params)?.into_iter().map(Arc::from).collect(),
+            norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
             threads: None,
@@ -190,7 +185,7 @@ impl<B: Backend> Model<B> {
         config.check(|field, reason| Error::Config { path: "synthetic".into(), field, reason })?;
         let frame = config.family().frame();
         let with_head = frame.tie_embeddings == Some(false);
-        let layout = config.family().hf_layout(frame.padded_vocab(), with_head);
+        let layout = config.family().hf_layout(frame.padded_vocab(), with_head)?;
         let checkpoint = synthetic::checkpoint(&layout.tensors(), dtype)?;
         Self::load(config, checkpoint, client)
     }
@@ -256,8 +251,9 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn parameters(&self) -> (usize, usize) {
         let layout = self.family().hf_layout(self.vocab_rows(), self.head.is_some());
+        let tensors = layout.map(|layout| layout.tensors()).unwrap_or_default();
         let count = |(_, shape): (&str, &[usize])| shape.iter().product::<usize>();
-        let total = layout.tensors().iter().map(count).sum();
+        let total = tensors.iter().map(count).sum();
         let tables = 1 + usize::from(self.head.is_some());
         (total, total - tables * self.vocab_rows() * self.frame.d_model)
     }
@@ -266,7 +262,7 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
-        self.decoder.weight_bytes() + head.size_in_bytes()
+        self.layers.iter().map(|layer| layer.weight_bytes()).sum::<usize>() + head.size_in_bytes()
     }
 
     /// What runs the model's operations.
@@ -292,7 +288,7 @@ impl<B: Backend> Model<B> {
     /// [`Error::Shape`] or [`Error::Unsupported`] when layers keep something else, [`Error::Argument`] when a
     /// window has forgotten what a layer of this model sees.
     pub fn check_state(&self, state: &State<B>) -> Result<()> {
-        state.check(&self.specs)
+        state.check(&self.slots)
     }
 
     /// The state of a sequence that has seen nothing.
@@ -301,7 +297,7 @@ impl<B: Backend> Model<B> {
     ///
     /// When memory is short.
     pub fn new_state(&self) -> Result<State<B>> {
-        State::new(&self.specs, self.kv_type, &self.client)
+        State::new(&self.slots, self.kv_type, &self.client)
     }
 
     /// Runs sequences through the model: prompts, single tokens, pieces of either, all in one call.
@@ -502,7 +498,7 @@ impl<B: Backend> Model<B> {
                 let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
                 return Err(Error::Argument { name: "tokens", reason });
             }
-            run.state.check(&self.specs)?;
+            run.state.check(&self.slots)?;
         }
         Ok(())
     }
@@ -529,15 +525,16 @@ impl<B: Backend> Model<B> {
         let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
         let mut h = scaled::<B>(client, h, self.frame.embedding_scale)?;
         let lengths: Vec<usize> = pass.iter().map(|&(_, len)| len).collect();
-        let mut batch = Batch::new(&lengths, &states, h.clone());
-        for i in 0..self.decoder.n_layer() {
-            batch.swap(i, &mut states);
-            let decoder = self.decoder.clone();
+        let positions: Vec<usize> = states.iter().map(|state| state.position()).collect();
+        let mut batch = Batch::new(&lengths, &positions, h.clone());
+        for (i, layer) in self.layers.iter().enumerate() {
+            swap(i, &mut batch, &mut states);
+            let layer = layer.clone();
             (h, batch) = client.segment((h, batch), move |client, (h, mut batch)| {
-                let h = decoder.forward_layer(client, i, h, &mut batch)?;
+                let h = layer.forward(client, h, &mut batch)?;
                 Ok((h, batch))
             })?;
-            batch.swap(i, &mut states);
+            swap(i, &mut batch, &mut states);
         }
         for (state, len) in states.into_iter().zip(lengths) {
             state.set_position(state.position() + len);
@@ -554,6 +551,13 @@ impl<B: Backend> Model<B> {
             None => client.linear(h, &self.embeddings, None, None)?,
         };
         scaled::<B>(client, logits, self.frame.logits_scale)
+    }
+}
+
+/// Brings in what `states` remember of `layer`, or takes it back to them.
+fn swap<B: Backend>(layer: usize, batch: &mut Batch<B>, states: &mut [&mut State<B>]) {
+    for (slots, state) in batch.slots_mut().iter_mut().zip(states) {
+        state.swap(layer, slots);
     }
 }
 

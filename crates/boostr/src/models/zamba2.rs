@@ -18,34 +18,27 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
-use serde_json::{Value, json};
-
-use super::{
-    Batch, Decoder, Family, Ffn, Frame, LayerSpec, MAX_SIZE, Names, expand_of, expect_activation,
-    limit_json, read_limit, shortest,
-};
-use crate::backend::{Backend, KvCache, Tensor};
-use crate::checkpoint::gguf::Metadata;
+use super::fields::{Fields, Need::Or, Need::Required};
+use super::{Family, Frame, Layer, Names, expand_of};
+use crate::backend::{Backend, Tensor};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Adapter, Attention, AttentionConfig, Linear, Mamba2Mixer, MixerConfig, MlpConfig, Params,
-    RmsNorm, RopeConfig, Row, Tensors,
+    Adapter, Attention, AttentionConfig, Batch, LayerSpec, Linear, Mamba2Mixer, MixerConfig,
+    MlpConfig, Params, RmsNorm,
 };
 use crate::ops::{Activation, ActivationOps};
 
-/// What `config.json` calls this family.
-pub(super) const MODEL_TYPES: &[&str] = &["zamba2"];
-/// What GGUF calls it: it has no name for it.
-pub(super) const ARCHS: &[&str] = &[];
-
-const NAMES: Names =
-    Names { embeddings: "model.embed_tokens", norm: "model.final_layernorm", head: "lm_head" };
+const NAMES: Names = Names {
+    embeddings: "model.embed_tokens",
+    layers: "model.layers",
+    norm: "model.final_layernorm",
+    head: "lm_head",
+};
 /// What stands between a layer and the parameters of its block.
 const SHARED: &str = "shared_transformer";
-/// The projections of attention that may have adapters, by the middle of the adapters' names.
-const QKV: [&str; 3] = ["q", "k", "v"];
 /// Added to the mean of squares of the gated norms, whatever the other norms have.
 const GATED_NORM_EPS: f32 = 1e-5;
 /// Tokens that `use_long_context` makes a model for.
@@ -79,69 +72,6 @@ pub struct Config {
 }
 
 impl Config {
-    pub(super) fn read(file: &ConfigFile) -> Result<Self> {
-        let size = |keys: &[&str], default| -> Result<usize> {
-            Ok(file.usize(keys, 1..=MAX_SIZE)?.unwrap_or(default))
-        };
-        expect_activation(file, "hidden_act", &["gelu"])?;
-        let d_model = file.required(&["hidden_size"], 1..=MAX_SIZE)?;
-        let bias = file.bool(&["add_bias_linear"])?.unwrap_or(false);
-        let d_inner = d_model.saturating_mul(size(&["mamba_expand"], 2)?);
-        let mamba_heads = size(&["n_mamba_heads"], 8)?;
-        if !d_inner.is_multiple_of(mamba_heads) {
-            let reason = format!(
-                "{mamba_heads} heads do not divide mamba_expand * hidden_size = {d_inner} channels"
-            );
-            return Err(file.error("n_mamba_heads", reason));
-        }
-        let (nheads, width) = (size(&["num_attention_heads"], 32)?, 2 * d_model);
-        if !width.is_multiple_of(nheads) {
-            let reason = format!("{nheads} heads do not divide 2 * hidden_size = {width} channels");
-            return Err(file.error("num_attention_heads", reason));
-        }
-        let headdim = width / nheads;
-        let nheads_kv = size(&["num_key_value_heads"], nheads)?;
-        let is_long = file.bool(&["use_long_context"])?.unwrap_or(false);
-        let max_position = file.usize(&["max_position_embeddings"], 1..=1 << 40)?.unwrap_or(4096);
-        let has_rope = file.bool(&["use_mem_rope"])?.unwrap_or(false);
-        Ok(Self {
-            vocab_size: file.required(&["vocab_size"], 1..=MAX_SIZE)?,
-            tie_embeddings: Some(file.bool(&["tie_word_embeddings"])?.unwrap_or(true)),
-            norm_eps: file.float(&["rms_norm_eps"], f32::MIN_POSITIVE..=1.0)?.unwrap_or(1e-5),
-            max_position: if is_long { LONG_CONTEXT } else { max_position },
-            hybrid: hybrid(file)?,
-            num_mem_blocks: size(&["num_mem_blocks"], 1)?,
-            adapter_rank: size(&["adapter_rank", "lora_rank"], 128)?,
-            attention_adapters: file
-                .bool(&["use_shared_attention_adapter", "use_shared_attention_lora"])?
-                .unwrap_or(false),
-            mixer: MixerConfig {
-                ngroups: size(&["mamba_ngroups"], 1)?,
-                d_state: size(&["mamba_d_state"], 64)?,
-                d_conv: size(&["mamba_d_conv"], 4)?,
-                in_bias: bias,
-                out_bias: bias,
-                dt_limit: read_limit(file, "time_step_limit")?,
-                norm_eps: GATED_NORM_EPS,
-                ..MixerConfig::new(d_model, mamba_heads, d_inner / mamba_heads)
-            },
-            attention: AttentionConfig {
-                d_in: width,
-                rope: has_rope.then(|| read_rope(file, headdim, is_long)).transpose()?,
-                scale: (headdim as f32 / 2.0).sqrt().recip(),
-                ..AttentionConfig::new(d_model, nheads, nheads_kv, headdim)
-            },
-            mlp: MlpConfig {
-                act: Activation::Gelu,
-                bias,
-                ..MlpConfig::swiglu(
-                    d_model,
-                    size(&["intermediate_size"], d_model.saturating_mul(4))?,
-                )
-            },
-        })
-    }
-
     /// The hybrid layers.
     fn hybrid_layers(&self) -> Vec<usize> {
         (0..self.hybrid.len()).filter(|&layer| self.hybrid[layer]).collect()
@@ -200,19 +130,6 @@ fn hybrid(file: &ConfigFile) -> Result<Vec<bool>> {
     Ok(hybrid)
 }
 
-/// Rotary positions; `is_long` changes their base.
-///
-/// The authors' code and transformers 4 multiply `rope_theta` where `use_long_context` is set;
-/// transformers 5 does not, and writes the base that it uses into `rope_parameters`.
-fn read_rope(file: &ConfigFile, headdim: usize, is_long: bool) -> Result<RopeConfig> {
-    let mut rope = RopeConfig::read(file, headdim, 1.0)?;
-    if is_long && !file.has("rope_parameters") && headdim > 2 {
-        let headdim = headdim as f64;
-        rope.theta *= 8f64.powf(headdim / (headdim - 2.0));
-    }
-    Ok(rope)
-}
-
 /// What hybrid layers share.
 struct Block<B: Backend> {
     input_layernorm: RmsNorm<B>,
@@ -223,64 +140,18 @@ struct Block<B: Backend> {
     down_proj: Linear<B>,
 }
 
-/// What a hybrid layer has of its own beside its mixer.
-struct Hybrid<B: Backend> {
-    /// Which of the blocks it uses.
-    block: usize,
-    /// Beside the projections to queries, keys and values.
-    qkv_adapters: Option<[Adapter<B>; 3]>,
-    gate_up_adapter: Adapter<B>,
-    linear: Linear<B>,
-}
-
-struct Layer<B: Backend> {
-    hybrid: Option<Hybrid<B>>,
-    input_layernorm: RmsNorm<B>,
-    mamba: Mamba2Mixer<B>,
-}
-
-/// The layers of a model, and the blocks that they share.
-pub(super) struct Zamba2<B: Backend> {
-    blocks: Vec<Block<B>>,
-    layers: Vec<Layer<B>>,
-}
-
-impl<B: Backend> Zamba2<B> {
-    pub(super) fn load(config: &Config, params: &Params<'_, B>) -> Result<Self> {
-        let params = params.under("model").under("layers");
-        let layer = |layer: usize| params.under(&layer.to_string());
-        let hybrid = config.hybrid_layers();
-        let homes = &hybrid[..config.n_block()];
-        let blocks = homes.iter().map(|&home| Block::load(config, &layer(home).under(SHARED)));
-        let layers = (0..config.hybrid.len()).map(|i| {
-            let params = layer(i);
-            let index = hybrid.iter().position(|&hybrid| hybrid == i);
-            let own = index.map(|index| {
-                let block = index % homes.len();
-                Hybrid::load(config, [index, block], &params, &layer(homes[block]).under(SHARED))
-            });
-            let params = if index.is_some() { params.under("mamba_decoder") } else { params };
-            Ok(Layer {
-                hybrid: own.transpose()?,
-                input_layernorm: RmsNorm::load(&params.under("input_layernorm"), config.norm_eps)?,
-                mamba: Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?,
-            })
-        });
-        Ok(Self { blocks: blocks.collect::<Result<_>>()?, layers: layers.collect::<Result<_>>()? })
-    }
-}
-
 impl<B: Backend> Block<B> {
     fn load(config: &Config, params: &Params<'_, B>) -> Result<Self> {
-        let norm = |name| RmsNorm::load(&params.under(name), config.norm_eps);
+        let MlpConfig { d_model, d_ff, bias, .. } = config.mlp;
+        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps);
         let mlp = params.under("feed_forward");
-        let linear = |name| Linear::load(&mlp.under(name), config.mlp.bias);
+        let linear = |name, shape| Linear::load(&mlp.under(name), shape, bias);
         Ok(Self {
-            input_layernorm: norm("input_layernorm")?,
+            input_layernorm: norm("input_layernorm", config.attention.d_in)?,
             self_attn: Attention::load(&config.attention, &params.under("self_attn"))?,
-            pre_ff_layernorm: norm("pre_ff_layernorm")?,
-            gate_up_proj: linear("gate_up_proj")?,
-            down_proj: linear("down_proj")?,
+            pre_ff_layernorm: norm("pre_ff_layernorm", d_model)?,
+            gate_up_proj: linear("gate_up_proj", [2 * d_ff, d_model])?,
+            down_proj: linear("down_proj", [d_model, d_ff])?,
         })
     }
 
@@ -290,7 +161,7 @@ impl<B: Backend> Block<B> {
         client: &B::Client,
         x: &Tensor<B>,
         own: &Hybrid<B>,
-        (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let x = self.input_layernorm.forward(client, x)?;
         let mut qkv = self.self_attn.project(client, &x)?; // [T, H D], twice [T, Hk D]
@@ -302,7 +173,7 @@ impl<B: Backend> Block<B> {
                 of_v.add_to(client, v, &x)?,
             ];
         }
-        let y = self.self_attn.attend(client, qkv, runs, positions, &mut caches)?;
+        let y = self.self_attn.attend(client, qkv, batch)?;
         let y = self.self_attn.output(client, &y)?; // [T, d_model]
 
         let y = self.pre_ff_layernorm.forward(client, &y)?;
@@ -320,137 +191,200 @@ impl<B: Backend> Block<B> {
     }
 }
 
+/// What a hybrid layer has beside its mixer.
+struct Hybrid<B: Backend> {
+    block: Arc<Block<B>>,
+    /// Beside the projections to queries, keys and values.
+    qkv_adapters: Option<[Adapter<B>; 3]>,
+    gate_up_adapter: Adapter<B>,
+    linear: Linear<B>,
+}
+
 impl<B: Backend> Hybrid<B> {
-    /// Loads what the hybrid layer numbered `index` among them has under `own`, and its adapters, which
-    /// are under its block's name, `shared`.
-    fn load(
-        config: &Config,
-        [index, block]: [usize; 2],
-        own: &Params<'_, B>,
-        shared: &Params<'_, B>,
-    ) -> Result<Self> {
-        let adapter = |part: &str, list: &str| {
-            let params = shared.under(part).under(list).under(&index.to_string());
-            Adapter::load(&params, ["0", "1"], 1.0)
+    /// Loads the hybrid layer numbered `index` among them, whose own parameters are `params`. The adapters
+    /// are under the name of the block, which is the first layer's that has it.
+    fn load(config: &Config, index: usize, params: &Params<'_, B>) -> Result<Self> {
+        let home = config.hybrid_layers()[index % config.n_block()];
+        let shared = params.root().under(&format!("model.layers.{home}")).under(SHARED);
+        let adapter = |name: &str, out, width| {
+            let params = shared.under(name).under(&index.to_string());
+            Adapter::load(&params, ["0", "1"], [out, config.adapter_rank, width], 1.0)
         };
-        let qkv_adapters = || -> Result<_> {
-            let [q, k, v] =
-                QKV.map(|of| adapter("self_attn", &format!("linear_{of}_adapter_list")));
-            Ok([q?, k?, v?])
+        let AttentionConfig { d_in, nheads, nheads_kv, headdim, .. } = config.attention;
+        let of = |part: &str, nheads| {
+            adapter(&format!("self_attn.linear_{part}_adapter_list"), nheads * headdim, d_in)
         };
+        let qkv =
+            || -> Result<_> { Ok([of("q", nheads)?, of("k", nheads_kv)?, of("v", nheads_kv)?]) };
+        let MlpConfig { d_model, d_ff, .. } = config.mlp;
+        let gate_up = "feed_forward.gate_up_proj_adapter_list";
         Ok(Self {
-            block,
-            qkv_adapters: config.attention_adapters.then(qkv_adapters).transpose()?,
-            gate_up_adapter: adapter("feed_forward", "gate_up_proj_adapter_list")?,
-            linear: Linear::load(&own.under("linear"), false)?,
+            block: shared.once(|params| Block::load(config, params))?,
+            qkv_adapters: config.attention_adapters.then(qkv).transpose()?,
+            gate_up_adapter: adapter(gate_up, 2 * d_ff, d_model)?,
+            linear: Linear::load(&params.under("linear"), [d_model; 2], false)?,
         })
     }
 
     fn weight_bytes(&self) -> usize {
         let adapters = self.qkv_adapters.iter().flatten().chain([&self.gate_up_adapter]);
-        adapters.map(Adapter::weight_bytes).sum::<usize>() + self.linear.weight().size_in_bytes()
+        let own = adapters.map(Adapter::weight_bytes).sum::<usize>();
+        own + self.linear.weight().size_in_bytes() + self.block.weight_bytes()
     }
 }
 
-impl<B: Backend> Decoder<B> for Zamba2<B> {
-    fn n_layer(&self) -> usize {
-        self.layers.len()
-    }
+struct MambaLayer<B: Backend> {
+    hybrid: Option<Hybrid<B>>,
+    input_layernorm: RmsNorm<B>,
+    mamba: Mamba2Mixer<B>,
+}
 
-    fn forward_layer(
-        &self,
-        client: &B::Client,
-        i: usize,
-        mut h: Tensor<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>> {
-        let layer = &self.layers[i];
+impl<B: Backend> Layer<B> for MambaLayer<B> {
+    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let mut u = h.clone();
-        if let Some(hybrid) = &layer.hybrid {
+        if let Some(hybrid) = &self.hybrid {
             let x = client.concat_columns(&h, batch.embeddings())?; // [T, 2 d_model]
-            let block = &self.blocks[hybrid.block];
-            let t = block.forward(client, &x, hybrid, batch.caches())?; // [T, d_model]
+            let t = hybrid.block.forward(client, &x, hybrid, batch)?; // [T, d_model]
             u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
         }
-        let u = layer.input_layernorm.forward(client, &u)?;
-        h = layer.mamba.forward_onto(client, &u, (h, 1.0), batch.mixers())?;
-        Ok(h)
+        let u = self.input_layernorm.forward(client, &u)?;
+        self.mamba.forward_onto(client, &u, (h, 1.0), batch)
     }
 
+    /// A block counts for every layer that uses it.
     fn weight_bytes(&self) -> usize {
-        let layer = |layer: &Layer<B>| {
-            let hybrid = layer.hybrid.as_ref();
-            let hybrid =
-                hybrid.map(|own| own.weight_bytes() + self.blocks[own.block].weight_bytes());
-            layer.mamba.weight_bytes() + hybrid.unwrap_or(0)
-        };
-        self.layers.iter().map(layer).sum()
+        self.mamba.weight_bytes() + self.hybrid.as_ref().map_or(0, Hybrid::weight_bytes)
     }
 }
 
-// Layouts of files
-
 impl Family for Config {
+    fn model_types() -> &'static [&'static str] {
+        &["zamba2"]
+    }
+
+    fn blank() -> Self {
+        Self {
+            vocab_size: 0,
+            tie_embeddings: None,
+            norm_eps: 1e-5,
+            max_position: 0,
+            hybrid: Vec::new(),
+            num_mem_blocks: 1,
+            adapter_rank: 128,
+            attention_adapters: false,
+            mixer: MixerConfig { norm_eps: GATED_NORM_EPS, ..MixerConfig::new(0, 0, 0) },
+            attention: AttentionConfig::new(0, 0, 0, 0),
+            mlp: MlpConfig { act: Activation::Gelu, ..MlpConfig::swiglu(0, 0) },
+        }
+    }
+
+    fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
+        let hybrid_layers = self.hybrid_layers();
+        let (m, a, mlp) = (&mut self.mixer, &mut self.attention, &mut self.mlp);
+        let mut expand = if f.writes_json() { expand_of(m)? } else { 2 };
+        f.constant("architectures", vec!["Zamba2ForCausalLM"]);
+        f.constant("model_type", "zamba2");
+        f.size(["hidden_size", ""], &mut m.d_model, Required)?;
+        if let Some(file) = f.json() {
+            self.hybrid = hybrid(file)?;
+            (a.d_in, a.d_model, mlp.d_model) = (2 * m.d_model, m.d_model, m.d_model);
+        }
+        f.constant("num_hidden_layers", self.hybrid.len());
+        let kind = |&is_hybrid: &bool| if is_hybrid { "hybrid" } else { "mamba" };
+        f.constant("layers_block_type", self.hybrid.iter().map(kind).collect::<Vec<_>>());
+        f.constant("hybrid_layer_ids", hybrid_layers);
+        f.size(["num_mem_blocks", ""], &mut self.num_mem_blocks, Or(1))?;
+        let adapters = ["use_shared_attention_adapter|use_shared_attention_lora", ""];
+        f.flag(adapters, &mut self.attention_adapters, Or(false))?;
+        f.size(["adapter_rank|lora_rank", ""], &mut self.adapter_rank, Or(128))?;
+        f.size(["num_attention_heads", ""], &mut a.nheads, Or(32))?;
+        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+        if let Some(file) = f.json() {
+            let (nheads, width) = (a.nheads, a.d_in);
+            if !width.is_multiple_of(nheads) {
+                let reason =
+                    format!("{nheads} heads do not divide 2 * hidden_size = {width} channels");
+                return Err(file.error("num_attention_heads", reason));
+            }
+            a.headdim = width / nheads;
+            a.scale = (a.headdim as f32 / 2.0).sqrt().recip();
+        }
+        f.constant("attention_hidden_size", a.d_in);
+        f.constant("attention_head_dim", a.headdim);
+        let (mut has_rope, mut is_long) = (a.rope.is_some(), false);
+        f.flag(["use_mem_rope", ""], &mut has_rope, Or(false))?;
+        f.flag(["use_long_context", ""], &mut is_long, Or(false))?;
+        f.context(&mut self.max_position, 4096)?;
+        self.max_position = if is_long { LONG_CONTEXT } else { self.max_position };
+        let wide = m.d_model.saturating_mul(4);
+        f.size(["intermediate_size", ""], &mut mlp.d_ff, Or(wide))?;
+        f.activation("hidden_act", &["gelu"])?;
+        f.flag(["add_bias_linear", ""], &mut mlp.bias, Or(false))?;
+        f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-5)?;
+        f.size(["mamba_expand", ""], &mut expand, Or(2))?;
+        f.size(["n_mamba_heads", ""], &mut m.nheads, Or(8))?;
+        if let Some(file) = f.json() {
+            let (heads, d_inner) = (m.nheads, m.d_model.saturating_mul(expand));
+            if !d_inner.is_multiple_of(heads) {
+                let reason = format!(
+                    "{heads} heads do not divide mamba_expand * hidden_size = {d_inner} channels"
+                );
+                return Err(file.error("n_mamba_heads", reason));
+            }
+            m.headdim = d_inner / heads;
+            (m.in_bias, m.out_bias) = (mlp.bias, mlp.bias);
+        }
+        f.constant("mamba_headdim", m.headdim);
+        f.size(["mamba_ngroups", ""], &mut m.ngroups, Or(1))?;
+        f.size(["mamba_d_state", ""], &mut m.d_state, Or(64))?;
+        f.size(["mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
+        f.constant("use_conv_bias", m.conv_bias);
+        f.limits("time_step_limit", &mut m.dt_limit)?;
+        if has_rope {
+            f.rope(&mut a.rope, a.headdim, 1.0)?;
+        }
+        // The authors' code and transformers 4 have another base where `use_long_context` is set.
+        // transformers 5 does not, and writes the base that it uses into `rope_parameters`.
+        let is_old = f.json().is_some_and(|file| !file.has("rope_parameters"));
+        if let Some(rope) = a.rope.as_mut().filter(|_| is_long && is_old && a.headdim > 2) {
+            let headdim = a.headdim as f64;
+            rope.theta *= 8f64.powf(headdim / (headdim - 2.0));
+        }
+        f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)?;
+        self.tie_embeddings = self.tie_embeddings.or(Some(true));
+        Ok(())
+    }
+
     fn name(&self) -> &'static str {
         "zamba2"
     }
 
-    fn arch(&self) -> Option<&'static str> {
-        None
-    }
-
     fn frame(&self) -> Frame {
         Frame {
-            names: NAMES,
-            d_model: self.mixer.d_model,
-            vocab_size: self.vocab_size,
-            pad_vocab_size_multiple: 1,
             tie_embeddings: self.tie_embeddings,
-            norm_eps: self.norm_eps,
-            embedding_scale: 1.0,
-            logits_scale: 1.0,
+            ..Frame::new(NAMES, self.mixer.d_model, self.vocab_size, self.norm_eps)
         }
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = |&is_hybrid: &bool| LayerSpec {
-            mixer: Some(self.mixer.clone()),
-            attention: is_hybrid.then(|| self.attention.clone()),
-            ffn: if is_hybrid { Ffn::Mlp(self.mlp.clone()) } else { Ffn::None },
+        let layer = |&is_hybrid: &bool| {
+            let layer = LayerSpec::of(self.mixer.clone());
+            if is_hybrid { layer.and(self.attention.clone()).and(self.mlp.clone()) } else { layer }
         };
         self.hybrid.iter().map(layer).collect()
     }
 
-    fn parameters(&self, rows: usize, with_head: bool) -> Tensors {
-        let mut tensors = Tensors::default();
-        let width = self.mixer.d_model;
-        NAMES.expect(&mut tensors, rows, width, with_head);
-        for (layer, &is_hybrid) in self.hybrid.iter().enumerate() {
-            let mut name = format!("model.layers.{layer}");
-            if is_hybrid {
-                tensors.add(format!("{name}.linear.weight"), &[width, width]);
-                name.push_str(".mamba_decoder");
-            }
-            tensors.add(format!("{name}.input_layernorm.weight"), &[width]);
-            self.mixer.expect(&mut tensors, &format!("{name}.mamba"));
-        }
-        let (hybrid, n_block) = (self.hybrid_layers(), self.n_block());
-        for (index, &layer) in hybrid.iter().enumerate() {
-            let name = format!("model.layers.{}.{SHARED}", hybrid[index % n_block]);
-            if hybrid[index % n_block] == layer {
-                self.expect_block(&mut tensors, &name);
-            }
-            self.expect_adapters(&mut tensors, &name, index);
-        }
-        tensors
-    }
-
-    fn gguf_table(&self) -> Result<Vec<Row>> {
-        Err(no_gguf())
-    }
-
-    fn write_gguf(&self, _: &mut Metadata) -> Result<()> {
-        Err(no_gguf())
+    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
+        let index = self.hybrid_layers().iter().position(|&hybrid| hybrid == i);
+        let hybrid = index.map(|index| Hybrid::load(self, index, params)).transpose()?;
+        let inner = params.under("mamba_decoder");
+        let params = if hybrid.is_some() { &inner } else { params };
+        let (norm, width) = (params.under("input_layernorm"), self.mixer.d_model);
+        Ok(Box::new(MambaLayer {
+            hybrid,
+            input_layernorm: RmsNorm::load(&norm, width, self.norm_eps)?,
+            mamba: Mamba2Mixer::load(&self.mixer, &params.under("mamba"))?,
+        }))
     }
 
     /// A layer of a block is one of every hybrid layer that uses it.
@@ -490,84 +424,4 @@ impl Family for Config {
         checkpoint.replace(tensors);
         Ok(())
     }
-
-    fn to_json(&self) -> Result<Value> {
-        let Self { mixer, attention, .. } = self;
-        let expand = expand_of(mixer)?;
-        let kind = |&is_hybrid: &bool| if is_hybrid { "hybrid" } else { "mamba" };
-        let mut json = json!({
-            "architectures": ["Zamba2ForCausalLM"],
-            "model_type": "zamba2",
-            "hidden_size": mixer.d_model,
-            "num_hidden_layers": self.hybrid.len(),
-            "layers_block_type": self.hybrid.iter().map(kind).collect::<Vec<_>>(),
-            "hybrid_layer_ids": self.hybrid_layers(),
-            "num_mem_blocks": self.num_mem_blocks,
-            "use_shared_attention_adapter": self.attention_adapters,
-            "adapter_rank": self.adapter_rank,
-            "num_attention_heads": attention.nheads,
-            "num_key_value_heads": attention.nheads_kv,
-            "attention_hidden_size": attention.d_in,
-            "attention_head_dim": attention.headdim,
-            "use_mem_rope": attention.rope.is_some(),
-            "use_long_context": false,
-            "max_position_embeddings": self.max_position,
-            "intermediate_size": self.mlp.d_ff,
-            "hidden_act": "gelu",
-            "add_bias_linear": self.mlp.bias,
-            "rms_norm_eps": shortest(self.norm_eps),
-            "mamba_expand": expand,
-            "n_mamba_heads": mixer.nheads,
-            "mamba_headdim": mixer.headdim,
-            "mamba_ngroups": mixer.ngroups,
-            "mamba_d_state": mixer.d_state,
-            "mamba_d_conv": mixer.d_conv,
-            "use_conv_bias": mixer.conv_bias,
-            "time_step_limit": limit_json(mixer.dt_limit),
-        });
-        if let Some(rope) = &attention.rope {
-            rope.write_json(&mut json, attention.headdim)?;
-        }
-        Ok(json)
-    }
-}
-
-impl Config {
-    /// Adds a block's parameters to `tensors`, under `name`.
-    fn expect_block(&self, tensors: &mut Tensors, name: &str) {
-        let MlpConfig { d_model, d_ff, bias, .. } = self.mlp;
-        tensors.add(format!("{name}.input_layernorm.weight"), &[self.attention.d_in]);
-        self.attention.expect(tensors, &format!("{name}.self_attn"));
-        tensors.add(format!("{name}.pre_ff_layernorm.weight"), &[d_model]);
-        for (projection, shape) in
-            [("gate_up_proj", [2 * d_ff, d_model]), ("down_proj", [d_model, d_ff])]
-        {
-            let name = format!("{name}.feed_forward.{projection}");
-            tensors.add(format!("{name}.weight"), &shape);
-            if bias {
-                tensors.add(format!("{name}.bias"), &shape[..1]);
-            }
-        }
-    }
-
-    /// Adds the adapters of a hybrid layer, by its number among them, under its block's `name`.
-    fn expect_adapters(&self, tensors: &mut Tensors, name: &str, index: usize) {
-        let mut add = |name: String, d_in: usize, d_out: usize| {
-            tensors.add(format!("{name}.{index}.0.weight"), &[self.adapter_rank, d_in]);
-            tensors.add(format!("{name}.{index}.1.weight"), &[d_out, self.adapter_rank]);
-        };
-        let AttentionConfig { d_in, nheads, nheads_kv, headdim, .. } = self.attention;
-        for (of, nheads) in QKV.into_iter().zip([nheads, nheads_kv, nheads_kv]) {
-            if self.attention_adapters {
-                add(format!("{name}.self_attn.linear_{of}_adapter_list"), d_in, nheads * headdim);
-            }
-        }
-        let MlpConfig { d_model, d_ff, .. } = self.mlp;
-        add(format!("{name}.feed_forward.gate_up_proj_adapter_list"), d_model, 2 * d_ff);
-    }
-}
-
-fn no_gguf() -> Error {
-    let what = "file: GGUF has no architecture for zamba2; write a folder".into();
-    Error::Unsupported { what }
 }

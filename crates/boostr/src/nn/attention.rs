@@ -8,11 +8,16 @@
 //!
 //! Letters: T tokens, H heads of queries, Hk heads of keys and values, D the width of a head.
 
+use serde_json::{Map, Value, json};
+
+use super::batch::Batch;
 use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
-use super::params::{Params, Tensors};
+use super::params::Params;
+use super::part::Part;
 use super::rope::RopeConfig;
-use crate::backend::{Backend, KvCache, Tensor};
+use super::slots::Slot;
+use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, ActivationOps, AttentionOps, KvSizes, KvType, Rope, split_last};
 
@@ -74,25 +79,60 @@ impl AttentionConfig {
         let (nheads, headdim) = (self.nheads_kv, self.headdim);
         KvSizes { nheads, d_key: headdim, d_value: headdim, kind, latent: false }
     }
+}
 
-    /// Adds the layer's parameters to `tensors`, under `name`.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        let (q, kv) = (self.nheads * self.headdim, self.nheads_kv * self.headdim);
-        for (projection, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-            tensors.add(format!("{name}.{projection}.weight"), &[rows, self.d_in]);
-            if self.qkv_bias {
-                tensors.add(format!("{name}.{projection}.bias"), &[rows]);
-            }
+impl Part for AttentionConfig {
+    fn kind(&self) -> &'static str {
+        "attention"
+    }
+
+    /// `kv`, a key and a value of each head for each token within the window.
+    fn slots(&self) -> Vec<Slot> {
+        vec![Slot::rows("kv", self.cache(KvType::F32), self.window)]
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_attention_heads", self.nheads),
+            ("num_key_value_heads", self.nheads_kv),
+            ("head_dim", self.headdim),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.nheads.is_multiple_of(self.nheads_kv) {
+            return Ok(());
         }
-        tensors.add(format!("{name}.o_proj.weight"), &[self.d_model, q]);
-        if self.out_bias {
-            tensors.add(format!("{name}.o_proj.bias"), &[self.d_model]);
-        }
-        if self.qk_norm_eps.is_some() {
-            for norm in ["q_norm", "k_norm"] {
-                tensors.add(format!("{name}.{norm}.weight"), &[self.headdim]);
-            }
-        }
+        let reason = format!("{} do not divide {} heads", self.nheads_kv, self.nheads);
+        Err(("num_key_value_heads", reason))
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let Self { nheads, nheads_kv, headdim, .. } = self;
+        let positions = match &self.rope {
+            None => "no positions".to_owned(),
+            Some(rope) if rope.rotary_dim == *headdim => format!("rotary, base {}", rope.theta),
+            Some(rope) => format!("rotary, base {}, {} of {headdim}", rope.theta, rope.rotary_dim),
+        };
+        let window = self.window.map_or_else(String::new, |w| format!(", window {w}"));
+        let kv = format!("{nheads_kv} of keys and values");
+        vec![("attention", format!("{nheads} heads of {headdim}, {kv}, {positions}{window}"))]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let attention = json!({
+            "nheads": self.nheads,
+            "nheads_kv": self.nheads_kv,
+            "headdim": self.headdim,
+            "rope_theta": self.rope.as_ref().map(|rope| rope.theta),
+            "rotary_dim": self.rope.as_ref().map(|rope| rope.rotary_dim),
+            "window": self.window,
+        });
+        [("attention".to_owned(), attention)].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        (3 * self.nheads + 3 * self.nheads_kv) * self.headdim
     }
 }
 
@@ -116,24 +156,23 @@ impl<B: Backend> Attention<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &AttentionConfig, params: &Params<'_, B>) -> Result<Self> {
-        let norm = |name, eps| RmsNorm::load(&params.under(name), eps);
+        let (q, kv) = (config.nheads * config.headdim, config.nheads_kv * config.headdim);
+        let norm = |name, eps| RmsNorm::load(&params.under(name), config.headdim, eps);
         let norms = |eps| -> Result<_> { Ok([norm("q_norm", eps)?, norm("k_norm", eps)?]) };
-        let kv = config.nheads_kv * config.headdim;
-        let key_scale = (config.key_scale != 1.0)
-            .then(|| ops::tensor(params.client(), &vec![config.key_scale; kv], &[kv]));
+        let qkv = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let out = [config.d_model, q];
         Ok(Self {
             // Scores amplify what rounding changes of their input, most of all in models with outliers.
-            qkv_proj: Joined::load(params, &["q_proj", "k_proj", "v_proj"], config.qkv_bias)?
-                .precise(),
+            qkv_proj: Joined::load(params, &qkv, config.d_in, config.qkv_bias)?.precise(),
             qk_norm: config.qk_norm_eps.map(norms).transpose()?,
-            o_proj: Linear::load(&params.under("o_proj"), config.out_bias)?,
+            o_proj: Linear::load(&params.under("o_proj"), out, config.out_bias)?,
             rope: config.rope.as_ref().map(RopeConfig::rope),
-            key_scale: key_scale.transpose()?,
+            key_scale: params.factors(&[(kv, config.key_scale)])?,
             config: config.clone(),
         })
     }
 
-    /// What attention of the tokens `u` `[T, d_in]` of all runs at `positions` gives, times `factor`,
+    /// What attention of the tokens `u` `[T, d_in]` of all runs gives, times `factor`,
     /// added to `residual` `[T, d_model]`.
     ///
     /// # Errors
@@ -144,10 +183,10 @@ impl<B: Backend> Attention<B> {
         client: &B::Client,
         u: &Tensor<B>,
         (residual, factor): (Tensor<B>, f32),
-        (runs, positions, mut caches): (&[usize], &[usize], Vec<&mut KvCache<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let qkv = self.project(client, u)?;
-        let y = self.attend(client, qkv, runs, positions, &mut caches)?;
+        let y = self.attend(client, qkv, batch)?;
         self.o_proj.forward_onto(client, &y, residual, factor)
     }
 
@@ -178,11 +217,10 @@ impl<B: Backend> Attention<B> {
         &self,
         client: &B::Client,
         [q, k, v]: [Tensor<B>; 3],
-        runs: &[usize],
-        positions: &[usize],
-        caches: &mut [&mut KvCache<B>],
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
+        let (runs, positions, mut caches) = batch.rows("kv")?;
         let tokens = positions.len();
         let k = match &self.key_scale {
             Some(factors) => client.scale_columns(&k, factors)?,
@@ -210,7 +248,7 @@ impl<B: Backend> Attention<B> {
             window: config.window,
             softcap: config.softcap,
         };
-        let y = client.attention(&input, runs, caches)?; // [T, H, D]
+        let y = client.attention(&input, runs, &mut caches)?; // [T, H, D]
         for cache in caches {
             cache.forget(cache.first_seen(config.window));
         }

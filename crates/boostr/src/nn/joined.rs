@@ -20,29 +20,34 @@ pub struct Joined<B: Backend> {
 }
 
 impl<B: Backend> Joined<B> {
-    /// Loads the layers `names`, all with a bias or none.
+    /// Loads layers of `width` inputs by their names and numbers of outputs, all with a bias or none.
     ///
     /// # Errors
     ///
     /// When a parameter is missing or no float.
-    pub fn load(params: &Params<'_, B>, names: &[&str], bias: bool) -> Result<Self> {
-        let (mut widths, mut formats) = (Vec::new(), Vec::new());
-        for name in names {
+    pub fn load(
+        params: &Params<'_, B>,
+        layers: &[(&str, usize)],
+        width: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        let mut formats = Vec::new();
+        for (name, _) in layers {
             let layer = params.under(name);
-            widths.push(layer.shape("weight")?.first().copied().unwrap_or(0));
             let is_adapted = layer.has("lora_A.weight");
             formats.push(layer.format("weight")?.filter(|_| !is_adapted));
         }
         let mut products = Vec::new();
         let mut first = 0;
-        while first < names.len() {
+        while first < layers.len() {
             let alike = formats[first..].iter().take_while(|&&format| format == formats[first]);
             let count = if formats[first].is_some() { alike.count() } else { 1 };
             let range = first..first + count;
-            products.push((Linear::load_joined(params, &names[range.clone()], bias)?, range));
+            let joined = Linear::load_joined(params, &layers[range.clone()], width, bias)?;
+            products.push((joined, range));
             first += count;
         }
-        Ok(Self { products, widths })
+        Ok(Self { products, widths: layers.iter().map(|(_, out)| *out).collect() })
     }
 
     /// The same layers, with activations that are not rounded to 8 bits where a weight is quantized.
@@ -94,10 +99,12 @@ mod tests {
     use crate::nn::{Tensors, synthetic};
     use crate::ops::{self, Format};
 
+    const LAYERS: [(&str, usize); 3] = [("q", 24), ("k", 5), ("v", 11)];
+
     /// Three projections of 64 inputs, the values of the second of `second`.
     fn outputs(second: Dtype, bias: bool, joined: bool) -> Vec<Vec<f32>> {
         let mut tensors = Tensors::default();
-        for (name, rows) in [("q", 24), ("k", 5), ("v", 11)] {
+        for (name, rows) in LAYERS {
             tensors.add(format!("{name}.weight"), &[rows, 64]);
             if bias {
                 tensors.add(format!("{name}.bias"), &[rows]);
@@ -115,10 +122,13 @@ mod tests {
         let values: Vec<f32> = (0..3 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
         let x = ops::tensor(&client, &values, &[3, 64]).unwrap();
         let y = if joined {
-            Joined::load(&params, &["q", "k", "v"], bias).unwrap().forward(&client, &x).unwrap()
+            Joined::load(&params, &LAYERS, 64, bias).unwrap().forward(&client, &x).unwrap()
         } else {
-            ["q", "k", "v"].map(|name| {
-                Linear::load(&params.under(name), bias).unwrap().forward(&client, &x).unwrap()
+            LAYERS.map(|(name, rows)| {
+                Linear::load(&params.under(name), [rows, 64], bias)
+                    .unwrap()
+                    .forward(&client, &x)
+                    .unwrap()
             })
         };
         y.iter().map(|y| ops::to_vec(y).unwrap()).collect()
@@ -144,7 +154,10 @@ mod tests {
         let count = |dtype: Dtype| {
             let checkpoint = synthetic::checkpoint(&tensors, dtype).unwrap();
             let params = Params::<Cpu>::new(&checkpoint, &client);
-            Joined::load(&params, &["a", "b", "c"], false).unwrap().products.len()
+            Joined::load(&params, &[("a", 8), ("b", 8), ("c", 8)], 32, false)
+                .unwrap()
+                .products
+                .len()
         };
         assert_eq!(count(Dtype::Block(Format::Q8_0)), 1);
         assert_eq!(count(Dtype::BF16), 3);

@@ -1,9 +1,10 @@
-//! How the tensors of a file are made of a model's parameters.
+//! The mapping between the tensors of a file and a model's parameters.
 //!
-//! A model names its parameters once, most as transformers does. A file may keep several of them as
-//! one tensor (experts stacked, gate and up projection one after another), in another order of rows, or
-//! as another function of the values. A [`Layout`] says so tensor by tensor, and serves both ways:
-//! reading cuts parameters out of the file's bytes where they lie, writing puts tensors together.
+//! A model names its parameters once, most as transformers does. A file may keep several of them as one
+//! tensor (experts stacked, gate and up projection one after another). It may have their rows in
+//! another order, or another function of their values. A [`Layout`] describes this tensor by tensor,
+//! and serves both ways: reading cuts parameters out of the file's bytes in place, writing puts tensors
+//! together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;
@@ -27,14 +28,14 @@ pub struct Stored {
     /// Its shape in the file.
     pub shape: Vec<usize>,
     /// The parameters that it holds, one after another.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Parameter>,
     /// What the file has in their place.
     pub change: Change,
 }
 
 /// A parameter: its name and shape in the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct Parameter {
     /// Its name.
     pub name: String,
     /// Its shape.
@@ -125,7 +126,7 @@ impl Row {
         let named = |pattern: &str| pattern.replace('#', &layer.to_string());
         let find = |name: String| {
             let shape = parameters.get(&name)?.to_vec();
-            Some(Part { name, shape })
+            Some(Parameter { name, shape })
         };
         let is_stack = self.parts.iter().any(|part| part.contains('@'));
         let mut parts = Vec::new();
@@ -184,7 +185,7 @@ impl Layout {
             }
         }
         for (name, shape) in parameters.iter().filter(|(name, _)| !named.contains(*name)) {
-            let parts = vec![Part { name: name.into(), shape: shape.to_vec() }];
+            let parts = vec![Parameter { name: name.into(), shape: shape.to_vec() }];
             let (name, shape) = (name.to_owned(), shape.to_vec());
             layout.0.push(Stored { name, shape, parts, change: Change::Same });
         }

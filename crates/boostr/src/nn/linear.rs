@@ -28,14 +28,23 @@ pub struct Adapter<B: Backend> {
 }
 
 impl<B: Backend> Adapter<B> {
-    /// Loads the two layers by their names.
+    /// Loads the two layers by their names: `[rank, in]` and `[out, rank]`.
     ///
     /// # Errors
     ///
     /// When a parameter is missing or no float.
-    pub fn load(params: &Params<'_, B>, names: [&str; 2], scale: f32) -> Result<Self> {
-        let [narrow, wide] = names.map(|name| Linear::load(&params.under(name), false));
-        Ok(Self { narrow: narrow?, wide: wide?, scale })
+    pub fn load(
+        params: &Params<'_, B>,
+        names: [&str; 2],
+        [out, rank, width]: [usize; 3],
+        scale: f32,
+    ) -> Result<Self> {
+        let [narrow, wide] = names.map(|name| params.under(name));
+        Ok(Self {
+            narrow: Linear::load(&narrow, [rank, width], false)?,
+            wide: Linear::load(&wide, [out, rank], false)?,
+            scale,
+        })
     }
 
     /// What it makes of `x` `[T, in]`, added to `y` `[T, out]`.
@@ -61,34 +70,43 @@ impl<B: Backend> Linear<B> {
     /// # Errors
     ///
     /// When one is missing or no float.
-    pub fn load(params: &Params<'_, B>, bias: bool) -> Result<Self> {
-        let bias = if bias { Some(params.tensor("bias")?) } else { None };
+    pub fn load(params: &Params<'_, B>, shape: [usize; 2], bias: bool) -> Result<Self> {
+        let [out, width] = shape;
+        let bias = if bias { Some(params.tensor("bias", &[out])?) } else { None };
         let adapter = if params.has("lora_A.weight") {
-            let scale = params.values("lora_scale")?.first().copied().unwrap_or(1.0);
-            Some(Box::new(Adapter::load(params, ["lora_A", "lora_B"], scale)?))
+            let scale = params.values("lora_scale", &[1])?.first().copied().unwrap_or(1.0);
+            let rank = params.shape("lora_A.weight")?.first().copied().unwrap_or(0);
+            let sizes = [out, rank, width];
+            Some(Box::new(Adapter::load(params, ["lora_A", "lora_B"], sizes, scale)?))
         } else {
             None
         };
-        Ok(Self { weight: params.weight("weight")?, bias, precise: false, adapter })
+        Ok(Self { weight: params.weight("weight", shape)?, bias, precise: false, adapter })
     }
 
-    /// Loads the layers `names` as one, the outputs of one after those of the other.
+    /// Loads the layers `names` of so many outputs each as one, the outputs of one after those of the other.
     ///
     /// # Errors
     ///
     /// When a parameter is missing or no float, or several weights are not blocks of one format.
-    pub fn load_joined(params: &Params<'_, B>, names: &[&str], bias: bool) -> Result<Self> {
-        if let [name] = names {
-            return Self::load(&params.under(name), bias);
+    pub fn load_joined(
+        params: &Params<'_, B>,
+        layers: &[(&str, usize)],
+        width: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        if let [(name, out)] = *layers {
+            return Self::load(&params.under(name), [out, width], bias);
         }
         let bias = bias.then(|| -> Result<_> {
             let mut all = Vec::new();
-            for name in names {
-                all.extend(params.under(name).values("bias")?);
+            for (name, out) in layers {
+                all.extend(params.under(name).values("bias", &[*out])?);
             }
             ops::tensor(params.client(), &all, &[all.len()])
         });
-        let weight = params.joined_blocks(names, "weight")?;
+        let names: Vec<&str> = layers.iter().map(|(name, _)| *name).collect();
+        let weight = params.joined_blocks(&names, "weight")?;
         Ok(Self { weight, bias: bias.transpose()?, precise: false, adapter: None })
     }
 
@@ -162,8 +180,8 @@ impl<B: Backend> RmsNorm<B> {
     /// # Errors
     ///
     /// When it is missing or no float.
-    pub fn load(params: &Params<'_, B>, eps: f32) -> Result<Self> {
-        Ok(Self { weight: params.tensor("weight")?, eps })
+    pub fn load(params: &Params<'_, B>, width: usize, eps: f32) -> Result<Self> {
+        Ok(Self { weight: params.tensor("weight", &[width])?, eps })
     }
 
     /// Normalises each row of `[T, width]`.

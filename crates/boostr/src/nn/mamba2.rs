@@ -11,8 +11,13 @@
 
 use std::ops::Range;
 
+use serde_json::{Map, Value};
+
+use super::batch::Batch;
 use super::linear::Linear;
-use super::params::{Params, Tensors};
+use super::params::Params;
+use super::part::Part;
+use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
@@ -115,58 +120,62 @@ impl MixerConfig {
     pub fn d_in_proj(&self) -> usize {
         self.d_inner() + self.conv_dim() + self.nheads
     }
-
-    /// Adds the mixer's tensors to `tensors`, under `name`.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        let conv = self.conv_dim();
-        tensors.add(format!("{name}.in_proj.weight"), &[self.d_in_proj(), self.d_model]);
-        tensors.add(format!("{name}.out_proj.weight"), &[self.d_model, self.d_inner()]);
-        if self.in_bias {
-            tensors.add(format!("{name}.in_proj.bias"), &[self.d_in_proj()]);
-        }
-        if self.out_bias {
-            tensors.add(format!("{name}.out_proj.bias"), &[self.d_model]);
-        }
-        tensors.add(format!("{name}.conv1d.weight"), &[conv, 1, self.d_conv]);
-        if self.conv_bias {
-            tensors.add(format!("{name}.conv1d.bias"), &[conv]);
-        }
-        for parameter in ["A_log", "D", "dt_bias"] {
-            tensors.add(format!("{name}.{parameter}"), &[self.nheads]);
-        }
-        if self.rms_norm {
-            tensors.add(format!("{name}.norm.weight"), &[self.d_inner()]);
-        }
-    }
 }
 
-/// What one sequence must remember of one mixer; cloning shares until one of the two is written.
-#[derive(Debug, Clone)]
-pub struct MixerState<B: Backend> {
-    /// Last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`.
-    pub conv: Tensor<B>,
-    /// SSM state `[H, P, N]`.
-    pub ssm: Tensor<B>,
-}
-
-impl<B: Backend> MixerState<B> {
-    /// The state before the first token: zeros.
-    ///
-    /// # Errors
-    ///
-    /// When memory is short.
-    pub fn new(config: &MixerConfig, client: &B::Client) -> Result<Self> {
-        let [conv, ssm] = Self::shapes(config);
-        Ok(Self { conv: ops::zeros(client, &conv)?, ssm: ops::zeros(client, &ssm)? })
+impl Part for MixerConfig {
+    fn kind(&self) -> &'static str {
+        "mamba2"
     }
 
-    /// Shapes of `conv` and `ssm`.
-    #[must_use]
-    pub fn shapes(config: &MixerConfig) -> [Vec<usize>; 2] {
-        [
-            vec![config.d_conv - 1, config.conv_dim()],
-            vec![config.nheads, config.headdim, config.d_state],
+    /// `conv`, the last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`; and `ssm`
+    /// `[H, P, N]`.
+    fn slots(&self) -> Vec<Slot> {
+        vec![
+            Slot::fixed("conv", vec![self.d_conv - 1, self.conv_dim()]),
+            Slot::fixed("ssm", vec![self.nheads, self.headdim, self.d_state]),
         ]
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_heads", self.nheads),
+            ("head_dim", self.headdim),
+            ("n_groups", self.ngroups),
+            ("state_size", self.d_state),
+            ("conv_kernel", self.d_conv),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.nheads.is_multiple_of(self.ngroups) {
+            return Ok(());
+        }
+        Err(("n_groups", format!("{} groups do not divide {} heads", self.ngroups, self.nheads)))
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("heads", format!("{} of {}", self.nheads, self.headdim)),
+            ("groups", self.ngroups.to_string()),
+            ("state width", self.d_state.to_string()),
+            ("convolution", format!("{} taps", self.d_conv)),
+        ]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let sizes = [
+            ("d_inner", self.d_inner()),
+            ("nheads", self.nheads),
+            ("headdim", self.headdim),
+            ("ngroups", self.ngroups),
+            ("d_state", self.d_state),
+            ("d_conv", self.d_conv),
+        ];
+        sizes.into_iter().map(|(name, size)| (name.to_owned(), size.into())).collect()
+    }
+
+    fn work_width(&self) -> usize {
+        self.d_in_proj() + self.conv_dim() + 2 * self.d_inner()
     }
 }
 
@@ -197,27 +206,28 @@ impl<B: Backend> Mamba2Mixer<B> {
     ///
     /// When a parameter is missing, is no float, or A_log is not finite.
     pub fn load(config: &MixerConfig, params: &Params<'_, B>) -> Result<Self> {
-        let client = params.client();
+        let (heads, d_inner) = (config.nheads, config.d_inner());
         let (channels, taps) = (config.conv_dim(), config.d_conv);
-        let conv = params.tensor("conv1d.weight")?.reshape(&[channels, taps])?; // of [conv_dim, 1, d_conv]
-        let factors = |all: Vec<f32>| -> Result<Option<Tensor<B>>> {
-            let matters = all.iter().any(|&factor| factor != 1.0);
-            matters.then(|| ops::tensor(client, &all, &[all.len()])).transpose()
-        };
-        let sections = config.sections().into_iter().zip(config.section_scales);
+        let conv = params.tensor("conv1d.weight", &[channels, 1, taps])?;
+        let conv = params.computed(|client| client.transpose(&conv.reshape(&[channels, taps])?))?;
+        let sections: Vec<(usize, f32)> =
+            config.sections().into_iter().zip(config.section_scales).collect();
+        let conv_bias = || params.tensor("conv1d.bias", &[channels]);
+        let norm = || params.tensor("norm.weight", &[d_inner]);
+        let [in_proj, out_proj] = [[config.d_in_proj(), config.d_model], [config.d_model, d_inner]];
         Ok(Self {
             scales: [
-                factors(vec![config.in_scale; config.d_model])?,
-                factors(sections.flat_map(|(width, factor)| vec![factor; width]).collect())?,
+                params.factors(&[(config.d_model, config.in_scale)])?,
+                params.factors(&sections)?,
             ],
-            in_proj: Linear::load(&params.under("in_proj"), config.in_bias)?,
-            conv1d_weight: client.transpose(&conv)?,
-            conv1d_bias: config.conv_bias.then(|| params.tensor("conv1d.bias")).transpose()?,
-            dt_bias: params.tensor("dt_bias")?,
-            a: decay_rates(params)?,
-            d: params.tensor("D")?,
-            norm: config.rms_norm.then(|| params.tensor("norm.weight")).transpose()?,
-            out_proj: Linear::load(&params.under("out_proj"), config.out_bias)?,
+            in_proj: Linear::load(&params.under("in_proj"), in_proj, config.in_bias)?,
+            conv1d_weight: conv,
+            conv1d_bias: config.conv_bias.then(conv_bias).transpose()?,
+            dt_bias: params.tensor("dt_bias", &[heads])?,
+            a: decay_rates(params, heads)?,
+            d: params.tensor("D", &[heads])?,
+            norm: config.rms_norm.then(norm).transpose()?,
+            out_proj: Linear::load(&params.under("out_proj"), out_proj, config.out_bias)?,
             config: config.clone(),
         })
     }
@@ -232,7 +242,7 @@ impl<B: Backend> Mamba2Mixer<B> {
         client: &B::Client,
         u: &Tensor<B>,
         (residual, factor): (Tensor<B>, f32),
-        (runs, mut states): (&[usize], Vec<&mut MixerState<B>>),
+        batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         let config = &self.config;
         let (d_inner, heads) = (config.d_inner(), [config.nheads, config.headdim]);
@@ -254,7 +264,7 @@ impl<B: Backend> Mamba2Mixer<B> {
 
         let conv =
             CausalConv { weight: &self.conv1d_weight, bias: self.conv1d_bias.as_ref(), silu: true };
-        let mut windows: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.conv).collect();
+        let (runs, mut windows) = batch.tensors("conv")?;
         let xbc = client.causal_conv1d(&xbc, &conv, runs, &mut windows)?; // [T, conv_dim]
 
         let gate = match self.norm {
@@ -273,7 +283,7 @@ impl<B: Backend> Mamba2Mixer<B> {
             dt_softplus: true,
             dt_limit: config.dt_limit,
         };
-        let mut ssm: Vec<&mut Tensor<B>> = states.iter_mut().map(|s| &mut s.ssm).collect();
+        let (runs, mut ssm) = batch.tensors("ssm")?;
         let y = client.ssd(&input, runs, &mut ssm)?; // [T, H, P]
         let y = y.reshape(&[y.shape()[0], d_inner])?;
 
@@ -300,23 +310,26 @@ impl<B: Backend> Mamba2Mixer<B> {
 }
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
-fn decay_rates<B: Backend>(params: &Params<'_, B>) -> Result<Decay<B::Runtime>> {
+fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Decay<B::Runtime>> {
     let name = if params.has("A") { "A" } else { "A_log" };
-    let parameter = params.tensor(name)?;
-    let a = match name {
-        "A" => parameter.clone(),
-        _ => params.client().decay_rates(&parameter)?,
-    };
-    let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
-    let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
-    match (0..rates.len()).find(|&i| is_bad(i)) {
-        None => Decay::new(a),
-        Some(head) => {
-            let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
-            let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
-            Err(params.error(name, &reason))
+    let parameter = params.tensor(name, &[heads])?;
+    let rates = params.computed(|client| {
+        let a = match name {
+            "A" => parameter.clone(),
+            _ => client.decay_rates(&parameter)?,
+        };
+        let [stored, rates] = [ops::to_vec(&parameter)?, ops::to_vec(&a)?];
+        let is_bad = |i: usize| !stored[i].is_finite() || !rates[i].is_finite() || rates[i] > 0.0;
+        match (0..rates.len()).find(|&i| is_bad(i)) {
+            None => Ok(a),
+            Some(head) => {
+                let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+                let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
+                Err(params.error(name, &reason))
+            }
         }
-    }
+    })?;
+    Decay::new(rates)
 }
 
 #[cfg(test)]
@@ -326,7 +339,8 @@ mod tests {
     use super::*;
     use crate::backend::{Cpu, cpu};
     use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
-    use crate::nn::synthetic;
+    use crate::nn::{Slots, Tensors, synthetic};
+    use crate::ops::KvType;
 
     const WIDTH: usize = 8;
 
@@ -342,9 +356,10 @@ mod tests {
     }
 
     fn tensors(config: &MixerConfig) -> Tensors {
-        let mut tensors = Tensors::default();
-        config.expect(&mut tensors, "m");
-        tensors
+        let client = cpu();
+        let load =
+            |params: &Params<'_, Cpu>| Mamba2Mixer::load(config, &params.under("m")).map(drop);
+        Params::list(&client, load).unwrap()
     }
 
     /// What the mixer gives for five tokens, added to nothing.
@@ -355,8 +370,9 @@ mod tests {
         let input: Vec<f32> = (0..5 * WIDTH).map(|i| (i as f32 * 0.7).sin()).collect();
         let u = ops::tensor(&client, &input, &[5, WIDTH]).unwrap();
         let zeros = ops::zeros(&client, &[5, WIDTH]).unwrap();
-        let mut state = MixerState::new(config, &client).unwrap();
-        let y = mixer.forward_onto(&client, &u, (zeros, 1.0), (&[5], vec![&mut state])).unwrap();
+        let mut batch = Batch::new(&[5], &[0], u.clone());
+        batch.slots_mut()[0] = Slots::new(config.slots().into(), KvType::F32, &client).unwrap();
+        let y = mixer.forward_onto(&client, &u, (zeros, 1.0), &mut batch).unwrap();
         ops::to_vec(&y).unwrap()
     }
 

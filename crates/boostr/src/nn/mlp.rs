@@ -1,8 +1,11 @@
 //! Feed-forward layers: two projections with an activation between, gated or not, and mixtures of them.
 
+use serde_json::{Map, Value, json};
+
 use super::joined::Joined;
 use super::linear::Linear;
-use super::params::{Params, Tensors};
+use super::params::Params;
+use super::part::Part;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
@@ -38,21 +41,27 @@ impl MlpConfig {
     pub fn relu2(d_model: usize, d_ff: usize) -> Self {
         Self { gated: false, act: Activation::Relu2, ..Self::swiglu(d_model, d_ff) }
     }
+}
 
-    /// Adds the layer's parameters to `tensors`, under `name`.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        let wide = [self.d_ff, self.d_model];
-        let projections = [
-            ("gate_proj", self.gated, wide),
-            ("up_proj", true, wide),
-            ("down_proj", true, [self.d_model, self.d_ff]),
-        ];
-        for (projection, _, shape) in projections.into_iter().filter(|(_, is_there, _)| *is_there) {
-            tensors.add(format!("{name}.{projection}.weight"), &shape);
-            if self.bias {
-                tensors.add(format!("{name}.{projection}.bias"), &shape[..1]);
-            }
-        }
+impl Part for MlpConfig {
+    fn kind(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![("intermediate_size", self.d_ff)]
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![("feed-forward", format!("width {}", self.d_ff))]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        [("feed_forward".to_owned(), json!({ "width": self.d_ff }))].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        3 * self.d_ff
     }
 }
 
@@ -74,17 +83,17 @@ impl<B: Backend> Mlp<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &MlpConfig, params: &Params<'_, B>) -> Result<Self> {
-        let wide: &[&str] = if config.gated { &["gate_proj", "up_proj"] } else { &["up_proj"] };
-        let factors = vec![config.gate_scale; config.d_ff];
-        let gate_scale = (config.gate_scale != 1.0)
-            .then(|| ops::tensor(params.client(), &factors, &[config.d_ff]));
+        let (d_model, d_ff) = (config.d_model, config.d_ff);
+        let wide: &[(&str, usize)] = &[("gate_proj", d_ff), ("up_proj", d_ff)];
+        let wide = if config.gated { wide } else { &wide[1..] };
+        let down = Linear::load(&params.under("down_proj"), [d_model, d_ff], config.bias)?;
         Ok(Self {
             act: config.act,
             gated: config.gated,
-            wide_proj: Joined::load(params, wide, config.bias)?,
+            wide_proj: Joined::load(params, wide, d_model, config.bias)?,
             // Products of gate and up have outliers.
-            down_proj: Linear::load(&params.under("down_proj"), config.bias)?.precise(),
-            gate_scale: gate_scale.transpose()?,
+            down_proj: down.precise(),
+            gate_scale: params.factors(&[(d_ff, config.gate_scale)])?,
         })
     }
 
@@ -160,22 +169,6 @@ impl MoeConfig {
     fn has_latent(&self) -> bool {
         self.expert.d_model != self.d_model
     }
-
-    /// Adds the layer's parameters to `tensors`, under `name`: `gate` is the router.
-    pub fn expect(&self, tensors: &mut Tensors, name: &str) {
-        tensors.add(format!("{name}.gate.weight"), &[self.experts, self.d_model]);
-        if self.routing == Routing::Sigmoid {
-            tensors.add(format!("{name}.gate.e_score_correction_bias"), &[self.experts]);
-        }
-        for expert in 0..self.experts {
-            self.expert.expect(tensors, &format!("{name}.experts.{expert}"));
-        }
-        if self.has_latent() {
-            let latent = self.expert.d_model;
-            tensors.add(format!("{name}.fc1_latent_proj.weight"), &[latent, self.d_model]);
-            tensors.add(format!("{name}.fc2_latent_proj.weight"), &[self.d_model, latent]);
-        }
-    }
 }
 
 /// A mixture of experts: a router gives each token a few of many feed-forward layers.
@@ -200,16 +193,19 @@ impl<B: Backend> Moe<B> {
     /// When a parameter is missing or no float.
     pub fn load(config: &MoeConfig, params: &Params<'_, B>) -> Result<Self> {
         let experts = params.under("experts");
-        let linear = |name| Linear::load(&params.under(name), false);
-        let latent =
-            || -> Result<_> { Ok([linear("fc1_latent_proj")?, linear("fc2_latent_proj")?]) };
-        let is_biased = config.routing == Routing::Sigmoid;
+        let (width, narrow) = (config.d_model, config.expert.d_model);
+        let linear = |name, shape| Linear::load(&params.under(name), shape, false);
+        let latent = || -> Result<_> {
+            let into = linear("fc1_latent_proj", [narrow, width])?;
+            Ok([into, linear("fc2_latent_proj", [width, narrow])?])
+        };
+        let bias = || params.values("gate.e_score_correction_bias", &[config.experts]);
         Ok(Self {
-            gate: Linear::load(&params.under("gate"), false)?,
-            bias: is_biased.then(|| params.values("gate.e_score_correction_bias")).transpose()?,
-            experts: (0..config.experts)
-                .map(|i| Mlp::load(&config.expert, &experts.under(&i.to_string())))
-                .collect::<Result<_>>()?,
+            gate: linear("gate", [config.experts, width])?,
+            bias: (config.routing == Routing::Sigmoid).then(bias).transpose()?,
+            experts: params.each(config.experts, |i| {
+                Mlp::load(&config.expert, &experts.under(&i.to_string()))
+            })?,
             latent: config.has_latent().then(latent).transpose()?,
             config: config.clone(),
         })
@@ -264,13 +260,67 @@ impl<B: Backend> Moe<B> {
     }
 }
 
+/// A mixture of experts as a part of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoePart {
+    /// Those that are chosen from.
+    pub moe: MoeConfig,
+    /// The one that every token gets beside them.
+    pub shared: Option<MlpConfig>,
+}
+
+impl Part for MoePart {
+    fn kind(&self) -> &'static str {
+        "moe"
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("num_experts", self.moe.experts),
+            ("num_experts_per_tok", self.moe.used),
+            ("n_group", self.moe.ngroups),
+            ("topk_group", self.moe.topk_group),
+            ("expert intermediate_size", self.moe.expert.d_ff),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        self.moe.check()
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let shared = match &self.shared {
+            Some(mlp) => format!(", and one of {} for all", mlp.d_ff),
+            None => String::new(),
+        };
+        let MoeConfig { used, experts, expert, .. } = &self.moe;
+        let text = format!("{used} of {experts} experts of width {}{shared}", expert.d_ff);
+        vec![("feed-forward", text)]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let experts = json!({
+            "experts": self.moe.experts,
+            "used": self.moe.used,
+            "width": self.moe.expert.d_ff,
+            "shared": self.shared.as_ref().map(|mlp| mlp.d_ff),
+        });
+        [("feed_forward".to_owned(), experts)].into_iter().collect()
+    }
+
+    fn work_width(&self) -> usize {
+        let shared = self.shared.as_ref().map_or(0, |mlp| mlp.d_ff);
+        3 * self.moe.expert.d_ff.max(shared) + self.moe.d_model
+    }
+
+    fn experts(&self) -> usize {
+        self.moe.experts
+    }
+}
+
 impl MoeConfig {
-    /// Refuses what no token could be given: the field and the reason.
-    ///
-    /// # Errors
-    ///
-    /// When groups do not divide the experts, or fewer experts can be chosen than are to be.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
+    /// Refuses groups that do not divide the experts, and fewer experts to choose from than are chosen.
+    fn check(&self) -> Result<(), (&'static str, String)> {
         let &Self { experts, used, ngroups, topk_group, .. } = self;
         if ngroups == 0 || !experts.is_multiple_of(ngroups) {
             return Err(("n_group", format!("{ngroups} groups do not divide {experts} experts")));
@@ -446,8 +496,9 @@ mod tests {
         }
 
         fn checkpoint(&mut self, config: &MoeConfig) -> Checkpoint {
-            let mut tensors = Tensors::default();
-            config.expect(&mut tensors, "moe");
+            let client = cpu();
+            let load = |params: &Params<'_, Cpu>| Moe::load(config, &params.under("moe")).map(drop);
+            let tensors = Params::list(&client, load).unwrap();
             let entries = tensors.iter().map(|(name, shape)| {
                 let spread = (3.0 / *shape.last().unwrap() as f32).sqrt();
                 let values = self.floats(shape.iter().product());

@@ -1,22 +1,28 @@
 //! Layers that models share: they load their parameters by name and hold no state.
 
 mod attention;
+mod batch;
 mod joined;
 mod layout;
 mod linear;
 mod mamba2;
 mod mlp;
 mod params;
+mod part;
 mod rope;
+mod slots;
 pub mod synthetic;
 
 pub use attention::{Attention, AttentionConfig};
+pub use batch::Batch;
 pub use joined::Joined;
-pub use layout::{Change, How, Layout, Part, Row, Stored};
+pub use layout::{Change, How, Layout, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
-pub use mamba2::{Mamba2Mixer, MixerConfig, MixerState};
-pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, Routing};
+pub use mamba2::{Mamba2Mixer, MixerConfig};
+pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, MoePart, Routing};
 pub use params::{Params, SharedWeights, Tensors};
+pub use part::{LayerSpec, Part};
 pub use rope::RopeConfig;
+pub use slots::{Kept, Slot, SlotSize, Slots};
 
 pub use crate::ops::decay_rate;

@@ -1,6 +1,10 @@
 //! Parameters of a checkpoint by their names, and the check that all are there.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, DType, Tensor, Weight};
@@ -102,34 +106,173 @@ impl<B: Backend> SharedWeights<B> {
     }
 }
 
-/// Reads parameters under a prefix of names.
+/// Parameters under a prefix of names: read from a checkpoint, or only listed.
+///
+/// A layer names each of its parameters once, with the shape that it has. Of a listing it gets placeholders, and
+/// what it named is in the list afterwards.
 pub struct Params<'a, B: Backend> {
-    checkpoint: &'a Checkpoint,
+    source: Source<'a, B>,
     client: &'a B::Client,
-    shared: Option<&'a SharedWeights<B>>,
     prefix: String,
-    /// Whether some of all tensors are quantized.
-    has_blocks: bool,
+    /// What several layers share, by its name.
+    shared: Rc<RefCell<BTreeMap<String, Arc<dyn Any + Send + Sync>>>>,
+}
+
+enum Source<'a, B: Backend> {
+    Checkpoint {
+        checkpoint: &'a Checkpoint,
+        /// Whether some of all tensors are quantized.
+        has_blocks: bool,
+        /// Where weights are taken from, and put, for other models of the same file.
+        weights: Option<&'a SharedWeights<B>>,
+    },
+    List(Rc<Listing<B>>),
+}
+
+/// A list that grows, and what stands for each of its parameters.
+struct Listing<B: Backend> {
+    tensors: RefCell<Tensors>,
+    weight: Weight<B>,
+    tensor: Tensor<B>,
+}
+
+impl<B: Backend> Clone for Source<'_, B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::List(listing) => Self::List(listing.clone()),
+            &Self::Checkpoint { checkpoint, has_blocks, weights } => {
+                Self::Checkpoint { checkpoint, has_blocks, weights }
+            }
+        }
+    }
 }
 
 impl<'a, B: Backend> Params<'a, B> {
     /// All tensors of `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
         let has_blocks = checkpoint.iter().any(|(_, entry)| matches!(entry.dtype, Dtype::Block(_)));
-        Self { checkpoint, client, shared: None, prefix: String::new(), has_blocks }
+        let source = Source::Checkpoint { checkpoint, has_blocks, weights: None };
+        Self { source, client, prefix: String::new(), shared: Rc::default() }
     }
 
     /// The same; weights that are in `shared` are taken from there, others put there.
     #[must_use]
-    pub fn sharing(self, shared: Option<&'a SharedWeights<B>>) -> Self {
-        Self { shared, ..self }
+    pub fn sharing(mut self, shared: Option<&'a SharedWeights<B>>) -> Self {
+        if let Source::Checkpoint { weights, .. } = &mut self.source {
+            *weights = shared;
+        }
+        self
+    }
+
+    /// Names and shapes of all that `load` asks for.
+    ///
+    /// # Errors
+    ///
+    /// What `load` returns.
+    pub fn list(client: &'a B::Client, load: impl FnOnce(&Self) -> Result<()>) -> Result<Tensors> {
+        let bytes = HostBytes::new(Arc::new(0f32.to_ne_bytes()), 0..4)?;
+        let listing = Rc::new(Listing {
+            tensors: RefCell::default(),
+            weight: client.weight(bytes, DType::F32, &[1, 1])?,
+            tensor: ops::zeros(client, &[1])?,
+        });
+        let source = Source::List(listing.clone());
+        load(&Self { source, client, prefix: String::new(), shared: Rc::default() })?;
+        Ok(listing.tensors.take())
     }
 
     /// Those whose names begin with `name` and a dot.
     #[must_use]
     pub fn under(&self, name: &str) -> Self {
-        let prefix = format!("{}{name}.", self.prefix);
-        Self { prefix, ..*self }
+        self.at(format!("{}{name}.", self.prefix))
+    }
+
+    /// All of them again, whatever the prefix.
+    #[must_use]
+    pub fn root(&self) -> Self {
+        self.at(String::new())
+    }
+
+    fn at(&self, prefix: String) -> Self {
+        let (source, shared) = (self.source.clone(), self.shared.clone());
+        Self { source, client: self.client, prefix, shared }
+    }
+
+    /// What `load` makes of these parameters, made once however many layers ask for it.
+    ///
+    /// # Errors
+    ///
+    /// What `load` returns.
+    pub fn once<T: Any + Send + Sync>(
+        &self,
+        load: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let made = self.shared.borrow().get(&self.prefix).cloned();
+        if let Some(made) = made.and_then(|made| made.downcast().ok()) {
+            return Ok(made);
+        }
+        let made = Arc::new(load(self)?);
+        self.shared.borrow_mut().insert(self.prefix.clone(), made.clone());
+        Ok(made)
+    }
+
+    /// What `load` makes of each number below `count`. Of a listing the first alone is kept.
+    ///
+    /// # Errors
+    ///
+    /// What `load` returns.
+    pub fn each<T>(&self, count: usize, load: impl Fn(usize) -> Result<T>) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        for i in 0..count {
+            let made = load(i)?;
+            if i == 0 || !self.is_list() {
+                all.push(made);
+            }
+        }
+        Ok(all)
+    }
+
+    /// A tensor that is computed of others, which a listing does without.
+    ///
+    /// # Errors
+    ///
+    /// What `make` returns.
+    pub fn computed(
+        &self,
+        make: impl FnOnce(&B::Client) -> Result<Tensor<B>>,
+    ) -> Result<Tensor<B>> {
+        match &self.source {
+            Source::List(listing) => Ok(listing.tensor.clone()),
+            Source::Checkpoint { .. } => make(self.client),
+        }
+    }
+
+    /// Rows of `widths`, all of a band times one factor, as a tensor; `None` where all factors are 1.
+    ///
+    /// # Errors
+    ///
+    /// When memory is short.
+    pub fn factors(&self, bands: &[(usize, f32)]) -> Result<Option<Tensor<B>>> {
+        if bands.iter().all(|&(width, factor)| width == 0 || factor == 1.0) {
+            return Ok(None);
+        }
+        let factors = self.computed(|client| {
+            let all: Vec<f32> =
+                bands.iter().flat_map(|&(width, factor)| vec![factor; width]).collect();
+            ops::tensor(client, &all, &[all.len()])
+        });
+        factors.map(Some)
+    }
+
+    fn is_list(&self) -> bool {
+        matches!(self.source, Source::List(_))
+    }
+
+    /// Adds a parameter to the list, if this is one.
+    fn listed(&self, name: &str, shape: &[usize]) -> Option<&Listing<B>> {
+        let Source::List(listing) = &self.source else { return None };
+        listing.tensors.borrow_mut().add(format!("{}{name}", self.prefix), shape);
+        Some(listing)
     }
 
     /// The client that parameters are made for.
@@ -141,28 +284,46 @@ impl<'a, B: Backend> Params<'a, B> {
     /// An error about the tensor `name`.
     #[must_use]
     pub fn error(&self, name: &str, reason: &str) -> Error {
-        Error::Tensors {
-            path: self.checkpoint.path().to_path_buf(),
-            reason: format!("tensor `{}{name}` {reason}", self.prefix),
+        let path = match &self.source {
+            Source::Checkpoint { checkpoint, .. } => checkpoint.path().to_path_buf(),
+            Source::List(_) => PathBuf::new(),
+        };
+        Error::Tensors { path, reason: format!("tensor `{}{name}` {reason}", self.prefix) }
+    }
+
+    fn entry(&self, name: &str) -> Result<&'a TensorEntry> {
+        let full = format!("{}{name}", self.prefix);
+        let entry = match self.source {
+            Source::Checkpoint { checkpoint, .. } => checkpoint.get(&full),
+            Source::List(_) => None,
+        };
+        entry.ok_or_else(|| self.error(name, "is missing"))
+    }
+
+    /// Tells how much of the file was taken.
+    fn taken(&self, entry: &TensorEntry) -> Result<()> {
+        match self.source {
+            Source::Checkpoint { checkpoint, .. } => checkpoint.taken(entry),
+            Source::List(_) => Ok(()),
         }
     }
 
-    fn entry(&self, name: &str) -> Result<&TensorEntry> {
-        let full = format!("{}{name}", self.prefix);
-        self.checkpoint.get(&full).ok_or_else(|| self.error(name, "is missing"))
-    }
-
-    /// A weight matrix, in its stored type. Floats stay in their place, F64 is narrowed to f32, blocks
+    /// A weight matrix of a shape, in its stored type. Floats stay in their place, F64 is narrowed to f32, blocks
     /// are handed to the backend, which may keep them in an order of its own.
     ///
     /// # Errors
     ///
     /// When it is missing, no matrix, or of a type that is no float.
-    pub fn weight(&self, name: &str) -> Result<Weight<B>> {
+    pub fn weight(&self, name: &str, shape: [usize; 2]) -> Result<Weight<B>> {
+        if let Some(listing) = self.listed(name, &shape) {
+            return Ok(listing.weight.clone());
+        }
         let make = || self.make_weight(name);
-        let weight = match self.shared {
-            Some(shared) => shared.get(&format!("{}{name}", self.prefix), make),
-            None => make(),
+        let weight = match self.source {
+            Source::Checkpoint { weights: Some(shared), .. } => {
+                shared.get(&format!("{}{name}", self.prefix), make)
+            }
+            _ => make(),
         }?;
         if let Some(floats) = weight.floats() {
             self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
@@ -172,7 +333,7 @@ impl<'a, B: Backend> Params<'a, B> {
 
     fn make_weight(&self, name: &str) -> Result<Weight<B>> {
         let entry = self.entry(name)?;
-        self.checkpoint.taken(entry)?;
+        self.taken(entry)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::BF16,
@@ -195,7 +356,8 @@ impl<'a, B: Backend> Params<'a, B> {
             }
         };
         // Blocks are taken from a file's memory, which is not to be kept for the few floats beside them.
-        if self.has_blocks && !entry.data.is_mapped() {
+        let has_blocks = matches!(self.source, Source::Checkpoint { has_blocks: true, .. });
+        if has_blocks && !entry.data.is_mapped() {
             let bytes = entry.data.to_vec();
             let all = 0..bytes.len();
             return self.client.weight(HostBytes::new(Arc::new(bytes), all)?, dtype, &entry.shape);
@@ -210,11 +372,11 @@ impl<'a, B: Backend> Params<'a, B> {
     /// When one is missing, no matrix, or of another type or width than the first.
     pub fn joined_blocks(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
         let make = || self.make_joined(layers, name);
-        match self.shared {
-            Some(shared) => {
+        match self.source {
+            Source::Checkpoint { weights: Some(shared), .. } => {
                 shared.get(&format!("{}{}.{name}", self.prefix, layers.join("+")), make)
             }
-            None => make(),
+            _ => make(),
         }
     }
 
@@ -230,7 +392,7 @@ impl<'a, B: Backend> Params<'a, B> {
             if *first.get_or_insert((format, width)) != (format, width) {
                 return Err(params.error(name, "has other blocks than those it is joined with"));
             }
-            self.checkpoint.taken(entry)?;
+            self.taken(entry)?;
             bytes.extend_from_slice(&entry.data);
             rows += features;
             entry.data.release();
@@ -248,7 +410,7 @@ impl<'a, B: Backend> Params<'a, B> {
     /// # Errors
     ///
     /// When it is missing.
-    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+    pub fn shape(&self, name: &str) -> Result<&'a [usize]> {
         Ok(&self.entry(name)?.shape)
     }
 
@@ -258,6 +420,9 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing.
     pub fn format(&self, name: &str) -> Result<Option<Format>> {
+        if self.is_list() {
+            return Ok(None);
+        }
         match self.entry(name)?.dtype {
             Dtype::Block(format) => Ok(Some(format)),
             _ => Ok(None),
@@ -270,22 +435,29 @@ impl<'a, B: Backend> Params<'a, B> {
         self.entry(name).is_ok()
     }
 
-    /// The elements of a small parameter as f32, whatever its stored type.
+    /// The elements of a small parameter of a shape as f32, whatever its stored type; none of a listing.
     ///
     /// # Errors
     ///
     /// When it is missing, or of a type that is no float.
-    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
-        self.entry(name)?.to_f32()
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        match self.listed(name, shape) {
+            Some(_) => Ok(Vec::new()),
+            None => self.entry(name)?.to_f32(),
+        }
     }
 
-    /// A small parameter as an f32 tensor.
+    /// A small parameter of a shape as an f32 tensor.
     ///
     /// # Errors
     ///
     /// As [`Params::values`].
-    pub fn tensor(&self, name: &str) -> Result<Tensor<B>> {
-        let x = ops::tensor(self.client, &self.values(name)?, &self.entry(name)?.shape)?;
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
+        if let Some(listing) = self.listed(name, shape) {
+            return Ok(listing.tensor.clone());
+        }
+        let entry = self.entry(name)?;
+        let x = ops::tensor(self.client, &entry.to_f32()?, &entry.shape)?;
         self.client.made(Some(&format!("{}{name}", self.prefix)), &x);
         Ok(x)
     }

@@ -1,6 +1,6 @@
 //! What a configuration says of rotary positions, in any of its spellings.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ConfigFile;
 use crate::checkpoint::gguf::Metadata;
@@ -132,10 +132,11 @@ impl RopeConfig {
     /// # Errors
     ///
     /// [`Error::Unsupported`] for factors of single frequencies, which only GGUF has.
-    pub fn write_json(&self, json: &mut Value, headdim: usize) -> Result<()> {
-        json["rope_theta"] = json!(self.theta);
-        json["partial_rotary_factor"] = json!(self.rotary_dim as f64 / headdim as f64);
-        json["rope_scaling"] = match &self.scaling {
+    pub fn write_json(&self, json: &mut Map<String, Value>, headdim: usize) -> Result<()> {
+        json.insert("rope_theta".into(), json!(self.theta));
+        let share = self.rotary_dim as f64 / headdim as f64;
+        json.insert("partial_rotary_factor".into(), json!(share));
+        let scaling = match &self.scaling {
             RopeScaling::None => Value::Null,
             RopeScaling::PerDim { .. } | RopeScaling::Ntk { .. } => {
                 let what = "this scaling of positions in a config.json, which has no name for it";
@@ -160,6 +161,7 @@ impl RopeConfig {
                 "truncate": yarn.truncate, "original_max_position_embeddings": yarn.original_max,
             }),
         };
+        json.insert("rope_scaling".into(), scaling);
         Ok(())
     }
 

@@ -58,7 +58,7 @@ pub use tensor::{split_last, tensor, to_vec, zeros};
 pub use weight::{HostBytes, QuantTensor, Weight};
 
 pub(crate) use host::slice as host_slice;
-pub(crate) use tensor::{block, check_layout, check_like, check_runs, expect, shape_error};
+pub(crate) use tensor::{block, check_layout, check_runs, expect, shape_error};
 
 use crate::error::Result;
 

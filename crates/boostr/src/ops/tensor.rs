@@ -79,15 +79,6 @@ pub(crate) fn block<R: Runtime<DType = DType>>(x: &Tensor<R>) -> (usize, usize) 
     (x.storage().ptr() as usize, x.storage().size_in_bytes())
 }
 
-/// Checks that `x` has the type and shape of `like`.
-pub(crate) fn check_like<R: Runtime<DType = DType>>(
-    name: &'static str,
-    x: &Tensor<R>,
-    like: &Tensor<R>,
-) -> Result<()> {
-    expect(name, x, like.shape())
-}
-
 pub(crate) fn shape_error(name: &str, expected: &[usize], got: &[usize]) -> Error {
     Error::Shape { name: name.into(), expected: expected.to_vec(), got: got.to_vec() }
 }

@@ -4,37 +4,51 @@ use super::parts::{Part, Parts};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
+use crate::nn::Kept;
 use crate::ops;
 
-/// Euclidean norms of what one layer keeps; empty where it keeps no such thing, or that of no position.
+/// Euclidean norms of the tensors that one layer keeps.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LayerNorms {
     /// The layer.
     pub layer: usize,
-    /// Of the convolution's window.
-    pub conv: Option<f64>,
-    /// Of each head's SSM state.
-    pub ssm: Vec<f64>,
-    /// Of each head's keys, all positions together.
-    pub keys: Vec<f64>,
-    /// Of each head's values.
-    pub values: Vec<f64>,
+    /// The norms of each tensor, by the name that it has in a file, in the order of the layer's slots.
+    pub tensors: Vec<TensorNorms>,
+}
+
+/// Norms of one tensor of a state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorNorms {
+    /// Its name within the layer: `conv`, `ssm`, `keys`, `values`.
+    pub name: String,
+    /// Whether there is a norm for each head; else there is one of all.
+    pub by_head: bool,
+    /// The norms. Those of keys and values are of all positions together, none where there is no position.
+    pub norms: Vec<f64>,
+}
+
+impl TensorNorms {
+    fn total(&self) -> Option<f64> {
+        let square: f64 = self.norms.iter().map(|norm| norm * norm).sum();
+        (!self.norms.is_empty()).then(|| square.sqrt())
+    }
 }
 
 impl LayerNorms {
-    /// The norm of all heads of a part together.
+    /// The norms of the tensor `name`, by head where it has heads; empty where the layer has no such tensor.
     #[must_use]
-    pub fn total(heads: &[f64]) -> f64 {
-        heads.iter().map(|norm| norm * norm).sum::<f64>().sqrt()
+    pub fn of(&self, name: &str) -> &[f64] {
+        self.tensor(name).map_or(&[], |tensor| &tensor.norms)
     }
 
-    fn set(&mut self, part: Part, norms: Vec<f64>) {
-        match part {
-            Part::Conv => self.conv = norms.first().copied(),
-            Part::Ssm => self.ssm = norms,
-            Part::Keys => self.keys = norms,
-            Part::Values => self.values = norms,
-        }
+    /// The norm of the tensor `name`, all heads together.
+    #[must_use]
+    pub fn total(&self, name: &str) -> Option<f64> {
+        self.tensor(name)?.total()
+    }
+
+    fn tensor(&self, name: &str) -> Option<&TensorNorms> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
     }
 }
 
@@ -76,47 +90,44 @@ pub fn mix<B: Backend>(model: &Model<B>, states: &[(&State<B>, f32)]) -> Result<
     for (state, _) in states {
         model.check_state(state)?;
     }
-    for (layer, part, shape) in mixed.parts() {
+    for (part, shape) in mixed.parts() {
         if part.is_kv() {
             let what = "mixing of states with keys and values (those of Mamba-2 layers alone are)";
             return Err(Error::Unsupported { what: what.into() });
         }
         let mut sum = vec![0.0; shape.iter().product()];
         for (state, weight) in states {
-            for (sum, x) in sum.iter_mut().zip(state.values(layer, part)?) {
+            for (sum, x) in sum.iter_mut().zip(state.values(&part)?) {
                 *sum += weight * x;
             }
         }
         let sum = ops::tensor(model.client(), &sum, &shape)?;
-        match part {
-            Part::Conv => mixed.set_conv(layer, sum)?,
-            _ => mixed.set_ssm(layer, sum)?,
-        }
+        mixed.set(part.layer, &part.name, Kept::Tensor(sum))?;
     }
     mixed.set_position(states.iter().map(|(state, _)| state.position()).max().unwrap_or(0));
     Ok(mixed)
 }
 
 pub(super) fn norms_of(state: &impl Parts) -> Result<Vec<LayerNorms>> {
-    by_layer(state, |layer, part, shape| Ok(head_norms(part, shape, &state.values(layer, part)?)))
+    by_layer(state, |part, shape| Ok(norms_by_head(part, shape, &state.values(part)?)))
 }
 
 pub(super) fn diff_of(a: &impl Parts, b: &impl Parts) -> Result<Vec<LayerNorms>> {
-    let names = |parts: Vec<(usize, Part, Vec<usize>)>| -> Vec<(usize, Part)> {
-        parts.into_iter().map(|(layer, part, _)| (layer, part)).collect()
+    let names = |parts: Vec<(Part, Vec<usize>)>| -> Vec<Part> {
+        parts.into_iter().map(|(part, _)| part).collect()
     };
     if names(a.parts()) != names(b.parts()) {
         let reason = "expected states of one model, found other parts in other layers".to_owned();
         return Err(Error::Argument { name: "states", reason });
     }
-    by_layer(a, |layer, part, shape| {
-        let other = b.shape(layer, part).unwrap_or_default();
+    by_layer(a, |part, shape| {
+        let other = b.shape(part).unwrap_or_default();
         let skipped = usize::from(part.is_kv());
         if shape.iter().skip(skipped).ne(other.iter().skip(skipped)) {
             let (expected, got) = (shape.to_vec(), other);
-            return Err(Error::Shape { name: part.name(layer), expected, got });
+            return Err(Error::Shape { name: part.to_string(), expected, got });
         }
-        let (mut x, mut y) = (a.values(layer, part)?, b.values(layer, part)?);
+        let (mut x, mut y) = (a.values(part)?, b.values(part)?);
         if part.is_kv() {
             // Rows are of the last positions of each.
             let row: usize = shape.iter().skip(1).product();
@@ -133,36 +144,31 @@ pub(super) fn diff_of(a: &impl Parts, b: &impl Parts) -> Result<Vec<LayerNorms>>
             }
         }
         let difference: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x - y).collect();
-        Ok(head_norms(part, shape, &difference))
+        Ok(norms_by_head(part, shape, &difference))
     })
 }
 
 /// What `of` makes of each part, by layer.
 fn by_layer(
     state: &impl Parts,
-    of: impl Fn(usize, Part, &[usize]) -> Result<Vec<f64>>,
+    of: impl Fn(&Part, &[usize]) -> Result<TensorNorms>,
 ) -> Result<Vec<LayerNorms>> {
     let mut all: Vec<LayerNorms> = Vec::new();
-    for (layer, part, shape) in state.parts() {
-        let norms = of(layer, part, &shape)?;
-        match all.last_mut().filter(|last| last.layer == layer) {
-            Some(last) => last.set(part, norms),
-            None => {
-                let mut new = LayerNorms { layer, ..LayerNorms::default() };
-                new.set(part, norms);
-                all.push(new);
-            }
+    for (part, shape) in state.parts() {
+        let norms = of(&part, &shape)?;
+        match all.last_mut().filter(|last| last.layer == part.layer) {
+            Some(last) => last.tensors.push(norms),
+            None => all.push(LayerNorms { layer: part.layer, tensors: vec![norms] }),
         }
     }
     Ok(all)
 }
 
-/// The norm of each head, of the window as a whole.
-fn head_norms(part: Part, shape: &[usize], values: &[f32]) -> Vec<f64> {
+/// The norm of each head of a tensor that has three dimensions, or that of all.
+fn norms_by_head(part: &Part, shape: &[usize], values: &[f32]) -> TensorNorms {
     let square = |values: &[f32]| values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
-    let squares: Vec<f64> = match (part, shape) {
-        (Part::Ssm, &[_, p, n]) => values.chunks(p.saturating_mul(n).max(1)).map(square).collect(),
-        (Part::Keys | Part::Values, &[_, heads, width]) => {
+    let squares: Vec<f64> = match *shape {
+        [_, heads, width] if part.is_kv() => {
             let row = heads.saturating_mul(width).max(1);
             let mut squares = vec![0.0; heads.min(values.len())];
             for row in values.chunks(row) {
@@ -172,7 +178,9 @@ fn head_norms(part: Part, shape: &[usize], values: &[f32]) -> Vec<f64> {
             }
             squares
         }
+        [_, p, n] => values.chunks(p.saturating_mul(n).max(1)).map(square).collect(),
         _ => vec![square(values)],
     };
-    squares.into_iter().map(f64::sqrt).collect()
+    let norms = squares.into_iter().map(f64::sqrt).collect();
+    TensorNorms { name: part.name.clone(), by_head: shape.len() == 3, norms }
 }

@@ -1,57 +1,47 @@
-//! What a state is made of, the same in memory and in a file.
+//! The tensors of a state, the same in memory and in a file.
+
+use std::fmt;
 
 use super::SavedState;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::models::State;
+use crate::nn::Kept;
 use crate::ops;
 
-/// One thing that a layer keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
-    /// The convolution's window `[d_conv - 1, conv_dim]`.
-    Conv,
-    /// `[H, P, N]`
-    Ssm,
-    /// `[n, Hk, d_key]`, of the last n positions.
-    Keys,
-    /// `[n, Hk, d_value]`
-    Values,
+/// What keys and values are called; every other name is that of a slot of a fixed shape.
+pub(super) const KEYS: &str = "keys";
+/// See [`KEYS`].
+pub(super) const VALUES: &str = "values";
+
+/// One tensor of a state: its layer and its name there. In a file it is `layers.I.NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub layer: usize,
+    pub name: String,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "layers.{}.{}", self.layer, self.name)
+    }
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 4] = [Self::Conv, Self::Ssm, Self::Keys, Self::Values];
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::Conv => "conv",
-            Self::Ssm => "ssm",
-            Self::Keys => "keys",
-            Self::Values => "values",
-        }
+    pub(super) fn new(layer: usize, name: &str) -> Self {
+        Self { layer, name: name.to_owned() }
     }
 
-    /// The tensor's name in a file.
-    pub(super) fn name(self, layer: usize) -> String {
-        format!("layers.{layer}.{}", self.word())
-    }
-
-    /// Layer and part of a name, if it is spelled as [`name`](Self::name) does.
-    pub(super) fn parse(name: &str) -> Option<(usize, Self)> {
-        let (layer, word) = name.strip_prefix("layers.")?.split_once('.')?;
-        let part = Self::ALL.into_iter().find(|part| part.word() == word)?;
-        let layer = layer.parse().ok()?;
-        (part.name(layer) == name).then_some((layer, part))
-    }
-
-    /// Number of dimensions.
-    pub(super) fn rank(self) -> usize {
-        if self == Self::Conv { 2 } else { 3 }
+    /// The part that a name in a file is spelled for, as [`Display`](fmt::Display) does.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (layer, name) = text.strip_prefix("layers.")?.split_once('.')?;
+        let part = Self::new(layer.parse().ok()?, name);
+        (!name.is_empty() && part.to_string() == text).then_some(part)
     }
 
     /// Whether it is kept for each position.
-    pub(super) fn is_kv(self) -> bool {
-        matches!(self, Self::Keys | Self::Values)
+    pub(super) fn is_kv(&self) -> bool {
+        [KEYS, VALUES].contains(&&*self.name)
     }
 }
 
@@ -61,13 +51,15 @@ pub(super) trait Parts {
     fn position(&self) -> usize;
 
     /// All parts by layer, each with its shape.
-    fn parts(&self) -> Vec<(usize, Part, Vec<usize>)>;
+    fn parts(&self) -> Vec<(Part, Vec<usize>)>;
 
     /// The shape of a part; `None` when the layer has none.
-    fn shape(&self, layer: usize, part: Part) -> Option<Vec<usize>>;
+    fn shape(&self, part: &Part) -> Option<Vec<usize>> {
+        self.parts().into_iter().find(|(own, _)| own == part).map(|(_, shape)| shape)
+    }
 
     /// The elements of a part that is there, row-major.
-    fn values(&self, layer: usize, part: Part) -> Result<Vec<f32>>;
+    fn values(&self, part: &Part) -> Result<Vec<f32>>;
 }
 
 impl<B: Backend> Parts for State<B> {
@@ -75,35 +67,34 @@ impl<B: Backend> Parts for State<B> {
         State::position(self)
     }
 
-    fn parts(&self) -> Vec<(usize, Part, Vec<usize>)> {
-        let all = (0..self.n_layer()).flat_map(|layer| Part::ALL.map(|part| (layer, part)));
-        all.filter_map(|(layer, part)| Some((layer, part, self.shape(layer, part)?))).collect()
-    }
-
-    fn shape(&self, layer: usize, part: Part) -> Option<Vec<usize>> {
-        let kv = |width: fn(ops::KvSizes) -> usize| {
-            let cache = self.kv(layer)?;
-            let sizes = cache.sizes();
-            let count = cache.len().saturating_sub(cache.first());
-            Some(vec![count, sizes.nheads, width(sizes)])
-        };
-        match part {
-            Part::Conv => Some(self.conv(layer)?.shape().to_vec()),
-            Part::Ssm => Some(self.ssm(layer)?.shape().to_vec()),
-            Part::Keys => kv(|sizes| sizes.d_key),
-            // Those of a latent cache are channels of its keys.
-            Part::Values if self.kv(layer)?.sizes().latent => None,
-            Part::Values => kv(|sizes| sizes.d_value),
+    fn parts(&self) -> Vec<(Part, Vec<usize>)> {
+        let mut parts = Vec::new();
+        for (layer, slot, kept) in self.slots() {
+            match kept {
+                Kept::Tensor(x) => parts.push((Part::new(layer, slot.name()), x.shape().to_vec())),
+                Kept::Rows(cache) => {
+                    let sizes = cache.sizes();
+                    let count = cache.len().saturating_sub(cache.first());
+                    let rows = |width| vec![count, sizes.nheads, width];
+                    parts.push((Part::new(layer, KEYS), rows(sizes.d_key)));
+                    // Those of a latent cache are channels of its keys.
+                    if !sizes.latent {
+                        parts.push((Part::new(layer, VALUES), rows(sizes.d_value)));
+                    }
+                }
+            }
         }
+        parts
     }
 
-    fn values(&self, layer: usize, part: Part) -> Result<Vec<f32>> {
-        let values = match part {
-            Part::Conv => self.conv(layer).map(ops::to_vec),
-            Part::Ssm => self.ssm(layer).map(ops::to_vec),
-            Part::Keys => self.kv(layer).map(ops::KvCache::keys),
-            Part::Values => self.kv(layer).map(ops::KvCache::values),
-        };
+    fn values(&self, part: &Part) -> Result<Vec<f32>> {
+        let mut slots = self.slots().filter(|(layer, ..)| *layer == part.layer);
+        let values = slots.find_map(|(_, slot, kept)| match kept {
+            Kept::Tensor(x) => (slot.name() == part.name).then(|| ops::to_vec(x)),
+            Kept::Rows(cache) if part.name == KEYS => Some(cache.keys()),
+            Kept::Rows(cache) if part.name == VALUES => Some(cache.values()),
+            Kept::Rows(_) => None,
+        });
         values.unwrap_or_else(|| Ok(Vec::new()))
     }
 }
@@ -113,25 +104,22 @@ impl Parts for SavedState {
         self.position
     }
 
-    fn parts(&self) -> Vec<(usize, Part, Vec<usize>)> {
+    fn parts(&self) -> Vec<(Part, Vec<usize>)> {
         let all = self.checkpoint.iter();
         let mut parts: Vec<_> = all
-            .filter_map(|(name, entry)| {
-                let (layer, part) = Part::parse(name)?;
-                Some((layer, part, entry.shape.clone()))
-            })
+            .filter_map(|(name, entry)| Some((Part::parse(name)?, entry.shape.clone())))
             .collect();
-        // By name layer 10 comes before layer 2.
-        parts.sort_by_key(|&(layer, part, _)| (layer, part));
+        // By name layer 10 comes before layer 2; what grows is the last of a layer.
+        parts.sort_by_cached_key(|(part, _)| (part.layer, part.is_kv(), part.name.clone()));
         parts
     }
 
-    fn shape(&self, layer: usize, part: Part) -> Option<Vec<usize>> {
-        Some(self.checkpoint.get(&part.name(layer))?.shape.clone())
+    fn shape(&self, part: &Part) -> Option<Vec<usize>> {
+        Some(self.checkpoint.get(&part.to_string())?.shape.clone())
     }
 
-    fn values(&self, layer: usize, part: Part) -> Result<Vec<f32>> {
-        let entry = self.checkpoint.get(&part.name(layer));
+    fn values(&self, part: &Part) -> Result<Vec<f32>> {
+        let entry = self.checkpoint.get(&part.to_string());
         entry.map_or(Ok(Vec::new()), crate::checkpoint::TensorEntry::to_f32)
     }
 }

@@ -6,13 +6,18 @@ use serde_json::Value;
 
 use crate::backend::Backend;
 use crate::chat::{ChatTemplate, Options};
-use crate::engine::{Draft, Event, Finish, Request, Timings, generate};
-use crate::error::Result;
+use crate::engine::{
+    Beam, BeamSearch, Draft, Event, Finish, Request, Timings, beam_search, generate,
+};
+use crate::error::{Error, Result};
 use crate::load::LanguageModel;
 use crate::models::State;
 use crate::sample::{Choice, Constraint};
 
 use super::{Sampling, TextDecoder, TextEvent, TextListener};
+
+/// Most tokens of an answer where neither the caller nor the author says.
+const MAX_TOKENS: usize = 512;
 
 /// A prompt, and how to continue it. What is not said is the model author's choice.
 pub struct Completion<'a, B: Backend> {
@@ -32,6 +37,19 @@ enum Prompt<'a> {
     Text(&'a str),
     Ids(Vec<u32>),
     Messages { messages: &'a [Value], template: Option<&'a ChatTemplate>, options: Options },
+}
+
+/// One of the likeliest answers, by [`Completion::beams`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct BeamAnswer {
+    /// The text, up to a stop string; empty for a model without a tokenizer.
+    pub text: String,
+    /// The tokens, without the one that ended it.
+    pub ids: Vec<u32>,
+    /// Sum of the log probabilities of the tokens, with that of the one that ended it.
+    pub logprob: f64,
+    /// Why it ended; [`Finish::Stopped`] when the search was ended before.
+    pub finish: Finish,
 }
 
 /// What a prompt was continued with.
@@ -184,6 +202,13 @@ impl<'a, B: Backend> Completion<'a, B> {
         self
     }
 
+    /// The answer ends before any of these texts.
+    #[must_use]
+    pub fn stops<S: AsRef<str>>(mut self, texts: &[S]) -> Self {
+        self.stops.extend(texts.iter().map(|text| text.as_ref().to_owned()));
+        self
+    }
+
     /// Which tokens may come next, as a [`Grammar`](crate::grammar::Grammar) says.
     #[must_use]
     pub fn constraint(self, constraint: impl Into<Option<Box<dyn Constraint>>>) -> Self {
@@ -206,8 +231,8 @@ impl<'a, B: Backend> Completion<'a, B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) for an option out of range or an empty prompt;
-    /// [`Error::Format`](crate::Error::Format) when the model came without a tokenizer and text is asked for; whatever the
+    /// [`Error::Argument`] for an option out of range or an empty prompt;
+    /// [`Error::Format`] when the model came without a tokenizer and text is asked for; whatever the
     /// template, the constraint or the model refuse.
     pub fn run(self) -> Result<Answer<B>> {
         self.listen(|_| ControlFlow::Continue(()))
@@ -254,7 +279,7 @@ impl<'a, B: Backend> Completion<'a, B> {
         let author = &lm.defaults;
         let request = Request {
             seen: Some(state.position().min(before.len())),
-            max_tokens: max_tokens.or(author.max_new_tokens).unwrap_or(512),
+            max_tokens: max_tokens.or(author.max_new_tokens).unwrap_or(MAX_TOKENS),
             eos: lm.eos.clone(),
             sampler: sampling.config(author, 0)?,
             logprobs,
@@ -294,6 +319,79 @@ impl<'a, B: Backend> Completion<'a, B> {
             drafted: outcome.drafted,
             accepted: outcome.accepted,
         })
+    }
+
+    /// The likeliest answers, the likeliest first, by a [beam search](beam_search) of `width` beams in place of sampling.
+    /// `progress` is told how many tokens the beams have, and may end the search.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); [`Error::Argument`] for a width that is not in 1..=64, and where a
+    /// constraint, a draft or log probabilities are asked for too.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use boostr::load::{LanguageModel, OpenOptions};
+    /// use boostr::backend;
+    ///
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+    /// let lm = LanguageModel::open(path, &OpenOptions::default(), backend::cpu())?;
+    /// let completion = lm.complete("Once upon a time").max_tokens(8);
+    /// let answers = completion.beams(3, |_| ControlFlow::Continue(()))?;
+    /// assert!(answers.len() == 3 && answers[0].logprob >= answers[1].logprob);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn beams(
+        self,
+        width: usize,
+        progress: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<BeamAnswer>> {
+        let prompt = self.prompt_ids()?;
+        let Self { lm, past, max_tokens, stops, constraint, draft, logprobs, .. } = self;
+        if constraint.is_some() || draft.is_some() || logprobs.is_some() {
+            let reason = "expected none of a constraint, a draft and log probabilities, found one";
+            return Err(Error::Argument { name: "beams", reason: reason.into() });
+        }
+        if !stops.is_empty() {
+            lm.tokenizer()?;
+        }
+        // The tokens before the prompt that the state has not seen are run with it.
+        let (state, prompt) = match past {
+            None => (lm.model.new_state()?, prompt),
+            Some((before, state)) => {
+                let unseen = before.get(state.position()..).unwrap_or_default();
+                let prompt = [unseen, &prompt].concat();
+                (state, prompt)
+            }
+        };
+        let max_tokens = max_tokens.or(lm.defaults.max_new_tokens).unwrap_or(MAX_TOKENS);
+        let vocab_limit = lm.vocab_limit();
+        let search = BeamSearch { width, max_tokens, eos: &lm.eos, vocab_limit };
+        let beams = beam_search(&lm.model, &state, &prompt, search, progress)?;
+        let answers = beams.into_iter().map(|Beam { mut ids, logprob, is_ended, .. }| {
+            let mut finish = match ids.len() {
+                _ if is_ended => Finish::Eos,
+                len if len == max_tokens => Finish::Length,
+                _ => Finish::Stopped,
+            };
+            if is_ended {
+                ids.pop();
+            }
+            let mut text = String::new();
+            if let Some(tokenizer) = &lm.tokenizer {
+                let mut decoder = TextDecoder::new(tokenizer.stream(true), &stops, false)?;
+                for &id in &ids {
+                    let token = Choice { id, logprob: 0.0, top: Vec::new() };
+                    text += &decoder.push(token)?.text;
+                }
+                text += &decoder.finish()?.text;
+                if decoder.is_stopped() {
+                    finish = Finish::StopString;
+                }
+            }
+            Ok(BeamAnswer { text, ids, logprob, finish })
+        });
+        answers.collect()
     }
 
     /// The ids of the prompt, without those before it.

@@ -30,7 +30,7 @@ mod listener;
 mod sampling;
 mod session;
 
-pub use completion::{Answer, Completion};
+pub use completion::{Answer, BeamAnswer, Completion};
 pub use decoder::{Delta, TextDecoder};
 pub use listener::{MAX_BACKLOG, TextEvent, TextEvents, TextListener, TextSink, channel};
 pub use sampling::Sampling;

@@ -134,7 +134,7 @@ impl TrainableModel {
             let mut targets = vec![(last.to_owned(), 0..out)];
             let mut parts = name.split('.').skip_while(|part| *part != "layers").skip(1);
             let number = parts.next().and_then(|part| part.parse::<usize>().ok());
-            let mixer = number.and_then(|number| specs.get(number)?.mixer.as_ref());
+            let mixer = number.and_then(|number| specs.get(number)?.part::<MixerConfig>());
             if let Some(mixer) = mixer.filter(|_| last == SECTIONED) {
                 let sections = MixerConfig::SECTIONS.iter().zip(mixer.section_rows());
                 targets.extend(sections.map(|(of, rows)| (format!("{SECTIONED}.{of}"), rows)));
@@ -217,7 +217,7 @@ impl TrainableModel {
     pub fn write_adapters(&self, folder: &Path, base: &str, config: &LoraConfig) -> Result<()> {
         let family = self.config().family();
         let mut written = Vec::new();
-        for stored in family.hf_layout(family.frame().padded_vocab(), true).0 {
+        for stored in family.hf_layout(family.frame().padded_vocab(), true)?.0 {
             let of = |name: &str| -> Option<[&Parameter; 2]> {
                 let layer = name.strip_suffix(".weight")?;
                 let of = |which| self.parameters().get(&format!("{layer}.lora_{which}.weight"));

@@ -15,7 +15,7 @@ use crate::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use crate::convert::{ModelFiles, in_new_folder};
 use crate::error::{Error, Result};
 use crate::load::OpenOptions;
-use crate::models::{Config, Model};
+use crate::models::{Config, Families, Model};
 use crate::nn::Tensors;
 use crate::tokenizer::Tokenizer;
 
@@ -54,11 +54,25 @@ impl TrainableModel {
     ///
     /// What is wrong with the configuration or the tokenizer.
     pub fn new(config: &serde_json::Value, tokenizer: String, seed: u64) -> Result<Self> {
+        Self::new_of(&Families::builtin(), config, tokenizer, seed)
+    }
+
+    /// The same for a model of one of `families`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn new_of(
+        families: &Families,
+        config: &serde_json::Value,
+        tokenizer: String,
+        seed: u64,
+    ) -> Result<Self> {
         let file = ConfigFile::parse("config.json", &config.to_string())?;
-        let config = Config::read(&file)?;
+        let config = families.read(&file)?;
         let frame = config.family().frame();
         let tied = frame.tie_embeddings.unwrap_or(true);
-        let tensors = config.family().parameters(frame.padded_vocab(), !tied);
+        let tensors = config.family().parameters(frame.padded_vocab(), !tied)?;
         let n_layer = config.family().layers().len();
         let mut random = Random::new(seed);
         let shared: Arc<Path> = Path::new("memory").into();
@@ -263,7 +277,8 @@ impl TrainableModel {
             lent.push(values);
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
-        let model = Model::lent(self.files.config.clone(), &checkpoint, self.files.tied, client);
+        let model =
+            Model::of_borrowed(self.files.config.clone(), &checkpoint, self.files.tied, client);
         let result = model.and_then(|model| work(&model));
         drop(checkpoint);
         for (parameter, values) in self.parameters.values_mut().zip(lent) {

@@ -22,6 +22,7 @@ use super::{
 use crate::backend::Cpu;
 use crate::error::{Error, Result};
 use crate::models::Run as Tokens;
+use crate::nn::LayerSpec;
 use crate::ops::IGNORE;
 
 /// What is trained of a model.
@@ -134,6 +135,33 @@ impl Loss {
 }
 
 /// A run in its folder.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use boostr::load::{LanguageModel, OpenOptions};
+/// use boostr::train::data::TokenFile;
+/// use boostr::train::{LoraConfig, Method, RunConfig, Schedule, TrainRun, TrainableModel};
+/// use boostr::backend;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+/// # let folder = std::env::temp_dir().join(format!("boostr-doc-tune-{}", std::process::id()));
+/// let options = OpenOptions::default();
+/// let lm = LanguageModel::open(path, &options, backend::cpu())?;
+/// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
+/// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
+///
+/// let schedule = Schedule { lr: 2e-4, total_steps: 2, ..Schedule::default() };
+/// let method = Method::Lora(LoraConfig::default());
+/// let config = RunConfig { method, schedule, base: path.into(), ..RunConfig::default() };
+/// let model = TrainableModel::open(path.as_ref(), &options)?;
+/// let mut run = TrainRun::new(&folder, config, model, data, None)?;
+/// run.run(|| 0, &mut |_| ControlFlow::Continue(()))?;
+///
+/// let tuned = lm.with_adapters(&folder)?;
+/// println!("{}", tuned.complete("The sea").max_tokens(8).run()?.text);
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), boostr::Error>(())
+/// ```
 pub struct TrainRun {
     folder: PathBuf,
     config: RunConfig,
@@ -185,7 +213,7 @@ impl TrainRun {
         (checkpoints, log): (Checkpoints, MetricsLog),
     ) -> Result<Self> {
         let layers = model.config().family().layers();
-        if config.carry_state && layers.iter().any(|layer| layer.attention.is_some()) {
+        if config.carry_state && layers.iter().any(LayerSpec::grows) {
             let what = "carried states of models with attention: what it keeps grows without end";
             return Err(Error::Unsupported { what: what.into() });
         }

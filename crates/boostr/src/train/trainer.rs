@@ -5,6 +5,7 @@ use super::{AdamWConfig, Gradients, NamedTensor, Optimizer, Schedule, TrainableM
 use crate::backend::Recorded;
 use crate::error::{Error, Result};
 use crate::models::{Run, State};
+use crate::nn::Kept;
 use crate::ops::{IGNORE, Tape, to_vec};
 
 /// Streams that a batch can have.
@@ -115,8 +116,8 @@ impl Trainer {
         self.optimizer.steps()
     }
 
-    /// What carried streams remember, by names that begin with `prefix`: the convolution's windows and the SSM
-    /// states of each layer.
+    /// What carried streams remember, by names that begin with `prefix`: the slots of fixed shape of each
+    /// layer.
     ///
     /// # Errors
     ///
@@ -132,16 +133,13 @@ impl Trainer {
                 shape: vec![2],
                 values: vec![(position >> 20) as f32, (position & 0xf_ffff) as f32].into(),
             });
-            for layer in 0..state.n_layer() {
-                let parts = [("conv", state.conv(layer)), ("ssm", state.ssm(layer))];
-                for (what, part) in parts {
-                    let Some(part) = part else { continue };
-                    tensors.push(NamedTensor {
-                        name: format!("{prefix}{slot}.{layer}.{what}"),
-                        shape: part.shape().to_vec(),
-                        values: to_vec(part)?.into(),
-                    });
-                }
+            for (layer, of, kept) in state.slots() {
+                let Kept::Tensor(x) = kept else { continue };
+                tensors.push(NamedTensor {
+                    name: format!("{prefix}{slot}.{layer}.{}", of.name()),
+                    shape: x.shape().to_vec(),
+                    values: to_vec(x)?.into(),
+                });
             }
         }
         Ok(tensors)
@@ -180,8 +178,9 @@ impl Trainer {
                     (["position"], &[high, low]) => {
                         state.set_position(((high as usize) << 20) | low as usize);
                     }
-                    ([layer, "conv"], _) => state.set_conv(number(layer)?, values()?)?,
-                    ([layer, "ssm"], _) => state.set_ssm(number(layer)?, values()?)?,
+                    ([layer, slot], _) => {
+                        state.set(number(layer)?, slot, Kept::Tensor(values()?))?;
+                    }
                     _ => return Err(bad()),
                 }
             }

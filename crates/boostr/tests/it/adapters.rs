@@ -5,6 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Checkpoint;
 use boostr::convert::{Options, convert};
@@ -99,6 +100,50 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
         close(&merged.with_model::<Cpu, _>(cpu(), logits).unwrap(), &want, name);
         fs::remove_dir_all(folder).unwrap();
     }
+}
+
+#[test]
+fn adapters_beside_an_open_model_give_the_bits_of_opening_both() {
+    for name in ["mamba2-tiny", "llama-tiny", "zamba2-tiny"] {
+        let (base, folder) = (fixture(name), temporary(&format!("open-{name}")));
+        adapted(&base, &[], &folder);
+        let lm = LanguageModel::open(&base, &OpenOptions::default(), cpu()).unwrap();
+        let plain = logits(&lm.model).unwrap();
+        let with = lm.with_adapters(&folder).unwrap();
+        let options = OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() };
+        let want = LanguageModel::open(&base, &options, cpu()).unwrap();
+        assert_eq!(logits(&with.model).unwrap(), logits(&want.model).unwrap(), "{name}");
+        assert_eq!(with.model.fingerprint(), want.model.fingerprint(), "{name}");
+        assert_eq!(logits(&lm.model).unwrap(), plain, "{name}: the model is as it was");
+        // Others in their place, and from a model that was opened with some.
+        assert_eq!(
+            logits(&want.with_adapters(&folder).unwrap().model).unwrap(),
+            logits(&want.model).unwrap()
+        );
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_model_that_was_changed_since_takes_no_adapters() {
+    let folder = temporary("changed");
+    let (base, adapters) = (folder.join("model"), folder.join("adapters"));
+    fs::create_dir(&base).unwrap();
+    fs::create_dir(&adapters).unwrap();
+    for file in fs::read_dir(fixture("mamba2-tiny")).unwrap().flatten() {
+        fs::copy(file.path(), base.join(file.file_name())).unwrap();
+    }
+    adapted(&base, &[], &adapters);
+    let lm = LanguageModel::open(&base, &OpenOptions::default(), cpu()).unwrap();
+    assert!(lm.with_adapters(&adapters).is_ok());
+    let weights = base.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let half = bytes.len() / 2;
+    bytes[half..].iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(&weights, bytes).unwrap();
+    let error = lm.with_adapters(&adapters).err().unwrap();
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

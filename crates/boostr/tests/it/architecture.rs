@@ -21,7 +21,7 @@ const MODULES: [(&str, &[&str]); 20] = [
     ("chat", &["error", "checkpoint", "tokenizer", "grammar", "generation_config"]),
     ("nn", &["error", "ops", "backend", "checkpoint"]),
     ("models", &["error", "threads", "ops", "backend", "checkpoint", "nn"]),
-    ("state_file", &["error", "ops", "backend", "checkpoint", "models"]),
+    ("state_file", &["error", "ops", "backend", "checkpoint", "nn", "models"]),
     (
         "load",
         &[

@@ -163,11 +163,3 @@ pub fn torch_zip(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     entries.extend(names.iter().map(String::as_str).zip(storages.iter().copied()));
     zip(&entries)
 }
-
-/// The most memory this process ever had in KiB: `VmHWM` touched, `VmPeak` asked for.
-#[cfg(target_os = "linux")]
-pub fn peak(field: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}

@@ -10,8 +10,8 @@ use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
 use boostr::backend::Cpu;
 use boostr::engine::{
-    Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request, STEP_PIECE, Scheduler,
-    beam_search,
+    BeamSearch, Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request,
+    STEP_PIECE, Scheduler, beam_search,
 };
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
@@ -72,11 +72,11 @@ fn clean(model: &Model<Cpu>, prompt: &[u32], max_tokens: usize) -> (Answer, Stat
     (answer, state)
 }
 
-// What listeners hear
+// What listeners are told
 
 /// All that is told of a request.
 #[derive(Default)]
-struct Heard {
+struct Recorded {
     answers: BTreeMap<usize, Answer>,
     pieces: Vec<(usize, usize)>,
     finished: BTreeMap<usize, (Finish, Option<State<Cpu>>)>,
@@ -84,29 +84,29 @@ struct Heard {
 }
 
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<Heard>>);
+struct Recorder(Arc<Mutex<Recorded>>);
 
-impl Ear {
+impl Recorder {
     fn listener(&self) -> Box<dyn Listener<Cpu>> {
-        let heard = self.0.clone();
+        let recorded = self.0.clone();
         Box::new(move |event: Event<Cpu>| {
-            let mut heard = heard.lock().unwrap();
+            let mut recorded = recorded.lock().unwrap();
             match event {
-                Event::Prompt { cached, done, .. } => heard.pieces.push((cached, done)),
+                Event::Prompt { cached, done, .. } => recorded.pieces.push((cached, done)),
                 Event::Token { index, id, logprob, .. } => {
                     let empty = Answer { ids: Vec::new(), logprobs: Vec::new() };
-                    let answer = heard.answers.entry(index).or_insert(empty);
+                    let answer = recorded.answers.entry(index).or_insert(empty);
                     answer.ids.push(id);
                     answer.logprobs.push(logprob);
                 }
                 Event::Finished { index, outcome } => {
-                    let ids = heard.answers.get(&index).map_or(&[][..], |answer| &answer.ids);
+                    let ids = recorded.answers.get(&index).map_or(&[][..], |answer| &answer.ids);
                     assert_eq!(outcome.ids, ids, "all tokens were told");
-                    let old = heard.finished.insert(index, (outcome.finish, outcome.state));
-                    assert!(old.is_none() && heard.failed.is_none(), "it ends once");
+                    let old = recorded.finished.insert(index, (outcome.finish, outcome.state));
+                    assert!(old.is_none() && recorded.failed.is_none(), "it ends once");
                 }
                 Event::Failed { error } => {
-                    let old = heard.failed.replace(crate::tiny::message(&error));
+                    let old = recorded.failed.replace(crate::tiny::message(&error));
                     assert!(old.is_none(), "it fails once");
                 }
             }
@@ -138,11 +138,11 @@ fn request(prompt: &[u32], max_tokens: usize, model: &Model<Cpu>) -> Request<Cpu
 }
 
 /// One request after another in one scheduler.
-fn ask(scheduler: &mut Scheduler<'_, Cpu>, request: Request<Cpu>) -> Ear {
-    let ear = Ear::default();
-    scheduler.submit(request, ear.listener()).unwrap();
+fn ask(scheduler: &mut Scheduler<'_, Cpu>, request: Request<Cpu>) -> Recorder {
+    let recorder = Recorder::default();
+    scheduler.submit(request, recorder.listener()).unwrap();
     while scheduler.step() {}
-    ear
+    recorder
 }
 
 // Exactness
@@ -197,20 +197,20 @@ fn any_partition_any_batch_any_slot_history_is_one_clean_run() {
             pool.install(|| {
                 let mut scheduler = Scheduler::new(&model, config);
                 let mut order: Vec<usize> = (0..asked.len()).collect();
-                let mut ears = Vec::new();
+                let mut recorders = Vec::new();
                 // They come while others run; finished ones leave their memory full of NaN.
                 while !order.is_empty() || !scheduler.is_idle() {
                     if !order.is_empty() && random.below(3) == 0 {
                         let i = order.swap_remove(random.below(order.len()));
                         let (ids, n) = &asked[i];
-                        let ear = Ear::default();
-                        scheduler.submit(request(ids, *n, &model), ear.listener()).unwrap();
-                        ears.push((i, ear));
+                        let recorder = Recorder::default();
+                        scheduler.submit(request(ids, *n, &model), recorder.listener()).unwrap();
+                        recorders.push((i, recorder));
                     }
                     scheduler.step();
                 }
-                for (i, ear) in &ears {
-                    assert_eq!(ear.answer(), want[*i], "{name}, request {i}, round {round}");
+                for (i, recorder) in &recorders {
+                    assert_eq!(recorder.answer(), want[*i], "{name}, request {i}, round {round}");
                 }
             });
         }
@@ -236,13 +236,13 @@ fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
         assert_eq!(again.answer(), want, "{name}");
         let longer = [&ids[..], &want.ids, &[3, 1, 4]].concat();
         let longer_want = clean(&model, &longer, 5).0;
-        let ear = ask(&mut scheduler, request(&longer, 5, &model));
-        assert!(ear.cached() >= 150, "{name}: {}", ear.cached());
-        assert_eq!(ear.answer(), longer_want, "{name}");
+        let recorder = ask(&mut scheduler, request(&longer, 5, &model));
+        assert!(recorder.cached() >= 150, "{name}: {}", recorder.cached());
+        assert_eq!(recorder.answer(), longer_want, "{name}");
         let shorter = [&ids[..140], &[2, 7]].concat();
-        let ear = ask(&mut scheduler, request(&shorter, 5, &model));
-        assert_eq!(ear.cached(), 128, "{name}");
-        assert_eq!(ear.answer(), clean(&model, &shorter, 5).0, "{name}");
+        let recorder = ask(&mut scheduler, request(&shorter, 5, &model));
+        assert_eq!(recorder.cached(), 128, "{name}");
+        assert_eq!(recorder.answer(), clean(&model, &shorter, 5).0, "{name}");
         // Forks.
         let sampler = SamplerConfig { seed: 9, ..SamplerConfig::default() };
         let forked = Request { count: 3, sampler: sampler.clone(), ..request(&ids, 8, &model) };
@@ -266,11 +266,11 @@ fn case_1_a_prompt_that_leaves_another_after_150_of_200_tokens_computes_no_more_
         let mut scheduler = Scheduler::new(&model, config);
         ask(&mut scheduler, request(&first, 1, &model));
         let before = scheduler.stats();
-        let ear = ask(&mut scheduler, request(&second, 6, &model));
+        let recorder = ask(&mut scheduler, request(&second, 6, &model));
         let after = scheduler.stats();
         assert!(after.prompt_tokens - before.prompt_tokens <= 64 + 30, "{name}");
-        assert_eq!(after.skipped_tokens - before.skipped_tokens, ear.cached() as u64);
-        assert_eq!(ear.answer(), clean(&model, &second, 6).0, "{name}");
+        assert_eq!(after.skipped_tokens - before.skipped_tokens, recorder.cached() as u64);
+        assert_eq!(recorder.answer(), clean(&model, &second, 6).0, "{name}");
     }
 }
 
@@ -286,19 +286,19 @@ fn case_3_a_snapshot_at_every_length_goes_on_as_a_clean_run_also_among_four_sess
             // Three others are computed in the same steps.
             let others: Vec<Vec<u32>> =
                 (0..3).map(|i| tokens(900 + i, 7 * p % 80 + 1, vocab)).collect();
-            let ears: Vec<Ear> = others
+            let recorders: Vec<Recorder> = others
                 .iter()
                 .chain([&ids])
                 .map(|ids| {
-                    let ear = Ear::default();
-                    scheduler.submit(request(ids, 4, &model), ear.listener()).unwrap();
-                    ear
+                    let recorder = Recorder::default();
+                    scheduler.submit(request(ids, 4, &model), recorder.listener()).unwrap();
+                    recorder
                 })
                 .collect();
             while scheduler.step() {}
-            assert_eq!(ears[3].cached(), p, "{name}");
-            for (ear, ids) in ears.iter().zip(others.iter().chain([&ids])) {
-                assert_eq!(ear.answer(), clean(&model, ids, 4).0, "{name}, {p}");
+            assert_eq!(recorders[3].cached(), p, "{name}");
+            for (recorder, ids) in recorders.iter().zip(others.iter().chain([&ids])) {
+                assert_eq!(recorder.answer(), clean(&model, ids, 4).0, "{name}, {p}");
             }
         }
     }
@@ -321,12 +321,12 @@ fn case_4_after_k_of_8_guesses_were_right_the_state_is_that_of_a_run_of_k_tokens
             };
             let draft = Some(Draft::With(Arc::new(guess)));
             let mut scheduler = Scheduler::new(&model, forgetful());
-            let ear = ask(&mut scheduler, Request { draft, ..request(&prompt, 24, &model) });
-            assert_eq!(ear.answer(), want, "{name}, {right} right");
+            let recorder = ask(&mut scheduler, Request { draft, ..request(&prompt, 24, &model) });
+            assert_eq!(recorder.answer(), want, "{name}, {right} right");
             let stats = scheduler.stats();
             assert!(stats.drafted_tokens > 0 && (stats.accepted_tokens > 0) == (right > 0));
             // Conv windows, SSM states, keys and values, to the bit.
-            let state = ear.state();
+            let state = recorder.state();
             let seen = state.position() - prompt.len();
             let (_, plain) = clean(&model, &prompt, seen + 1);
             assert_eq!(plain.position(), state.position());
@@ -381,8 +381,8 @@ fn case_5_what_ran_before_in_a_slot_leaves_no_trace() {
         for len in [1, 2, 3, 20] {
             ask(&mut scheduler, request(&tokens(1, 200, vocab), 3, &model));
             let ids = tokens(len as u64, len, vocab);
-            let ear = ask(&mut scheduler, request(&ids, 6, &model));
-            assert_eq!(ear.answer(), clean(&model, &ids, 6).0, "{name}, {len} tokens");
+            let recorder = ask(&mut scheduler, request(&ids, 6, &model));
+            assert_eq!(recorder.answer(), clean(&model, &ids, 6).0, "{name}, {len} tokens");
         }
     }
 }
@@ -400,7 +400,10 @@ fn case_18_a_beam_search_finds_what_running_every_prefix_anew_finds() {
         let before = everything(&state);
         let ends = [clean(&model, &prompt, 2).0.ids[1]];
         for eos in [&[][..], &ends] {
-            let beams = beam_search(&model, &state, &prompt[4..], width, rounds, eos).unwrap();
+            let vocab_limit = model.vocab_limit();
+            let search = BeamSearch { width, max_tokens: rounds, eos, vocab_limit };
+            let go_on = |_| ControlFlow::Continue(());
+            let beams = beam_search(&model, &state, &prompt[4..], search, go_on).unwrap();
             let want = brute_force(&model, &prompt, width, rounds, eos);
             assert_eq!(
                 beams.iter().map(|beam| &beam.ids).collect::<Vec<_>>(),
@@ -461,7 +464,7 @@ fn case_33_35_a_state_is_never_cut_back_and_a_longer_one_than_the_prompt_is_refu
         let mut scheduler = Scheduler::new(&model, EngineConfig::default());
         for len in [1, 29, 30] {
             let asked = Request { state: Some(state.clone()), ..request(&ids[..len], 3, &model) };
-            let refused = scheduler.submit(asked, Ear::default().listener()).unwrap_err();
+            let refused = scheduler.submit(asked, Recorder::default().listener()).unwrap_err();
             let text = refused.to_string();
             let expected = format!("it has seen 30 tokens of a prompt of {len}: expected fewer");
             assert!(text.contains(&expected), "{name}: {text}");
@@ -486,9 +489,9 @@ fn a_given_state_is_gone_on_from_and_stays_its_owners() {
         let before = everything(&state);
         let mut scheduler = Scheduler::new(&model, forgetful());
         let asked = Request { state: Some(state.clone()), ..request(&ids, 5, &model) };
-        let ear = ask(&mut scheduler, asked);
-        assert_eq!((ear.cached(), scheduler.stats().prompt_tokens), (59, 1));
-        assert_eq!(ear.answer(), clean(&model, &ids, 5).0);
+        let recorder = ask(&mut scheduler, asked);
+        assert_eq!((recorder.cached(), scheduler.stats().prompt_tokens), (59, 1));
+        assert_eq!(recorder.answer(), clean(&model, &ids, 5).0);
         assert_eq!(everything(&state), before);
     }
 }
@@ -511,8 +514,8 @@ fn snapshots_stay_under_their_limit_and_go_by_last_use() {
         assert!(stats.snapshot_bytes <= 4 * one && stats.snapshots <= 4, "{stats:?}");
     }
     for (i, cached, why) in [(0, 10, "was used"), (5, 10, "is new"), (1, 0, "was not used")] {
-        let ear = ask(&mut scheduler, request(&prompts[i], 0, model));
-        assert_eq!(ear.cached(), cached, "{i} {why}");
+        let recorder = ask(&mut scheduler, request(&prompts[i], 0, model));
+        assert_eq!(recorder.cached(), cached, "{i} {why}");
     }
 }
 
@@ -522,10 +525,10 @@ fn pages_that_snapshots_share_are_counted_once() {
     let ids = tokens(5, 1024, model.vocab_limit());
     let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
     let mut scheduler = Scheduler::new(&model, config);
-    let ear = ask(&mut scheduler, request(&ids, 1, &model));
+    let recorder = ask(&mut scheduler, request(&ids, 1, &model));
     let stats = scheduler.stats();
     assert_eq!(stats.snapshots, 16);
-    let own = ear.state().size_in_bytes();
+    let own = recorder.state().size_in_bytes();
     assert!(stats.snapshot_bytes < own + own / 4 + 100_000, "{} for {own}", stats.snapshot_bytes);
 }
 
@@ -552,9 +555,9 @@ fn a_request_without_a_scope_sees_and_leaves_no_snapshots() {
             ask(&mut scheduler, asked(len, Some(0)));
         }
         let before = scheduler.stats().snapshots;
-        let ear = ask(&mut scheduler, asked(150, None));
-        assert_eq!(ear.cached(), 0, "{name}");
-        assert_eq!(ear.answer(), clean(&model, &ids, 6).0, "{name}");
+        let recorder = ask(&mut scheduler, asked(150, None));
+        assert_eq!(recorder.cached(), 0, "{name}");
+        assert_eq!(recorder.answer(), clean(&model, &ids, 6).0, "{name}");
         assert_eq!(scheduler.stats().snapshots, before, "{name}");
     }
 }
@@ -568,10 +571,10 @@ fn marks_are_where_a_rewound_conversation_goes_on_to_the_bit() {
     let marked = |ids: &[u32]| Request { marks: marks.clone(), ..request(ids, 4, &tiny.model) };
     ask(&mut scheduler, marked(&ids));
     let other = [&ids[..46], &tokens(6, 20, 80)].concat();
-    let ear = ask(&mut scheduler, marked(&other));
-    assert_eq!(ear.cached(), 45);
+    let recorder = ask(&mut scheduler, marked(&other));
+    assert_eq!(recorder.cached(), 45);
     let cold = ask(&mut Scheduler::new(&tiny.model, forgetful()), marked(&other));
-    assert_eq!(ear.answer(), cold.answer());
+    assert_eq!(recorder.answer(), cold.answer());
 }
 
 // Scheduling
@@ -649,7 +652,7 @@ fn r_d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
     let (short, long) = (tokens(1, 20, 80), tokens(2, 3000, 80));
     let want = clean(&tiny.model, &short, 40).0;
     let mut scheduler = Scheduler::new(&tiny.model, EngineConfig { max_running: 2, ..forgetful() });
-    let (kept, cut, queued) = (Ear::default(), Ear::default(), Ear::default());
+    let (kept, cut, queued) = (Recorder::default(), Recorder::default(), Recorder::default());
     scheduler.submit(request(&short, 40, &tiny.model), kept.listener()).unwrap();
     let ticket = scheduler.submit(request(&long, 5, &tiny.model), cut.listener()).unwrap();
     let waiting = scheduler.submit(request(&long, 5, &tiny.model), queued.listener()).unwrap();
@@ -689,7 +692,8 @@ fn a_listener_that_is_not_ready_waits_alone_and_gets_the_same() {
     let ids = tokens(1, 20, 80);
     let want = clean(&tiny.model, &ids, 10).0;
     let mut scheduler = Scheduler::new(&tiny.model, forgetful());
-    let (slow, quick, is_ready) = (Ear::default(), Ear::default(), Arc::new(Mutex::new(true)));
+    let (slow, quick, is_ready) =
+        (Recorder::default(), Recorder::default(), Arc::new(Mutex::new(true)));
     let listener = Slow(slow.listener(), is_ready.clone());
     scheduler.submit(request(&ids, 10, &tiny.model), Box::new(listener)).unwrap();
     for _ in 0..3 {
@@ -764,7 +768,7 @@ fn r_f13_a_listener_or_constraint_that_panics_fails_alone() {
     let ids = tokens(1, 20, 80);
     let want = clean(&tiny.model, &ids, 10).0;
     let mut scheduler = Scheduler::new(&tiny.model, forgetful());
-    let (good, constrained) = (Ear::default(), Ear::default());
+    let (good, constrained) = (Recorder::default(), Recorder::default());
     let panics = |_: Event<Cpu>| -> ControlFlow<()> { panic!("not my day") };
     scheduler.submit(request(&ids, 10, &tiny.model), Box::new(panics)).unwrap();
     scheduler.submit(request(&ids, 10, &tiny.model), good.listener()).unwrap();
@@ -773,8 +777,8 @@ fn r_f13_a_listener_or_constraint_that_panics_fails_alone() {
     while scheduler.step() {}
     let _ = std::panic::take_hook();
     assert_eq!(good.answer(), want);
-    let heard = constrained.0.lock().unwrap();
-    assert_eq!(heard.failed.as_deref(), Some("the choice of a token panicked: no tokens today"));
+    let recorded = constrained.0.lock().unwrap();
+    assert_eq!(recorded.failed.as_deref(), Some("the choice of a token panicked: no tokens today"));
     let stats = scheduler.stats();
     assert_eq!((stats.finished, stats.failed, stats.panics), (3, 2, 2));
 }
@@ -789,7 +793,7 @@ fn logits_that_are_no_numbers_fail_their_request_alone() {
     let nan = vec![f32::NAN; shape.iter().product()];
     bad.set_ssm(0, boostr::ops::tensor(&cpu(), &nan, &shape).unwrap()).unwrap();
     let mut scheduler = Scheduler::new(&tiny.model, forgetful());
-    let (spoiled, good) = (Ear::default(), Ear::default());
+    let (spoiled, good) = (Recorder::default(), Recorder::default());
     let asked = Request { state: Some(bad), ..request(&ids, 5, &tiny.model) };
     scheduler.submit(asked, spoiled.listener()).unwrap();
     scheduler.submit(request(&ids, 5, &tiny.model), good.listener()).unwrap();
@@ -815,7 +819,7 @@ fn requests_that_cannot_be_computed_are_refused_before_they_wait() {
         (Request { state: Some(other.state()), ..request(&[1], 5, model) }, "state layers"),
     ];
     for (request, expected) in bad {
-        let refused = scheduler.submit(request, Ear::default().listener()).unwrap_err();
+        let refused = scheduler.submit(request, Recorder::default().listener()).unwrap_err();
         assert!(refused.to_string().contains(expected), "{refused}");
     }
     assert!(scheduler.is_idle());
@@ -834,33 +838,33 @@ fn r_d11_the_engine_refuses_what_its_queue_cannot_hold_and_drains() {
         ..forgetful()
     };
     let engine = Engine::start(Arc::new(tiny.model), config).unwrap();
-    let ask = |ear: &Ear| {
+    let ask = |recorder: &Recorder| {
         let asked =
             Request { logprobs: Some(0), max_tokens: 30, ..Request::new(vec![1, 2, 3], 80) };
-        engine.submit(asked, ear.listener())
+        engine.submit(asked, recorder.listener())
     };
-    let ears: Vec<Ear> = (0..100).map(|_| Ear::default()).collect();
+    let recorders: Vec<Recorder> = (0..100).map(|_| Recorder::default()).collect();
     let (mut taken, mut full) = (Vec::new(), 0);
-    for ear in &ears {
-        match ask(ear) {
-            Ok(_) => taken.push(ear),
+    for recorder in &recorders {
+        match ask(recorder) {
+            Ok(_) => taken.push(recorder),
             Err(Rejected::QueueFull { waiting }) => (full, ()) = (full + 1, assert!(waiting >= 3)),
             Err(other) => panic!("{other}"),
         }
     }
     assert!(full > 0 && taken.len() >= 5, "{full} {}", taken.len());
     engine.drain();
-    assert!(matches!(ask(&ears[0]), Err(Rejected::Draining)));
+    assert!(matches!(ask(&recorders[0]), Err(Rejected::Draining)));
     while !engine.is_idle() {
         std::thread::yield_now();
     }
-    for ear in &taken {
-        assert_eq!(ear.answer(), want);
+    for recorder in &taken {
+        assert_eq!(recorder.answer(), want);
     }
     let stats = engine.stats();
     assert_eq!((stats.finished as usize, stats.running, stats.queued), (taken.len(), 0, 0));
     engine.stop();
-    assert!(matches!(ask(&ears[0]), Err(Rejected::Stopped)));
+    assert!(matches!(ask(&recorders[0]), Err(Rejected::Stopped)));
 }
 
 #[test]
@@ -868,18 +872,18 @@ fn an_engine_that_is_stopped_or_dropped_ends_every_request() {
     for is_dropped in [false, true] {
         let tiny = Tiny::m("");
         let engine = Engine::start(Arc::new(tiny.model), EngineConfig::default()).unwrap();
-        let ears: Vec<Ear> = (0..40).map(|_| Ear::default()).collect();
-        for ear in &ears {
+        let recorders: Vec<Recorder> = (0..40).map(|_| Recorder::default()).collect();
+        for recorder in &recorders {
             let asked = Request { max_tokens: 1 << 40, ..Request::new(vec![1, 2, 3], 80) };
-            engine.submit(asked, ear.listener()).unwrap();
+            engine.submit(asked, recorder.listener()).unwrap();
         }
         if is_dropped {
             drop(engine);
         } else {
             engine.stop();
         }
-        for ear in &ears {
-            assert_eq!(ear.finish(), Finish::Cancelled);
+        for recorder in &recorders {
+            assert_eq!(recorder.finish(), Finish::Cancelled);
         }
     }
 }

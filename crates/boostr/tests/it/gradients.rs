@@ -25,7 +25,7 @@ impl Parameters {
         let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
         let config = Config::read(&ConfigFile::parse("config.json", &text).unwrap()).unwrap();
         let mut checkpoint = Checkpoint::open(&folder.join("model.safetensors"), false).unwrap();
-        let tied = config.adopt(&mut checkpoint).unwrap();
+        let tied = config.prepare(&mut checkpoint).unwrap();
         let values = checkpoint
             .iter()
             .map(|(name, entry)| (name.to_owned(), (entry.shape.clone(), entry.to_f32().unwrap())));

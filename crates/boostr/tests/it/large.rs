@@ -73,7 +73,7 @@ fn a_folder_of_seven_billion_parameters_opens_within_a_second_and_is_not_read() 
     let folder = Folder::new();
     folder.write("config.json", CONFIG);
     let config = Config::read(&ConfigFile::parse("config.json", CONFIG).unwrap()).unwrap();
-    let bytes = write_shards(&folder, &config.family().hf_layout(32_000, true).tensors());
+    let bytes = write_shards(&folder, &config.family().hf_layout(32_000, true).unwrap().tensors());
     assert!(bytes > 13_000_000_000, "{bytes}");
 
     let (start, before) = (Instant::now(), resident());
@@ -97,7 +97,7 @@ fn of_many_words() -> (Folder, PathBuf) {
     let folder = Folder::new();
     folder.write("config.json", config);
     let read = Config::read(&ConfigFile::parse("config.json", config).unwrap()).unwrap();
-    write_shards(&folder, &read.family().hf_layout(600_000, false).tensors());
+    write_shards(&folder, &read.family().hf_layout(600_000, false).unwrap().tensors());
     let files = (0..SHARDS).map(|shard| folder.path().join(file_of(shard)));
     let largest = files.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
     assert!(fs::metadata(&largest).unwrap().len() > 64 << 20);

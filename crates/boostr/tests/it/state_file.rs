@@ -13,7 +13,7 @@ use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
 use boostr::ops::{KvType, Tape, tensor, to_vec};
-use boostr::state_file::{About, LayerNorms, SavedState, StateFile, StateType, diff, mix, norms};
+use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms};
 
 fn open(name: &str) -> Model<Cpu> {
     let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
@@ -334,6 +334,8 @@ fn r_e2_the_state_of_another_model_is_refused_and_both_are_named() {
     let parts =
         ["`a.state`", "another model", "`first\\u{1b}[31m`", "`mamba2`", names[0], names[1]];
     refused(saved.restore(&b), &parts);
+    let error = saved.restore(&b).err().unwrap();
+    assert!(matches!(error, Error::StateOfAnotherModel { .. }), "{error:?}");
     refused(saved.restore(&open("bamba-tiny")), &["this `bamba`", "a `mamba2`"]);
     let other = file_of(&b, &after(&b, &[1, 2, 3]), &About::new("second"));
     let other = SavedState::from_bytes("b.state", other).unwrap();
@@ -555,25 +557,28 @@ fn norms_and_differences_are_those_of_their_definition() {
     let all = norms(&a).unwrap();
     assert_eq!(all.iter().map(|layer| layer.layer).collect::<Vec<_>>(), [0, 1, 2, 3]);
     let ssm = to_vec(a.ssm(1).unwrap()).unwrap();
-    assert_eq!(all[1].ssm.len(), 8);
-    for (head, &got) in ssm.chunks(16 * 32).zip(&all[1].ssm) {
+    assert_eq!(all[1].of("ssm").len(), 8);
+    for (head, &got) in ssm.chunks(16 * 32).zip(all[1].of("ssm")) {
         close(got, norm(head));
     }
-    close(LayerNorms::total(&all[1].ssm), norm(&ssm));
-    close(all[0].conv.unwrap(), norm(&to_vec(a.conv(0).unwrap()).unwrap()));
+    close(all[1].total("ssm").unwrap(), norm(&ssm));
+    close(all[0].total("conv").unwrap(), norm(&to_vec(a.conv(0).unwrap()).unwrap()));
     let keys = a.kv(2).unwrap().keys().unwrap();
     let second: Vec<f32> = keys.chunks(32).flat_map(|row| row[16..].to_vec()).collect();
-    close(all[2].keys[1], norm(&second));
-    assert_eq!((all[2].conv, all[2].ssm.len(), all[1].keys.len()), (None, 0, 0));
+    close(all[2].of("keys")[1], norm(&second));
+    assert_eq!(
+        (all[2].total("conv"), all[2].of("ssm").len(), all[1].of("keys").len()),
+        (None, 0, 0)
+    );
 
     // b is a and four tokens: what both have seen they keep alike.
     let apart = diff(&a, &b).unwrap();
-    assert_eq!((&apart[2].keys, &apart[2].values), (&vec![0.0; 2], &vec![0.0; 2]));
+    assert_eq!((apart[2].of("keys"), apart[2].of("values")), (&[0.0; 2][..], &[0.0; 2][..]));
     let difference: Vec<f32> =
         ssm.iter().zip(to_vec(b.ssm(1).unwrap()).unwrap()).map(|(a, b)| a - b).collect();
-    close(LayerNorms::total(&apart[1].ssm), norm(&difference));
+    close(apart[1].total("ssm").unwrap(), norm(&difference));
     a.set_ssm(1, tensor(&cpu(), &vec![0.0; ssm.len()], &[8, 16, 32]).unwrap()).unwrap();
-    close(LayerNorms::total(&diff(&a, &after(&model, &ids[..20])).unwrap()[1].ssm), norm(&ssm));
+    close(diff(&a, &after(&model, &ids[..20])).unwrap()[1].total("ssm").unwrap(), norm(&ssm));
     refused(diff(&a, &Tiny::m("").state()), &["states of one model"]);
 
     // The same from files, and of caches that have forgotten.
@@ -586,9 +591,9 @@ fn norms_and_differences_are_those_of_their_definition() {
     let model = mistral();
     let ids = tokens(9, 200, 60);
     let apart = diff(&after(&model, &ids[..150]), &after(&model, &ids)).unwrap();
-    assert_eq!((&apart[0].keys, &apart[1].values), (&vec![0.0; 2], &vec![0.0; 2]));
+    assert_eq!((apart[0].of("keys"), apart[1].of("values")), (&[0.0; 2][..], &[0.0; 2][..]));
     let apart = diff(&after(&model, &ids[..100]), &after(&model, &ids)).unwrap();
-    assert_eq!((&apart[0].keys, &apart[1].values), (&vec![], &vec![0.0; 2]));
+    assert_eq!((apart[0].of("keys"), apart[1].of("values")), (&[][..], &[0.0; 2][..]));
 }
 
 /// Between the logits of a state that was rounded to bf16 and of one that was not, on the embedded model: eight times
@@ -717,5 +722,5 @@ fn a_state_of_nothing_but_zeros_and_one_of_no_numbers_come_back() {
     state.set_ssm(0, tensor(&cpu(), &values, &[2, 8, 4]).unwrap()).unwrap();
     assert_eq!(bits(&through_a_file(&model, &state, &About::new("x"))), bits(&state));
     let saved = SavedState::from_bytes("x", file_of(&model, &state, &About::new("x"))).unwrap();
-    assert!(saved.norms().unwrap()[0].ssm[0].is_nan());
+    assert!(saved.norms().unwrap()[0].of("ssm")[0].is_nan());
 }

@@ -38,10 +38,8 @@ pub fn message(error: &Error) -> String {
 }
 
 pub fn config(text: &str) -> Config {
-    match models::Config::read(&ConfigFile::parse("config.json", text).unwrap()).unwrap() {
-        models::Config::Mamba2(config) => config,
-        other => panic!("{other:?}"),
-    }
+    let config = models::Config::read(&ConfigFile::parse("config.json", text).unwrap()).unwrap();
+    config.get::<Config>().unwrap_or_else(|| panic!("{config:?}")).clone()
 }
 
 /// The configuration M with `changes`, which begin with a comma or are empty.
@@ -66,7 +64,7 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 /// Random weights of a Mamba-2 model.
 pub fn checkpoint(config: &Config, seed: u64) -> Checkpoint {
     let with_head = config.tie_embeddings == Some(false);
-    random(&config.parameters(config.frame().padded_vocab(), with_head), seed)
+    random(&config.parameters(config.frame().padded_vocab(), with_head).unwrap(), seed)
 }
 
 /// Random weights in which nothing is the value that a lazy loader would guess: D and norms are not 1.

@@ -503,7 +503,7 @@ mod processes {
         let mut random = Random(0x5eed);
         let (mut step, mut interrupted) = (1, 0);
         for _ in 0..times {
-            let mut child = start(&[], "processes::saves_until_it_is_killed", run);
+            let mut child = start(&[], "saves_until_it_is_killed", run);
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
             assert!(lines.any(|line| line.unwrap() == "saving"), "the process did not start");
             std::thread::sleep(one_step.mul_f64(random.below(2000) as f64 / 1000.0));
@@ -549,7 +549,7 @@ mod processes {
         let run = |blocks: &str| {
             // Blocks of 512 bytes. The signal would end the process before it could see the error.
             let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-            let child = start(&["sh", "-c", &limited], "processes::saves_once", folder.path());
+            let child = start(&["sh", "-c", &limited], "saves_once", folder.path());
             String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
         };
         for (blocks, failing) in

@@ -13,6 +13,7 @@ mod sealed;
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod tiny;
 
+mod checkpoint_fuzz;
 mod counting;
 mod folders;
 mod gguf_corpus;

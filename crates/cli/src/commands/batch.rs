@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::load;
 use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
 use clap::Args;
@@ -95,7 +96,9 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         return Ok(());
     }
 
-    let lm = Arc::new(source.open(&options, &term.cpu)?);
+    let lm = Arc::new(
+        source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
+    );
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use boostr::backend::Cpu;
-use boostr::chat::{ChatTemplate, Options};
-use boostr::engine::{Draft, Request, generate};
-use boostr::load::LanguageModel;
+use boostr::chat::{ChatTemplate, Options, message};
+use boostr::engine::Draft;
+use boostr::load::{LanguageModel, OpenOptions};
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::session::{Assistant, Session, SessionError, Sessions};
+use boostr::text::{Sampling, SessionAnswer};
 use clap::Args;
-use serde_json::json;
 
 use crate::cli::parse_max_tokens;
 use crate::commands::run::bad_logits;
@@ -103,6 +103,8 @@ struct Chat<'a> {
     /// For that one, when it begins.
     system: Option<String>,
     options: Options,
+    sampling: Sampling,
+    /// What it comes to.
     sampler: SamplerConfig,
     max_tokens: usize,
     stops: Vec<String>,
@@ -144,12 +146,13 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
         ),
     };
 
-    let lm = source.open(&options, &term.cpu)?;
+    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
     lm.tokenizer().map_err(BadModel::from)?;
     let own = if args.chat.raw { None } else { template::template(&args.chat, &lm)? };
     let has_template = own.is_some();
     let template = own.map_or_else(ChatTemplate::plain, Ok)?;
-    let sampler = args.sampling.config(&lm.defaults)?;
+    let sampling = args.sampling.sampling();
+    let sampler = sampling::config(&sampling, &lm.defaults)?;
     let usual = if has_template { MAX_ANSWER } else { sampling::MAX_TOKENS };
     let max_tokens = args.max_tokens.or(lm.defaults.max_new_tokens).unwrap_or(usual);
     let mut chat = Chat {
@@ -160,6 +163,7 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
         session,
         system: args.chat.system.clone(),
         options: Options { kwargs: args.chat.kwargs()?, ..Options::default() },
+        sampling,
         sampler,
         max_tokens,
         stops: args.stop.clone(),
@@ -256,51 +260,47 @@ impl Chat<'_> {
     fn answer(&mut self, text: &str) -> Result<()> {
         let session = self.begun()?;
         let assistant = self.assistant();
-        let user = json!({"role": "user", "content": text});
-        let mut prompt = session.prompt(&assistant, &[user], &self.options).map_err(refused)?;
-        let mut state = prompt.state.take().map_or_else(|| self.lm.model.new_state(), Ok)?;
-        let reused = state.position();
-        let evaluated = prompt.ids.len() - reused;
-        let stops = StopStrings::new(&self.stops).map_err(|error| usage(error.to_string()))?;
-        let decoder = self.lm.tokenizer().map_err(BadModel::from)?.stream(true);
-        let mut observer = Stream::new(Show::Text, Some(decoder), stops, evaluated, self.term);
+        let user = [message("user", text)];
+        // The same every time, and another in each turn.
         let turns = session.turns().len() as u64;
-        let request = Request {
-            max_tokens: self.max_tokens,
-            eos: self.lm.eos.clone(),
-            // The same every time, and another in each turn.
-            sampler: SamplerConfig {
-                seed: self.sampler.seed.wrapping_add(turns),
-                ..self.sampler.clone()
-            },
-            draft: self.draft.clone(),
-            ..Request::new(prompt.ids.clone(), self.lm.vocab_limit())
-        };
-        let generated = generate(&self.lm.model, &mut state, request, &mut observer)
-            .map_err(|error| bad_logits(&self.lm, error))?;
-        if state.position() < prompt.ids.len() {
-            observer.finish()?;
+        let seed = Some(self.sampler.seed.wrapping_add(turns));
+        let mut stream = Stream::new(Show::Text, self.term);
+        let said = session.answer(&assistant, &user, &self.options, |completion| {
+            let completion = completion
+                .max_tokens(self.max_tokens)
+                .sampling(Sampling { seed, ..self.sampling.clone() })
+                .stops(&self.stops)
+                .draft(self.draft.clone());
+            let answer = completion.listen(|event| stream.take(event))?;
+            stream.end();
+            if stream.has_failed() {
+                return Err(boostr::Error::Interrupted { path: "stdout".into() });
+            }
+            Ok(answer)
+        });
+        stream.check()?;
+        let SessionAnswer { answer, reused, committed } = said.map_err(|error| match error {
+            SessionError::Other(error @ boostr::Error::Argument { name: "logits", .. }) => {
+                bad_logits(&self.lm, error)
+            }
+            error => refused(error),
+        })?;
+        let Some(committed) = committed else {
             self.term.say("note: stopped before the answer began: nothing is kept");
             return Ok(());
-        }
-        let (text, _) = observer.finish()?;
-        let answer = json!({"role": "assistant", "content": text.unwrap_or_default()});
-        let state_bytes = state.size_in_bytes();
-        let ids = &generated.ids;
-        let committed =
-            session.commit(&assistant, prompt, answer, ids, Some(state)).map_err(refused)?;
+        };
         if let Some(error) = committed.unsaved {
             let error = anyhow::Error::from(error);
             self.term.say(format!("note: the text is kept, the state is not: {error:#}"));
         }
         let answered = Answered {
-            tokens: ids.len(),
-            guessed: generated.drafted,
-            accepted: generated.accepted,
-            decode: generated.timings.decode,
+            tokens: answer.ids.len(),
+            guessed: answer.drafted,
+            accepted: answer.accepted,
+            decode: answer.timings.decode,
             reused,
-            evaluated,
-            state_bytes,
+            evaluated: answer.prompt.len() - reused,
+            state_bytes: answer.state.size_in_bytes(),
         };
         if self.term.chatty() {
             self.dim(&answered.line(session.summary().position));

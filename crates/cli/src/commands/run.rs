@@ -1,17 +1,20 @@
 //! `boostr run`: completes a prompt or answers it, and says how fast.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Summary;
-use boostr::engine::{Finish, Outcome, Request, Timings, generate};
+use boostr::engine::{Finish, Timings};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::state_file::About;
+use boostr::text::{Answer, BeamAnswer, Completion};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -76,6 +79,11 @@ pub struct RunArgs {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
+    /// Look for the likeliest text by a beam search of N beams, in place of sampling
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(conflicts_with_all = ["draft", "json_schema", "grammar", "regex", "save_state"])]
+    #[arg(conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "repeat_penalty"])]
+    pub beams: Option<u8>,
     #[command(flatten)]
     pub draft: DraftArgs,
     /// One JSON object with text, ids, finish_reason and timings
@@ -108,7 +116,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         }
         None => Prompt::Text(built_in_prompt(&source)?),
     };
-    let stops = StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
+    StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
     let grammar = args.grammar.read()?;
     if args.ctx_size.is_some() {
         term.say("note: -c is ignored: the state is constant, there is no context limit");
@@ -124,8 +132,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
-    let lm = source.open(&options, &term.cpu)?;
-    let (mut state, seen) = match &saved {
+    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let (state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),
     };
@@ -141,7 +149,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         None if saved.is_some() => prompt.ids_after(&lm)?,
         None => prompt.ids(&lm)?,
     };
-    let sampler = args.sampling.config(&lm.defaults)?;
+    let sampling = args.sampling.sampling();
+    let sampler = sampling::config(&sampling, &lm.defaults)?;
     let constraint =
         grammar.as_ref().map(|grammar| grammar::constraint(grammar, &lm)).transpose()?;
     if !args.stop.is_empty() {
@@ -158,34 +167,35 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         (Prompt::Text(_), _) => Show::Text,
         (Prompt::Ids(_), _) => Show::Ids,
     };
-    let decoder = lm.tokenizer.as_ref().map(|tokenizer| tokenizer.stream(true));
-    let mut observer = Stream::new(show, decoder, stops, ids.len(), term);
     let draft = args.draft.open(&args.model, &lm)?;
-    let known = seen.unwrap_or(&[]);
-    let request = Request {
-        seen: Some(known.len()),
-        max_tokens: args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)),
-        eos: lm.eos.clone(),
-        sampler: sampler.clone(),
-        constraint,
-        draft,
-        ..Request::new([known, &ids].concat(), lm.vocab_limit())
-    };
-    let generated =
-        generate(&lm.model, &mut state, request, &mut observer).map_err(|e| bad_logits(&lm, e))?;
-    let (text, stopped) = observer.finish()?;
+    let completion = lm
+        .complete_ids(ids.clone())
+        .after(seen.unwrap_or(&[]).to_vec(), state)
+        .max_tokens(args.max_tokens.unwrap_or_else(|| sampling::max_tokens(&lm.defaults)))
+        .sampling(sampling)
+        .stops(&args.stop)
+        .constraint(constraint)
+        .draft(draft);
+    if let Some(width) = args.beams {
+        return beams(completion, usize::from(width), show, term);
+    }
+    let mut stream = Stream::new(show, term);
+    let mut answer =
+        completion.listen(|event| stream.take(event)).map_err(|error| bad_logits(&lm, error))?;
+    stream.end();
+    stream.check()?;
     if let Some(out) = &out {
-        let all = [&ids, &*generated.ids].concat();
-        let computed = state.position() - reused;
+        let all = [&*ids, &answer.ids].concat();
+        let computed = answer.state.position() - reused;
         if computed < ids.len() {
             term.say("note: interrupted in the prompt: no state is saved");
         } else {
             // The last token was shown, and not needed yet.
-            let tokens = &all[computed..];
-            lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::None)?;
+            let (tokens, state) = (&all[computed..], &mut answer.state);
+            lm.model.forward(&mut [Run { tokens, state }], Logits::None)?;
             let ids = seen.map(|seen| [seen, &all].concat());
             let (model, dtype) = (&*source.name(), args.state.state_type.into());
-            out.save(&lm.model, &state, &About { model, ids: ids.as_deref(), dtype })?;
+            out.save(&lm.model, &answer.state, &About { model, ids: ids.as_deref(), dtype })?;
         }
     }
 
@@ -197,13 +207,10 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         is_chat,
         prompt_n: ids.len(),
         reused,
-        generated,
-        state_bytes: state.size_in_bytes(),
-        position: state.position(),
+        answer,
     };
     if args.json {
-        let reason = stream::reason(report.generated.finish, stopped);
-        term.print_json(&report.json(&lm, text.as_deref(), reason))?;
+        term.print_json(&report.json(&lm))?;
     }
     if term.chatty() {
         report.say(term);
@@ -212,6 +219,32 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     }
     if source == Source::Embedded && term.chatty() {
         term.say(format_args!("next: {NEXT}"));
+    }
+    if stream::is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Shows the likeliest of `width` beams, or with `--json` all of them.
+fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term) -> Result<()> {
+    let answers = completion.beams(width, |_| {
+        if stream::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    let best = answers.first();
+    match show {
+        Show::Nothing => {
+            let beams = answers.iter().map(|beam| {
+                let BeamAnswer { text, ids, logprob, finish } = beam;
+                json!({"text": text, "ids": ids, "logprob": logprob, "finish_reason": finish.name()})
+            });
+            term.print_json(&json!({"beams": beams.collect::<Vec<_>>()}))?;
+        }
+        Show::Text => {
+            let text = best.map(|beam| &*beam.text).unwrap_or_default();
+            write!(io::stdout().lock(), "{text}{}", if text.ends_with('\n') { "" } else { "\n" })?;
+        }
+        Show::Ids => {
+            let ids = best.into_iter().flat_map(|beam| &beam.ids).map(u32::to_string);
+            writeln!(io::stdout().lock(), "{}", ids.collect::<Vec<_>>().join(" "))?;
+        }
     }
     if stream::is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
@@ -319,22 +352,20 @@ struct Report<'a> {
     prompt_n: usize,
     /// Tokens that came with the state.
     reused: usize,
-    generated: Outcome<Cpu>,
-    state_bytes: usize,
-    position: usize,
+    answer: Answer<Cpu>,
 }
 
 impl Report<'_> {
     /// Tokens that the time of `decode` is for: the first comes from the prompt's pass.
     fn decoded(&self) -> usize {
-        let sampled = self.generated.ids.len() + usize::from(self.generated.finish == Finish::Eos);
+        let sampled = self.answer.ids.len() + usize::from(self.answer.finish == Finish::Eos);
         sampled.saturating_sub(1)
     }
 
     /// Lines with the labels of other runtimes.
     fn say(&self, term: &Term) {
-        let Timings { prompt, first_token, decode, .. } = self.generated.timings;
-        let ids = &self.generated.ids;
+        let Timings { prompt, first_token, decode, .. } = self.answer.timings;
+        let ids = &self.answer.ids;
         let Summary { parameters, bytes, ref dtype, .. } = self.summary;
         let place = if *self.source == Source::Embedded { "embedded" } else { "from disk" };
         let mut lines = vec![
@@ -361,7 +392,7 @@ impl Report<'_> {
                 ids.len()
             ),
         ];
-        let Outcome { drafted: guessed, accepted: right, .. } = self.generated;
+        let Answer { drafted: guessed, accepted: right, .. } = self.answer;
         if guessed > 0 {
             lines.push(format!("guesses:             {guessed} tokens, {right} were right"));
         }
@@ -384,7 +415,7 @@ impl Report<'_> {
 
     /// The same in one line.
     fn line(&self) -> String {
-        let (decode, ids) = (self.generated.timings.decode, &self.generated.ids);
+        let (decode, ids) = (self.answer.timings.decode, &self.answer.ids);
         format!(
             "{}, a demo and no assistant: {} tokens, {:.0} tokens/s, state {}; next: {NEXT}",
             self.source.name(),
@@ -395,13 +426,15 @@ impl Report<'_> {
     }
 
     fn state(&self) -> String {
-        let bytes = system::bytes(self.state_bytes as u64);
-        format!("{bytes}, constant (position {})", self.position)
+        let state = &self.answer.state;
+        let bytes = system::bytes(state.size_in_bytes() as u64);
+        format!("{bytes}, constant (position {})", state.position())
     }
 
-    fn json(&self, lm: &LanguageModel<Cpu>, text: Option<&str>, reason: &str) -> Value {
-        let Timings { prompt, first_token, decode, .. } = self.generated.timings;
-        let ids = &self.generated.ids;
+    fn json(&self, lm: &LanguageModel<Cpu>) -> Value {
+        let text = lm.tokenizer.as_ref().map(|_| &self.answer.text);
+        let Timings { prompt, first_token, decode, .. } = self.answer.timings;
+        let ids = &self.answer.ids;
         let path = (*self.source != Source::Embedded).then(|| lm.path.display().to_string());
         json!({
             "model": self.source.name(),
@@ -411,7 +444,7 @@ impl Report<'_> {
             "ids": ids,
             "prompt_tokens": self.prompt_n,
             "completion_tokens": ids.len(),
-            "finish_reason": reason,
+            "finish_reason": self.answer.finish.name(),
             "seed": self.sampler.seed,
             "sampling": {
                 "temperature": short(self.sampler.temperature),
@@ -429,15 +462,15 @@ impl Report<'_> {
                 "prompt_per_token_ms": per_token(self.prompt_n, prompt),
                 "prompt_per_second": rate(self.prompt_n, prompt),
                 "predicted_n": ids.len(),
-                "draft_n": self.generated.drafted,
-                "draft_n_accepted": self.generated.accepted,
+                "draft_n": self.answer.drafted,
+                "draft_n_accepted": self.answer.accepted,
                 "predicted_ms": milliseconds(decode),
                 "predicted_per_token_ms": per_token(self.decoded(), decode),
                 "predicted_per_second": rate(self.decoded(), decode),
                 "time_to_first_token_ms": (!ids.is_empty()).then(|| milliseconds(first_token)),
             },
-            "state_bytes": self.state_bytes,
-            "position": self.position,
+            "state_bytes": self.answer.state.size_in_bytes(),
+            "position": self.answer.state.position(),
             "threads": rayon::current_num_threads(),
             "peak_memory_bytes": system::peak_memory(),
         })

@@ -12,6 +12,7 @@ use boostr::backend::Cpu;
 use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
+use boostr::nn::LayerSpec;
 use boostr::session::{STATES, Sessions};
 use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
@@ -355,9 +356,7 @@ impl Plan {
     ) -> Result<Self> {
         let bytes =
             |model: &Model<Cpu>| model.new_state().map(|state| state.size_in_bytes() as u64);
-        let grows = |model: &Model<Cpu>| {
-            model.family().layers().iter().any(|layer| layer.attention.is_some())
-        };
+        let grows = |model: &Model<Cpu>| model.family().layers().iter().any(LayerSpec::grows);
         let saved_bytes = bytes(&lm.model)?;
         let (mut state_bytes, mut grow) = (saved_bytes, grows(&lm.model));
         // Who guesses goes back to the state before wrong guesses.

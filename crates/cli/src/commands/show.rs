@@ -9,8 +9,8 @@ use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
-use boostr::models::{Config, Family, Ffn, LayerSpec, PIECE};
-use boostr::nn::{AttentionConfig, MixerConfig};
+use boostr::models::{Config, Family, PIECE};
+use boostr::nn::{LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
 use clap::Args;
 use serde_json::{Value, json};
@@ -201,14 +201,8 @@ impl<'a> Facts<'a> {
             lines.push(("architecture", family.name().to_owned()));
             lines.push(("layers", layer_kinds(&layers)));
             lines.push(("width", format!("{} (d_model)", frame.d_model)));
-            if let Some(mixer) = layers.iter().find_map(|layer| layer.mixer.as_ref()) {
-                lines.extend(mixer_lines(mixer));
-            }
-            if let Some(attention) = layers.iter().find_map(|layer| layer.attention.as_ref()) {
-                lines.push(("attention", describe_attention(attention)));
-            }
-            if let Some(layer) = layers.iter().find(|layer| layer.ffn != Ffn::None) {
-                lines.push(("feed-forward", describe_ffn(&layer.ffn)));
+            for part in kinds_of_part(&layers) {
+                lines.extend(part.describe());
             }
             lines.push(("vocabulary", format!("{} ids, {rows} rows", frame.vocab_size)));
             lines.push(("head", tied(frame.tie_embeddings).to_owned()));
@@ -262,12 +256,14 @@ impl<'a> Facts<'a> {
             let (constant, per_token) = layer.state_bytes(self.level, KvType::F32);
             memory.constant += constant as u64;
             memory.per_token += per_token as u64;
-            if layer.attention.as_ref().is_some_and(|attention| attention.window.is_some()) {
-                memory.windowed += per_token as u64;
+            for slot in layer.slots() {
+                if matches!(slot.size(), SlotSize::Rows { window: Some(_), .. }) {
+                    memory.windowed += slot.bytes_per_token(Level::detect(), KvType::F32) as u64;
+                }
             }
             let growing = layer.kv_bytes(self.level, KvType::F32, self.context);
             memory.growing = memory.growing.saturating_add(growing as u64);
-            widest = widest.max(work_width(layer));
+            widest = widest.max(layer.work_width());
         }
         memory.work = 4 * (PIECE * (3 * frame.d_model + widest) + rows) as u64;
         Some(memory)
@@ -335,39 +331,10 @@ impl<'a> Facts<'a> {
             "context": self.context,
             "memory_bytes": memory.total(self.summary.bytes),
         });
-        if let Some(mixer) = layers.iter().find_map(|layer| layer.mixer.as_ref()) {
-            for (name, size) in [
-                ("d_inner", mixer.d_inner()),
-                ("nheads", mixer.nheads),
-                ("headdim", mixer.headdim),
-                ("ngroups", mixer.ngroups),
-                ("d_state", mixer.d_state),
-                ("d_conv", mixer.d_conv),
-            ] {
-                sizes[name] = json!(size);
+        for part in kinds_of_part(&layers) {
+            for (name, value) in part.to_json() {
+                sizes[name] = value;
             }
-        }
-        if let Some(attention) = layers.iter().find_map(|layer| layer.attention.as_ref()) {
-            sizes["attention"] = json!({
-                "nheads": attention.nheads,
-                "nheads_kv": attention.nheads_kv,
-                "headdim": attention.headdim,
-                "rope_theta": attention.rope.as_ref().map(|rope| rope.theta),
-                "rotary_dim": attention.rope.as_ref().map(|rope| rope.rotary_dim),
-                "window": attention.window,
-            });
-        }
-        match layers.iter().map(|layer| &layer.ffn).find(|ffn| **ffn != Ffn::None) {
-            Some(Ffn::Mlp(mlp)) => sizes["feed_forward"] = json!({ "width": mlp.d_ff }),
-            Some(Ffn::Moe { moe, shared }) => {
-                sizes["feed_forward"] = json!({
-                    "experts": moe.experts,
-                    "used": moe.used,
-                    "width": moe.expert.d_ff,
-                    "shared": shared.as_ref().map(|mlp| mlp.d_ff),
-                });
-            }
-            _ => {}
         }
         sizes
     }
@@ -387,53 +354,16 @@ fn layer_kinds(layers: &[LayerSpec]) -> String {
     format!("{} ({})", layers.len(), kinds.join(", "))
 }
 
-fn mixer_lines(mixer: &MixerConfig) -> [(&'static str, String); 4] {
-    [
-        ("heads", format!("{} of {}", mixer.nheads, mixer.headdim)),
-        ("groups", mixer.ngroups.to_string()),
-        ("state width", mixer.d_state.to_string()),
-        ("convolution", format!("{} taps", mixer.d_conv)),
-    ]
-}
-
-fn describe_attention(attention: &AttentionConfig) -> String {
-    let AttentionConfig { nheads, nheads_kv, headdim, .. } = attention;
-    let positions = match &attention.rope {
-        None => "no positions".to_owned(),
-        Some(rope) if rope.rotary_dim == *headdim => format!("rotary, base {}", rope.theta),
-        Some(rope) => format!("rotary, base {}, {} of {headdim}", rope.theta, rope.rotary_dim),
-    };
-    let window = attention.window.map_or_else(String::new, |w| format!(", window {w}"));
-    format!("{nheads} heads of {headdim}, {nheads_kv} of keys and values, {positions}{window}")
-}
-
-fn describe_ffn(ffn: &Ffn) -> String {
-    match ffn {
-        Ffn::None => "none".to_owned(),
-        Ffn::Mlp(mlp) => format!("width {}", mlp.d_ff),
-        Ffn::Moe { moe, shared } => {
-            let shared = match shared {
-                Some(mlp) => format!(", and one of {} for all", mlp.d_ff),
-                None => String::new(),
-            };
-            format!("{} of {} experts of width {}{shared}", moe.used, moe.experts, moe.expert.d_ff)
+/// The first part of each kind that layers have, those that keep something first.
+fn kinds_of_part(layers: &[LayerSpec]) -> Vec<&dyn Part> {
+    let mut kinds: Vec<&dyn Part> = Vec::new();
+    for part in layers.iter().flat_map(LayerSpec::parts) {
+        if kinds.iter().all(|known| known.kind() != part.kind()) {
+            kinds.push(part);
         }
     }
-}
-
-/// Floats of one row that a layer keeps at once while it computes.
-fn work_width(layer: &LayerSpec) -> usize {
-    let mixer = layer.mixer.as_ref().map_or(0, |m| m.d_in_proj() + m.conv_dim() + 2 * m.d_inner());
-    let attention =
-        layer.attention.as_ref().map_or(0, |a| (3 * a.nheads + 3 * a.nheads_kv) * a.headdim);
-    let ffn = match &layer.ffn {
-        Ffn::None => 0,
-        Ffn::Mlp(mlp) => 3 * mlp.d_ff,
-        Ffn::Moe { moe, shared } => {
-            3 * moe.expert.d_ff.max(shared.as_ref().map_or(0, |mlp| mlp.d_ff)) + moe.d_model
-        }
-    };
-    mixer.max(attention).max(ffn)
+    kinds.sort_by_key(|part| part.slots().is_empty());
+    kinds
 }
 
 /// Bytes that the program takes for itself, a tokenizer of usual size included.

@@ -193,8 +193,7 @@ fn show(path: &Path, as_json: bool, term: &Term) -> Result<()> {
         writeln!(out, "  {label:16}{value}")?;
     }
     writeln!(out, "\n  norms of what each layer keeps")?;
-    let columns = norms.iter().map(|layer| (layer.layer, totals(layer).map(|x| x.map(number))));
-    table(&mut out, columns)
+    table(&mut out, &norms, |layer, name| layer.total(name).map(number))
 }
 
 fn diff(a: &Path, b: &Path, as_json: bool, term: &Term) -> Result<()> {
@@ -223,18 +222,12 @@ fn diff(a: &Path, b: &Path, as_json: bool, term: &Term) -> Result<()> {
 pub fn print_differences(difference: &[LayerNorms], own: &[LayerNorms]) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "\n  norms of the difference, and as shares of the first state's")?;
-    let columns = difference.iter().zip(own).map(|(difference, own)| {
-        let (difference_of, own_of) = (totals(difference), totals(own));
-        let mut cells = [const { None }; 4];
-        for (cell, (x, own)) in cells.iter_mut().zip(difference_of.into_iter().zip(own_of)) {
-            *cell = x.zip(own).map(|(x, own)| {
-                let share = if x == 0.0 { 0.0 } else { 100.0 * x / own };
-                format!("{} {share:5.1} %", number(x))
-            });
-        }
-        (difference.layer, cells)
-    });
-    table(&mut out, columns)
+    table(&mut out, difference, |layer, name| {
+        let own = own.iter().find(|own| own.layer == layer.layer)?;
+        let (x, own) = layer.total(name).zip(own.total(name))?;
+        let share = if x == 0.0 { 0.0 } else { 100.0 * x / own };
+        Some(format!("{} {share:5.1} %", number(x)))
+    })
 }
 
 /// Text of a file, fit for a terminal.
@@ -246,24 +239,28 @@ fn number(x: f64) -> String {
     format!("{x:.4}")
 }
 
-/// Norms of window, SSM state, keys and values of a layer.
-fn totals(layer: &LayerNorms) -> [Option<f64>; 4] {
-    let total = |heads: &[f64]| (!heads.is_empty()).then(|| LayerNorms::total(heads));
-    [layer.conv, total(&layer.ssm), total(&layer.keys), total(&layer.values)]
-}
-
+/// Layers in lines; in columns the tensors that they keep, in the order in which layers first name them.
 fn table(
     out: &mut impl Write,
-    lines: impl Iterator<Item = (usize, [Option<String>; 4])>,
+    layers: &[LayerNorms],
+    cell: impl Fn(&LayerNorms, &str) -> Option<String>,
 ) -> Result<()> {
-    let line = |first: &str, cells: [&str; 4]| {
-        let cells = cells.map(|cell| format!("{cell:>18}")).concat();
+    let mut names: Vec<&str> = Vec::new();
+    for tensor in layers.iter().flat_map(|layer| &layer.tensors) {
+        if !names.contains(&&*tensor.name) {
+            names.push(&tensor.name);
+        }
+    }
+    let line = |first: &str, cells: Vec<String>| {
+        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>18}")).collect();
+        let cells = cells.concat();
         format!("  {first:>5}{cells}")
     };
-    writeln!(out, "{}", line("layer", ["conv", "ssm", "keys", "values"]))?;
-    for (layer, cells) in lines {
-        let cells = cells.each_ref().map(|cell| cell.as_deref().unwrap_or("-"));
-        writeln!(out, "{}", line(&layer.to_string(), cells))?;
+    let title = names.iter().map(|name| (*name).to_owned()).collect();
+    writeln!(out, "{}", line("layer", title))?;
+    for layer in layers {
+        let cells = names.iter().map(|name| cell(layer, name).unwrap_or_else(|| "-".to_owned()));
+        writeln!(out, "{}", line(&layer.layer.to_string(), cells.collect()))?;
     }
     Ok(())
 }
@@ -282,12 +279,16 @@ fn facts(path: &Path, saved: &SavedState) -> Value {
     })
 }
 
-fn layer_json(norms: &LayerNorms) -> Value {
-    json!({
-        "layer": norms.layer,
-        "conv": norms.conv,
-        "ssm_heads": norms.ssm,
-        "key_heads": norms.keys,
-        "value_heads": norms.values,
-    })
+/// The norm of each tensor that a layer keeps, or those of its heads.
+fn layer_json(layer: &LayerNorms) -> Value {
+    let mut object = json!({ "layer": layer.layer });
+    for tensor in &layer.tensors {
+        if tensor.by_head {
+            let singular = tensor.name.strip_suffix('s').unwrap_or(&tensor.name);
+            object[format!("{singular}_heads")] = json!(tensor.norms);
+        } else {
+            object[&tensor.name] = json!(tensor.norms.first());
+        }
+    }
+    object
 }

@@ -1,4 +1,4 @@
-//! How tokens are chosen: options over the model's own defaults over those of the library.
+//! How tokens are chosen: the options of the command line.
 
 use std::process;
 use std::time::SystemTime;
@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use anyhow::Result;
 use boostr::generation_config::GenerationDefaults;
 use boostr::sample::SamplerConfig;
+use boostr::text::Sampling;
 use clap::Args;
 
 use crate::exit::usage;
@@ -45,36 +46,24 @@ pub struct SamplingArgs {
 pub const MAX_TOKENS: usize = 128;
 
 impl SamplingArgs {
-    /// The sampler's configuration.
-    ///
-    /// As in transformers, a model is greedy unless its `generation_config.json` says `do_sample`;
-    /// an option that only matters when sampling asks for sampling.
-    pub fn config(&self, defaults: &GenerationDefaults) -> Result<SamplerConfig> {
-        let asked = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
-        let sampled = asked || defaults.do_sample == Some(true);
-        let default = SamplerConfig::default();
-        let temperature = if sampled { defaults.temperature.unwrap_or(1.0) } else { 0.0 };
-        // transformers looks at all tokens, llama.cpp's option at the last 64.
-        let window = match self.repeat_penalty {
-            Some(_) => default.repetition_window,
-            None => 0,
-        };
-        let config = SamplerConfig {
-            temperature: self.temp.unwrap_or(temperature),
-            top_k: self.top_k.or(defaults.top_k).unwrap_or(default.top_k),
-            top_p: self.top_p.or(defaults.top_p).unwrap_or(default.top_p),
-            min_p: self.min_p.or(defaults.min_p).unwrap_or(default.min_p),
-            repetition_penalty: self
-                .repeat_penalty
-                .or(defaults.repetition_penalty)
-                .unwrap_or(default.repetition_penalty),
-            repetition_window: self.repeat_last_n.unwrap_or(window),
-            seed: self.seed.unwrap_or_else(seed_of_the_clock),
-            ..default
-        };
-        config.validate().map_err(|error| usage(error.to_string()))?;
-        Ok(config)
+    /// The options, with a seed of the clock where none is given.
+    pub fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repeat_penalty,
+            repetition_window: self.repeat_last_n,
+            seed: Some(self.seed.unwrap_or_else(seed_of_the_clock)),
+            ..Sampling::default()
+        }
     }
+}
+
+/// What the options come to, for a model with these defaults.
+pub fn config(sampling: &Sampling, defaults: &GenerationDefaults) -> Result<SamplerConfig> {
+    sampling.config(defaults, 0).map_err(|error| usage(error.to_string()))
 }
 
 /// Most tokens to generate when the command line does not say.
@@ -128,49 +117,10 @@ mod tests {
         repeat_last_n: None,
     };
 
-    fn defaults() -> GenerationDefaults {
-        GenerationDefaults {
-            do_sample: Some(true),
-            temperature: Some(0.7),
-            top_p: Some(0.95),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn a_model_without_do_sample_is_greedy_until_asked() {
-        let silent = GenerationDefaults { do_sample: None, ..defaults() };
-        assert_eq!(NONE.config(&silent).unwrap().temperature, 0.0);
-        assert_eq!(
-            SamplingArgs { top_k: Some(5), ..NONE }.config(&silent).unwrap().temperature,
-            0.7
-        );
-        assert_eq!(
-            SamplingArgs { temp: Some(0.2), ..NONE }.config(&silent).unwrap().temperature,
-            0.2
-        );
-    }
-
-    #[test]
-    fn options_win_over_the_models_defaults() {
-        let config = NONE.config(&defaults()).unwrap();
-        assert_eq!((config.temperature, config.top_p, config.top_k), (0.7, 0.95, 0));
-        let config = SamplingArgs { temp: Some(0.0), top_p: Some(0.5), ..NONE };
-        let config = config.config(&defaults()).unwrap();
-        assert_eq!((config.temperature, config.top_p), (0.0, 0.5));
-    }
-
-    #[test]
-    fn the_penalty_of_a_model_looks_at_all_tokens_and_that_of_the_option_at_64() {
-        let defaults = GenerationDefaults { repetition_penalty: Some(1.2), ..defaults() };
-        assert_eq!(NONE.config(&defaults).unwrap().repetition_window, 0);
-        let config = SamplingArgs { repeat_penalty: Some(1.1), ..NONE }.config(&defaults).unwrap();
-        assert_eq!((config.repetition_penalty, config.repetition_window), (1.1, 64));
-    }
-
     #[test]
     fn impossible_options_are_wrong_usage() {
-        let error = SamplingArgs { temp: Some(-1.0), ..NONE }.config(&defaults()).unwrap_err();
+        let asked = SamplingArgs { temp: Some(-1.0), ..NONE }.sampling();
+        let error = config(&asked, &GenerationDefaults::default()).unwrap_err();
         assert!(error.is::<crate::exit::Usage>());
         assert!(error.to_string().contains("temperature"), "{error}");
     }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
-use boostr::chat::{ChatTemplate, Options, Source};
+use boostr::chat::{ChatTemplate, Options, Source, message};
 use boostr::load::{self, LanguageModel};
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::exit::{BadModel, usage};
 
@@ -44,7 +44,6 @@ pub fn ids(args: &TemplateArgs, lm: &LanguageModel<Cpu>, text: &str) -> Result<O
         }
         return Ok(None);
     };
-    let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let system = args.system.iter().map(|system| message("system", system));
     let messages: Vec<Value> = system.chain([message("user", text)]).collect();
     let options =

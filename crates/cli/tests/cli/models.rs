@@ -226,7 +226,7 @@ fn memory_of_layers_with_a_window_does_not_grow_past_it() {
         let config = config.to_string();
         fs::write(folder.join("config.json"), &config).unwrap();
         let config = Config::read(&ConfigFile::parse("config.json", &config).unwrap()).unwrap();
-        let tensors = config.family().parameters(32, false);
+        let tensors = config.family().parameters(32, false).unwrap();
         let checkpoint = synthetic::checkpoint(&tensors, Dtype::F32).unwrap();
         let tensors: Vec<_> =
             checkpoint.iter().map(|(name, t)| (name, t.dtype, &t.shape[..], &*t.data)).collect();

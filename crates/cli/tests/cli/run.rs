@@ -51,6 +51,22 @@ fn json_is_one_object_with_text_ids_and_timings() {
 }
 
 #[test]
+fn one_beam_is_greedy_and_of_several_the_likeliest_is_shown() {
+    let text = expected()["greedy_text"].clone();
+    let ask = |more: &[&str]| boostr(&[&["run", "-p", PROMPT, "-n", "24"], more].concat());
+    assert_eq!(ask(&["--beams", "1"]).ok().stdout, format!("{}\n", text.as_str().unwrap()));
+    let beams = ask(&["--beams", "3", "--json"]).ok().json()["beams"].clone();
+    let beams = beams.as_array().unwrap();
+    let logprob = |i: usize| beams[i]["logprob"].as_f64().unwrap();
+    assert!(beams.len() == 3 && logprob(0) >= logprob(1) && logprob(1) >= logprob(2));
+    let shown = ask(&["--beams", "3"]).ok().stdout;
+    assert_eq!(shown.trim_end(), beams[0]["text"].as_str().unwrap().trim_end());
+    for wrong in [&["--beams", "0"][..], &["--beams", "2", "--top-k", "5"]] {
+        ask(wrong).fails(2);
+    }
+}
+
+#[test]
 fn a_seed_makes_a_run_repeatable_and_is_told_when_it_was_not_given() {
     let first = boostr(&["run", "-p", "The whale", "-n", "40", "--json"]).ok().json();
     let seed = first["seed"].to_string();

@@ -1,7 +1,7 @@
 //! Gradients of attention.
 //!
-//! With s the scaled scores, after the softcap if there is one, p their softmax along each row, and `dout`
-//! the gradient of the result:
+//! With s the scaled scores, after the softcap if there is one, p their softmax along each row, and
+//! `dout` the gradient of the result:
 //!
 //! ```text
 //! dv[j]    = sum over i of p[i, j] dout[i]
@@ -11,23 +11,24 @@
 //! ```
 //!
 //! where dk and dv also sum over the query heads that share a head of keys and values. delta is
-//! `sum over j of p[i, j] (dout[i]·v[j])`, the mean that a softmax's gradient loses (*FlashAttention*, arXiv
-//! 2205.14135, appendix B.2).
+//! `sum over j of p[i, j] (dout[i]·v[j])`, the mean that a softmax's gradient loses (*FlashAttention*,
+//! arXiv 2205.14135, appendix B.2).
 //!
 //! What differs from the formulas, and why:
 //!
 //! 1. A block of queries at a time (*FlashAttention-2*, arXiv 2307.08691, algorithm 2, with its loops
-//!    exchanged): the block's scores are computed again and kept until its gradients are made, so each
-//!    takes one exponential, and the forward needs to remember nothing. What is kept is 48 x L, never L x L.
-//! 2. Positions come in pages of 64, as in the forward. Its micro-kernels make both products with keys and
-//!    the one with values. Pages that no query of a block sees are skipped. In pages on the diagonal and at
-//!    the window's edge, tiles without a visible position are skipped too.
-//! 3. dk and dv are products with the transposed matrices of weights, of six positions by two vectors: the
-//!    weights of six positions for one query are neighbours, so nothing is transposed. Both sums stay in
-//!    panels from the first block of queries to the last.
+//!    exchanged). The block's scores are computed again and kept until its gradients are made. So each
+//!    takes one exponential, and the forward has nothing to remember. 48 x L scores are kept, never L x
+//!    L.
+//! 2. Positions come in pages of 64, as in the forward. Its micro-kernels make both products with keys
+//!    and the product with values. Pages that no query of a block sees are skipped. On the diagonal and
+//!    at the window's edge, unseen tiles of a page are skipped too.
+//! 3. dk and dv are products with the transposed matrices of weights, of six positions by two vectors.
+//!    The weights of six positions for one query are neighbours, so nothing is transposed. Both sums
+//!    stay in panels from the first block of queries to the last.
 //!
-//! Each head of keys and values of each run is computed by itself, in one order: its bits depend neither on
-//! the other runs nor on the number of threads.
+//! Each head of keys and values of each run is computed by itself, in one order: its bits depend
+//! neither on the other runs nor on the number of threads.
 
 use std::ops::Range;
 

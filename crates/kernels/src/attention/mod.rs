@@ -18,22 +18,23 @@
 //!
 //! What differs from the formula, and why:
 //!
-//! 1. The softmax is computed online, page of the cache by page, so that no L x L matrix exists
-//!    (*FlashAttention*, arXiv 2205.14135, algorithm 1); pages that no query of a block sees are skipped.
-//! 2. Keys lie with neighbouring positions in a vector, so scores need no sums across lanes; values with
-//!    neighbouring channels. Both products run in one micro-kernel of up to six queries.
-//! 3. Long contexts are computed by segments of 1024 positions, each from scratch, and put together
-//!    at the end: segments of a single token's query run in parallel.
+//! 1. The softmax is computed online, page by page of the cache, so no L x L matrix exists
+//!    (*FlashAttention*, arXiv 2205.14135, algorithm 1). Pages that no query of a block sees are
+//!    skipped.
+//! 2. Keys lie with neighbouring positions in a vector, so scores need no sums across lanes; values
+//!    with neighbouring channels. Both products run in one micro-kernel of up to six queries.
+//! 3. Long contexts are computed by segments of 1024 positions, each from scratch, and combined at the
+//!    end. Segments of a single token's query run in parallel.
 //! 4. Tokens of this call are read back from the cache, so what a query sees of a token does not depend
 //!    on the call in which that token came.
 //!
 //! Pages and segments lie at fixed positions, and each query sums its own positions in their order. So
-//! its result has the same bits however the sequence is cut into calls, in whatever company, on any number
-//! of threads; and no query reads a key or value that it must not see.
+//! its result has the same bits for any cut of the sequence into calls, in any batch, on any number of
+//! threads. No query reads a key or value that it must not see.
 //!
 //! [`latent_attention`] is multi-head latent attention over a cache of compressed keys;
-//! [`attention_reference`] and [`latent_attention_reference`] are the definitions. [`attention_backward`] computes
-//! gradients, and [`attention_backward_reference`] is its definition.
+//! [`attention_reference`] and [`latent_attention_reference`] are the definitions.
+//! [`attention_backward`] computes gradients, and [`attention_backward_reference`] is its definition.
 
 mod backward;
 mod backward_reference;

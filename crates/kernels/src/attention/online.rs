@@ -9,9 +9,9 @@
 //! o' = exp(m - m') o + p v
 //! ```
 //!
-//! A page is read twice: first its keys meet every query of the block, six at a time, then its values.
-//! Positions that a query must not see get a weight of 0 and their values are not read for it: where
-//! the queries of a tile see different ends of a page, those ends are added query by query.
+//! A page is read twice. First its keys meet every query of the block, six at a time, then its values.
+//! Positions that a query must not see get a weight of 0, and their values are not read for it. If the
+//! queries of a tile see different ends of a page, those ends are added query by query.
 
 use std::ops::Range;
 

@@ -2,13 +2,13 @@
 //!
 //! Four shapes of block cover all formats: one scale ([`scaled`]), one scale and one minimum
 //! ([`shifted`]), and both with scales of groups ([`scaled_groups`], [`shifted_groups`]). Each starts
-//! from [`TRIES`] scales that put the largest value at, before or past the last level; rounds to levels,
-//! solves least squares for these, and again from there. What is compared in the end is the error
-//! with scales *as stored*; then every code is the nearest for the stored scales.
+//! from [`TRIES`] scales that put the largest value at, before or past the last level. It rounds to
+//! levels, solves least squares for these, and repeats from there. In the end the errors with scales
+//! *as stored* are compared. Then every code is the nearest for the stored scales.
 //!
-//! A block is first multiplied by a power of two that brings its largest value to 1..2: results do
+//! A block is first multiplied by a power of two that brings its largest value to 1..2. So results do
 //! not depend on the unit, and no sum overflows. The lanes of a vector are tries, not values, and
-//! nothing is fused: sums run in one order, and a file has the same bytes whichever processor wrote it.
+//! nothing is fused. Sums run in one order, and a file has the same bytes whichever processor wrote it.
 
 use half::f16;
 

@@ -1,7 +1,7 @@
 //! Quantized weights in the order in which a product reads them.
 //!
-//! Eight rows of the matrix lie together, so that a vector of eight lanes holds neighbouring codes of
-//! eight outputs. Blocks of a format follow one another along the rows; the eight of one place make a
+//! Eight rows of the matrix lie together, so a vector of eight lanes holds neighbouring codes of eight
+//! outputs. Blocks of a format follow one another along the rows. The eight of one place make a
 //! *record*, and 32 `k` of them a *cell*:
 //!
 //! ```text

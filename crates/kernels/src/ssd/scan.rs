@@ -1,22 +1,22 @@
 //! The whole operation: the recurrence as it is defined, token by token, with the state in registers.
 //!
-//! An element of the state costs three instructions a token: what decays, what comes in, what goes out. The
-//! products of matrices that the recurrence is equal to (section 6 of the paper) save a quarter of them, but
-//! their rounding depends on where a sequence is cut into chunks. Here a token's bits depend on what came
-//! before it and on nothing else: not on the call that it comes in, nor on how many tokens come with it. (Where
-//! `dt x` is infinite they may be those of an infinity in one call and of NaN in another.)
+//! An element of the state costs three instructions a token: the decay, the input, the output. The
+//! equal products of matrices (section 6 of the paper) save a quarter of them. But their rounding
+//! depends on the cut of a sequence into chunks. Here a token's bits depend only on the tokens before
+//! it: not on its call, nor on the number of tokens in it. (If `dt x` is infinite, one call may give
+//! the bits of an infinity and another those of NaN.)
 //!
 //! What makes it fast:
 //!
-//! 1. Memory: a block of tokens passes while up to 8 vectors of a row of the state stay in registers, with
-//!    what decays and comes in and goes out for the block in the first-level cache. Registers hold no more
-//!    than the state, one decay, one x and one sum, so that 16 of them do.
-//! 2. The sum over N that makes y goes on from one piece of the row to the next, vector after vector: its
-//!    order is that of a single token. Only then are lanes added, four rows together.
-//! 3. Too few tokens for a block go one by one, each in one pass over the state, which is all the memory
-//!    traffic that there is.
-//! 4. Heads go in parallel through a piece of the runs whose rows stay in a shared cache; rows lie pages
-//!    apart, so those of the next block are prefetched.
+//! 1. Memory: a block of tokens passes while up to 8 vectors of a row of the state stay in registers,
+//!    with what decays and comes in and goes out for the block in the first-level cache. Registers hold
+//!    no more than the state, one decay, one x and one sum, so that 16 of them do.
+//! 2. The sum over N that makes y goes on from one piece of the row to the next, vector after vector:
+//!    its order is that of a single token. Only then are lanes added, four rows together.
+//! 3. Too few tokens for a block go one by one, each in one pass over the state, which is all the
+//!    memory traffic that there is.
+//! 4. Heads go in parallel through a piece of the runs whose rows stay in a shared cache; rows lie
+//!    pages apart, so those of the next block are prefetched.
 //!
 //! An infinity or NaN reaches its own token and later ones, never earlier ones.
 

@@ -238,6 +238,13 @@ pub(crate) struct PromptDetails {
 }
 
 impl Usage {
+    /// Counts a prompt and all of its continuations.
+    pub(crate) fn count(&mut self, prompt_tokens: usize, completion_tokens: usize) {
+        self.prompt_tokens += prompt_tokens;
+        self.completion_tokens += completion_tokens;
+        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+    }
+
     /// Counts another continuation; a prompt counts once however many it has.
     pub(crate) fn add(&mut self, how: &Finished, is_first_of_prompt: bool) {
         if is_first_of_prompt {

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
 use super::answer::{TextChoice, TextCompletion, TextLogprobs, Timings, Usage};
+use super::beams::{self, Beams};
 use super::{blocking, prompt};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
@@ -41,6 +42,9 @@ pub(crate) struct CompletionFields {
     /// are given, best first; not with `stream`
     #[schema(minimum = 1, maximum = 8)]
     best_of: Option<usize>,
+    /// Look for the likeliest continuations by `best_of` beams, in place of sampling; not with `stream`, `logprobs`, or
+    /// options of sampling
+    use_beam_search: Option<bool>,
 }
 
 /// A text, tokens, or several of them
@@ -123,7 +127,20 @@ impl CompletionFields {
             logprobs: fields.count("logprobs", 0..=MAX_TOP)?,
             echo: fields.boolean("echo")?,
             best_of: fields.count("best_of", options.count()..=MAX_N)?,
+            use_beam_search: fields.boolean("use_beam_search")?,
         };
+        if read.is_beam_search() {
+            let reason = if options.is_stream() {
+                "which beams are best is known at the end: not together with `stream`".to_owned()
+            } else if read.logprobs.is_some() {
+                "not together with `logprobs`".to_owned()
+            } else if let Some(option) = options.of_sampling() {
+                format!("it does not sample: not together with `{option}`")
+            } else {
+                return Ok(read);
+            };
+            return Err(ApiError::field("use_beam_search", reason));
+        }
         if options.is_stream() && read.best_of.is_some_and(|best_of| best_of > options.count()) {
             return Err(ApiError::field(
                 "best_of",
@@ -134,6 +151,10 @@ impl CompletionFields {
             return Err(ApiError::field("echo", "not together with `logprobs`"));
         }
         Ok(read)
+    }
+
+    fn is_beam_search(&self) -> bool {
+        self.use_beam_search == Some(true)
     }
 }
 
@@ -149,6 +170,7 @@ pub(crate) async fn complete<B: Backend>(
     options.check_model(&app.config.model_name)?;
     let sampler =
         options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
+    let is_beam_search = completion.is_beam_search();
     let prompts = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
         let prompts = completion.prompt;
@@ -161,6 +183,23 @@ pub(crate) async fn complete<B: Backend>(
     let (n, top) = (options.count(), completion.logprobs);
     let tries = completion.best_of.unwrap_or(n);
     let is_choosing = tries > n;
+    let head = TextCompletion {
+        id: app.ids.name("cmpl-"),
+        object: "text_completion",
+        created: unix_seconds(),
+        model: app.config.model_name.clone(),
+        system_fingerprint: loaded.fingerprint.clone(),
+        choices: Vec::new(),
+        usage: None,
+        timings: None,
+    };
+    if is_beam_search {
+        let max_tokens = options.tokens(&loaded.lm.defaults, &app.config.limits);
+        let stops = options.stop.clone().unwrap_or_default();
+        let echo = completion.echo == Some(true);
+        let ask = Beams { width: tries, n, max_tokens, stops, echo };
+        return beams::complete(&app, &loaded, prompts, ask, head).await;
+    }
     let count = tries * prompts.len();
     let (sender, mut pieces) = job::channel();
     let mut echoes = Vec::with_capacity(count);
@@ -179,16 +218,7 @@ pub(crate) async fn complete<B: Backend>(
     drop(sender);
 
     let answer = Answer {
-        head: TextCompletion {
-            id: app.ids.name("cmpl-"),
-            object: "text_completion",
-            created: unix_seconds(),
-            model: app.config.model_name.clone(),
-            system_fingerprint: loaded.fingerprint.clone(),
-            choices: Vec::new(),
-            usage: None,
-            timings: None,
-        },
+        head,
         loaded,
         with_tokens: top.is_some(),
         with_usage: options.includes_usage(),

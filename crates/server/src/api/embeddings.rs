@@ -1,7 +1,6 @@
 //! `POST /v1/embeddings`: texts as vectors, the mean of the model's last normed hidden states, of length 1.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Json;
 use axum::extract::State;
@@ -11,7 +10,7 @@ use boostr::ops;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::blocking;
+use super::alone::{Waiting, alone};
 use super::completions::{AnyPrompt, Prompt, prompts};
 use crate::app::{App, Loaded};
 use crate::body::JsonBody;
@@ -70,15 +69,6 @@ struct EmbeddingUsage {
     total_tokens: usize,
 }
 
-/// Tells work that nobody waits for it any more.
-struct Waiting(Arc<AtomicBool>);
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 pub(crate) async fn embed<B: Backend>(
     State(app): State<Arc<App<B>>>,
     JsonBody(mut fields): JsonBody,
@@ -97,25 +87,10 @@ pub(crate) async fn embed<B: Backend>(
     if dimensions.is_some_and(|dimensions| dimensions != width) {
         return Err(ApiError::field("dimensions", format!("expected {width}, the model's width")));
     }
-    // One at a time: it takes the processors from those that generate.
-    let turn = tokio::time::timeout(
-        app.config.limits.queue_time,
-        loaded.embedding.clone().acquire_owned(),
-    );
-    let Ok(Ok(turn)) = turn.await else {
-        return Err(ApiError::unavailable(
-            "queue_time",
-            "the request waited too long for its turn",
-        ));
+    let (vectors, tokens) = {
+        let model = loaded.clone();
+        alone(&app, &loaded, move |waiting| vectors(&model, inputs, waiting)).await?
     };
-    let is_unwanted = Arc::new(AtomicBool::new(false));
-    let _waiting = Waiting(is_unwanted.clone());
-    let work = app.begin_work();
-    let (vectors, tokens) = blocking(&app, move || {
-        let _held = (turn, work);
-        vectors(&loaded, inputs, &is_unwanted)
-    })
-    .await?;
     let data = vectors.into_iter().enumerate().map(|(index, vector)| {
         let embedding = match format {
             Some("base64") => Vector::Base64(base64(&vector)),
@@ -135,7 +110,7 @@ pub(crate) async fn embed<B: Backend>(
 fn vectors<B: Backend>(
     loaded: &Loaded<B>,
     inputs: Vec<Prompt>,
-    is_unwanted: &AtomicBool,
+    waiting: &Waiting,
 ) -> Result<(Vec<Vec<f32>>, usize)> {
     let model = &loaded.lm.model;
     let failed = |error| ApiError::of_input("input", &error);
@@ -146,7 +121,7 @@ fn vectors<B: Backend>(
         let mut state = model.new_state().map_err(failed)?;
         let mut sum = vec![0.0_f64; model.width()];
         for piece in ids.chunks(PIECE) {
-            if is_unwanted.load(Ordering::Relaxed) {
+            if waiting.is_over() {
                 return Err(ApiError::invalid("the client is gone"));
             }
             let run = Run { tokens: piece, state: &mut state };

@@ -1,6 +1,8 @@
 //! The endpoints.
 
+mod alone;
 mod answer;
+mod beams;
 mod chat;
 mod completions;
 mod embeddings;

@@ -187,6 +187,39 @@ fn the_best_of_several_are_those_whose_tokens_are_the_likeliest() {
 }
 
 #[test]
+fn beams_are_the_likeliest_texts_and_one_beam_is_the_greedy_one() {
+    let server = TestServer::start();
+    let body = json!({"prompt": "The sea", "max_tokens": 6});
+    let post = |more: Value| server.post("/v1/completions", &with(body.clone(), more));
+    let greedy = post(json!({"temperature": 0})).json();
+    let one = post(json!({"use_beam_search": true})).json();
+    assert_eq!(text(&one, 0), text(&greedy, 0));
+    for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(one["usage"][count], greedy["usage"][count], "{count}");
+    }
+    assert_eq!(one["choices"][0]["finish_reason"], greedy["choices"][0]["finish_reason"]);
+    let all = post(json!({"use_beam_search": true, "n": 4})).json();
+    let texts: Vec<String> = (0..4).map(|index| text(&all, index)).collect();
+    assert!(texts.iter().all(|text| texts.iter().filter(|x| *x == text).count() == 1), "{texts:?}");
+    let two = post(json!({"use_beam_search": true, "n": 2, "best_of": 4, "echo": true})).json();
+    assert_eq!(two["choices"].as_array().unwrap().len(), 2);
+    for index in 0..2 {
+        assert_eq!(text(&two, index), format!("The sea{}", texts[index]));
+    }
+    for more in [
+        json!({"stream": true}),
+        json!({"logprobs": 1}),
+        json!({"temperature": 0.5}),
+        json!({"top_p": 0.9}),
+        json!({"logit_bias": {"5": 1}}),
+    ] {
+        let reply = post(with(json!({"use_beam_search": true}), more.clone()));
+        assert_eq!(reply.status, 400, "{more}: {reply:?}");
+        assert_eq!(reply.json()["error"]["param"], "use_beam_search", "{more}: {reply:?}");
+    }
+}
+
+#[test]
 fn a_prompt_that_was_seen_is_not_computed_again() {
     let server = TestServer::start();
     let body = with(endless(4), json!({"prompt": "word ".repeat(300)}));

@@ -1,0 +1,221 @@
+//! The configuration of a model, of any family.
+
+use std::any::{TypeId, type_name};
+use std::fmt;
+use std::sync::Arc;
+
+use super::family::Builder;
+use super::{Families, Family, Layer, MAX_SIZE, gguf};
+use crate::backend::Backend;
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::error::{Error, Result};
+use crate::nn::{LayerSpec, Params, Part, Slot, SlotSize};
+
+/// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
+/// published model.
+const MAX_STATE: usize = 4 << 30;
+/// Most experts of all layers together: twice those of the largest published model.
+const MAX_EXPERTS: usize = 1 << 17;
+
+/// Sizes and options of a model, of any family: a shared value that never changes.
+#[derive(Clone)]
+pub struct Config(Arc<dyn Family>);
+
+impl<F: Family> From<F> for Config {
+    fn from(family: F) -> Self {
+        Self(Arc::new(family))
+    }
+}
+
+impl PartialEq for Config {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.is_equal(&*other.0)
+    }
+}
+
+/// The last module of the type's path in the form of a type's name, and the family's own view:
+/// `FalconH1(Config { .. })`.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let module = self.0.type_name().rsplit("::").nth(1).unwrap_or_default();
+        for word in module.split('_') {
+            let (first, rest) = word.split_at(word.len().min(1));
+            write!(f, "{}{rest}", first.to_uppercase())?;
+        }
+        write!(f, "(")?;
+        self.0.fmt(f)?;
+        write!(f, ")")
+    }
+}
+
+impl Config {
+    /// The family's own view.
+    #[must_use]
+    pub fn family(&self) -> &dyn Family {
+        &*self.0
+    }
+
+    /// The configuration of a family, if it is of that.
+    #[must_use]
+    pub fn get<F: Family>(&self) -> Option<&F> {
+        self.0.as_any().downcast_ref()
+    }
+
+    /// Reads a `config.json` of transformers or mamba_ssm, or a `params.json` of Codestral, of one of the
+    /// [built-in families](Families::builtin).
+    ///
+    /// # Errors
+    ///
+    /// As [`Families::read`].
+    ///
+    /// ```
+    /// use boostr::checkpoint::ConfigFile;
+    /// use boostr::models::Config;
+    /// use boostr::nn::MixerConfig;
+    ///
+    /// let file = ConfigFile::parse("config.json", r#"{
+    ///     "d_model": 768, "n_layer": 24, "vocab_size": 50277, "ssm_cfg": {"layer": "Mamba2"},
+    ///     "pad_vocab_size_multiple": 16, "tie_embeddings": true
+    /// }"#)?;
+    /// let config = Config::read(&file)?;
+    /// assert_eq!(config.family().layers()[0].part::<MixerConfig>().unwrap().nheads, 24);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn read(file: &ConfigFile) -> Result<Self> {
+        Families::builtin().read(file)
+    }
+
+    /// Reads the metadata of a GGUF file of one of the [built-in families](Families::builtin).
+    ///
+    /// # Errors
+    ///
+    /// As [`Families::read_gguf`].
+    pub fn read_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Self> {
+        Families::builtin().read_gguf(checkpoint, metadata)
+    }
+
+    /// The layers with the weights of `params`.
+    pub(crate) fn load<B: Backend>(
+        &self,
+        params: &Params<'_, B>,
+    ) -> Result<Vec<Box<dyn Layer<B>>>> {
+        let builder = self.0.builder(TypeId::of::<B>());
+        let Some(load) = builder.as_ref().and_then(|of| of.downcast_ref::<Builder<B>>()) else {
+            let what = format!("models on the backend {}", type_name::<B>());
+            return Err(Error::Unsupported { what });
+        };
+        let layers = params.under(self.0.frame().names.layers);
+        let count = self.0.layers().len();
+        layers.each(count, |i| load(&*self.0, i, &layers.under(&i.to_string())))
+    }
+
+    /// Refuses sizes that are impossible, by an `error` made of the field and the reason.
+    pub(crate) fn check(&self, error: impl Fn(String, String) -> Error) -> Result<()> {
+        let family = self.family();
+        let frame = family.frame();
+        let layers = family.layers();
+        let mut sizes = vec![
+            ("num_hidden_layers", layers.len()),
+            ("vocab_size", frame.vocab_size),
+            ("pad_vocab_size_multiple", frame.pad_vocab_size_multiple),
+            ("hidden_size", frame.d_model),
+        ];
+        let parts = || layers.iter().flat_map(LayerSpec::parts);
+        sizes.extend(parts().flat_map(Part::sizes));
+        for (field, size) in sizes {
+            if !(1..=MAX_SIZE).contains(&size) {
+                let reason = format!("expected 1 to {MAX_SIZE}, found {size}");
+                return Err(error(field.into(), reason));
+            }
+        }
+        for part in parts() {
+            part.check().map_err(|(field, reason)| error(field.into(), reason))?;
+        }
+        let experts = parts().map(Part::experts).fold(0, usize::saturating_add);
+        if experts > MAX_EXPERTS {
+            let reason = format!("{experts} in all layers, at most {MAX_EXPERTS} are supported");
+            return Err(error("num_experts".into(), reason));
+        }
+        let slots: Vec<Slot> = layers.iter().flat_map(LayerSpec::slots).collect();
+        let mut bytes = slots.iter().map(Slot::fixed_bytes);
+        let bytes = bytes.try_fold(0usize, |sum, bytes| sum.checked_add(bytes?));
+        if bytes.is_some_and(|bytes| bytes <= MAX_STATE) {
+            return Ok(());
+        }
+        let by_head = slots.iter().find_map(|slot| match slot.size() {
+            SlotSize::Fixed(shape) => <[usize; 3]>::try_from(&shape[..]).ok(),
+            SlotSize::Rows { .. } => None,
+        });
+        let [heads, p, n] = by_head.unwrap_or_default();
+        let bytes = bytes.map_or_else(|| "more than can be counted".into(), |b| b.to_string());
+        let reason = format!(
+            "{heads} heads of {p} x {n} in {} layers make a state of {bytes} bytes for each sequence, at \
+             most {MAX_STATE} are supported",
+            layers.len()
+        );
+        Err(error("state_size".into(), reason))
+    }
+
+    /// Gives the tensors of any supported layout the model's names and shapes, once they are found to
+    /// be all there; returns whether the embedding is the head.
+    ///
+    /// What stays different is GGUF's `A`, which is `-exp(A_log)`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when the tensors are not those of the configuration, [`Error::Config`] when
+    /// the configuration is impossible.
+    pub fn prepare(&self, checkpoint: &mut Checkpoint) -> Result<bool> {
+        let path = checkpoint.path().to_path_buf();
+        self.check(|field, reason| Error::Config { path: path.clone(), field, reason })?;
+        let family = self.family();
+        let frame = family.frame();
+        let is_gguf = checkpoint.gguf().is_some();
+        family.normalise(checkpoint)?;
+        let weight = |name: &str| format!("{name}.weight");
+        let [embedding, head] = if is_gguf {
+            [gguf::EMBEDDING.to_owned(), gguf::HEAD.to_owned()]
+        } else {
+            [weight(frame.names.embeddings), weight(frame.names.head)]
+        };
+        let rows = match checkpoint.get(&embedding).map(|entry| &entry.shape[..]) {
+            Some(&[rows, _]) if rows >= frame.vocab_size => rows,
+            _ => frame.padded_vocab(),
+        };
+        if let Some(metadata) = checkpoint.gguf() {
+            let tokens = metadata.array_len(gguf::TOKENS)?.unwrap_or(rows);
+            if tokens != rows {
+                let reason = format!("{tokens} tokens, but `{embedding}` has {rows} rows");
+                return Err(metadata.error(gguf::TOKENS, reason));
+            }
+        }
+        let with_head = checkpoint.get(&head).is_some() || frame.tie_embeddings == Some(false);
+        let layout = if is_gguf {
+            family.gguf_layout(rows, with_head)?
+        } else {
+            family.hf_layout(rows, with_head)?
+        };
+        layout.read(checkpoint)?;
+        let tied = frame.tie_embeddings.unwrap_or(!with_head);
+        if with_head && tied {
+            check_tied(checkpoint, &weight(frame.names.head), &weight(frame.names.embeddings))?;
+        }
+        Ok(tied)
+    }
+}
+
+/// A head that is stored although it is tied must be the embedding.
+fn check_tied(checkpoint: &Checkpoint, head_name: &str, embedding_name: &str) -> Result<()> {
+    let [head, embedding] = [head_name, embedding_name].map(|name| checkpoint.get(name));
+    if let (Some(head), Some(embedding)) = (head, embedding)
+        && (head.dtype != embedding.dtype || *head.data != *embedding.data)
+    {
+        let reason = format!(
+            "the head is tied by the configuration, but `{head_name}` is not equal to \
+             `{embedding_name}`: set tie_word_embeddings to false, or remove one"
+        );
+        return Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason });
+    }
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! The one description of a family. Reading, writing, loading and listing follow from it.
+
+use std::any::{Any, TypeId, type_name};
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use super::gguf::{self, Keys, KeysMut};
+use super::model::Layer;
+use crate::backend::{Backend, Cpu, Recorded, cpu};
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::error::{Error, Result};
+use crate::nn::{How, LayerSpec, Layout, Params, RmsNorm, Row, Tensors};
+
+/// A family of models, as the configuration of one of them.
+///
+/// The list of [fields](Self::fields) reads and writes configurations, [`layer`](Self::layer) loads parameters, lists
+/// them and makes them up, [`layers`](Self::layers) says what a sequence remembers. `examples/toy_family.rs` of
+/// boostr-server has a whole one.
+pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
+    /// The values of `model_type` that a `config.json` of the family may have.
+    fn model_types() -> &'static [&'static str]
+    where
+        Self: Sized;
+
+    /// The architectures of GGUF that are of the family.
+    fn archs() -> &'static [&'static str]
+    where
+        Self: Sized,
+    {
+        &[]
+    }
+
+    /// The configuration that [`fields`](Self::fields) are read into.
+    fn blank() -> Self
+    where
+        Self: Sized;
+
+    /// Visits the fields of the configuration, in the order in which `config.json` has them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] that names the field when reading, [`Error::Unsupported`] for what the file has no way to say
+    /// when writing.
+    fn fields(&mut self, fields: &mut Fields<'_>) -> Result<()>;
+
+    /// Whether a `config.json` with this `model_type` is of the family.
+    fn is_json(file: &ConfigFile, model_type: Option<&str>) -> bool
+    where
+        Self: Sized,
+    {
+        let _ = file;
+        model_type.is_some_and(|kind| Self::model_types().contains(&kind))
+    }
+
+    /// Whether a GGUF file is of the family.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when a key that tells is something else.
+    fn is_gguf(keys: &Keys<'_>) -> Result<bool>
+    where
+        Self: Sized,
+    {
+        Ok(Self::archs().contains(&keys.arch))
+    }
+
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] that names file and field.
+    fn read(file: &ConfigFile) -> Result<Self>
+    where
+        Self: Sized,
+    {
+        let mut config = Self::blank();
+        config.fields(&mut Fields::from_json(file))?;
+        Ok(config)
+    }
+
+    /// The `model_type` of transformers.
+    fn name(&self) -> &'static str;
+
+    /// The architecture of GGUF; `None` where that has none.
+    fn arch(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Embedding, last norm and head.
+    fn frame(&self) -> Frame;
+
+    /// What each layer is made of.
+    fn layers(&self) -> Vec<LayerSpec>;
+
+    /// The layer numbered `i`, whose parameters are `params`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when a parameter is missing or of a type that it cannot have.
+    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>>
+    where
+        Self: Sized;
+
+    /// How files of transformers name and join parameters where they differ from the model's own names.
+    fn hf_table(&self) -> Vec<Row> {
+        Vec::new()
+    }
+
+    /// How GGUF names and changes the parameters of the layers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no place for.
+    fn gguf_table(&self) -> Result<Vec<Row>> {
+        let what = format!("file: GGUF has no architecture for {}; write a folder", self.name());
+        Err(Error::Unsupported { what })
+    }
+
+    /// Whether GGUF has factors of the configuration in the weights.
+    fn gguf_folds(&self) -> bool {
+        false
+    }
+
+    /// The names that transformers has for a layer: several of one that layers share.
+    fn shared_as(&self, layer: &str) -> Vec<String> {
+        vec![layer.to_owned()]
+    }
+
+    /// Values that GGUF keeps as tensors and a configuration otherwise, by name.
+    fn gguf_given(&self) -> Vec<(&'static str, Vec<f32>)> {
+        Vec::new()
+    }
+
+    /// Factors of embedding and head in GGUF, where it keeps them in the weights.
+    fn gguf_table_scales(&self) -> [f32; 2] {
+        [1.0; 2]
+    }
+
+    /// Gives a file's tensors the names that newer files have, and drops what no forward reads.
+    ///
+    /// # Errors
+    ///
+    /// When two tensors would have one name.
+    fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        let _ = checkpoint;
+        Ok(())
+    }
+
+    /// The `config.json` that transformers reads, without the fields that every family has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what transformers cannot run.
+    fn to_json(&self) -> Result<Value> {
+        let mut json = Map::new();
+        self.write_fields(&mut Fields::to_json(&mut json))?;
+        Ok(Value::Object(json))
+    }
+
+    /// Writes the family's own keys of GGUF.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no key for.
+    fn write_gguf(&self, metadata: &mut Metadata) -> Result<()> {
+        let Some(arch) = self.arch() else { return self.gguf_table().map(drop) };
+        let mut keys = KeysMut::new(metadata, arch);
+        self.write_fields(&mut Fields::to_gguf(&mut keys))
+    }
+
+    /// All parameters, with an embedding of `rows` rows.
+    ///
+    /// # Errors
+    ///
+    /// When a layer cannot be listed.
+    fn parameters(&self, rows: usize, with_head: bool) -> Result<Tensors> {
+        let Frame { names, d_model, .. } = self.frame();
+        let family = self.as_family();
+        let builder = self.builder(TypeId::of::<Cpu>());
+        let load = builder.as_ref().and_then(|builder| builder.downcast_ref::<Builder<Cpu>>());
+        Params::<Cpu>::list(&cpu(), |params| {
+            params.under(names.embeddings).weight("weight", [rows, d_model])?;
+            RmsNorm::load(&params.under(names.norm), d_model, 0.0)?;
+            if with_head {
+                params.under(names.head).weight("weight", [rows, d_model])?;
+            }
+            let layers = params.under(names.layers);
+            for i in 0..self.layers().len() {
+                load.map(|load| load(family, i, &layers.under(&i.to_string()))).transpose()?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The tensors of a folder.
+    ///
+    /// # Errors
+    ///
+    /// When a layer cannot be listed.
+    fn hf_layout(&self, rows: usize, with_head: bool) -> Result<Layout> {
+        let n_layer = self.layers().len();
+        Ok(Layout::new(&self.parameters(rows, with_head)?, &self.hf_table(), n_layer))
+    }
+
+    /// The tensors of a GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what GGUF has no place for.
+    fn gguf_layout(&self, rows: usize, with_head: bool) -> Result<Layout> {
+        let names = self.frame().names;
+        let weight = |name: &str| format!("{name}.weight");
+        let [embedding, head] = self.gguf_table_scales();
+        // A head that is the embedding but for its factor is a tensor of its own there.
+        let is_tied = !with_head && embedding != head;
+        let head_name = if is_tied { names.embeddings } else { names.head };
+        let mut table = vec![
+            Row::new(gguf::EMBEDDING, weight(names.embeddings)).how(How::Times(embedding)),
+            Row::new(gguf::NORM, weight(names.norm)),
+            Row::new(gguf::HEAD, weight(head_name)).how(How::Times(head)),
+        ];
+        table.extend(self.gguf_table()?);
+        let parameters = self.parameters(rows, with_head)?;
+        let mut layout = Layout::new(&parameters, &table, self.layers().len());
+        if let Some(name) = layout.unnamed() {
+            let what = format!("parameter `{name}` in GGUF, which has no name for it");
+            return Err(Error::Unsupported { what });
+        }
+        for (name, values) in self.gguf_given() {
+            layout.given(name, values);
+        }
+        Ok(layout)
+    }
+}
+
+/// What any type of family has by itself, of its description.
+pub trait FamilyType {
+    /// The family, whatever its type.
+    fn as_family(&self) -> &dyn Family;
+
+    /// For the look at the type.
+    fn as_any(&self) -> &dyn Any;
+
+    /// The path of the type.
+    fn type_name(&self) -> &'static str;
+
+    /// Whether the other is of the same type and equal.
+    fn is_equal(&self, other: &dyn Family) -> bool;
+
+    /// A [`Builder`] of layers on the backend of this type; `None` for a backend that models are not built for.
+    fn builder(&self, backend: TypeId) -> Option<Box<dyn Any>>;
+
+    /// Visits the fields of a copy, to write them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what the file has no way to say.
+    fn write_fields(&self, fields: &mut Fields<'_>) -> Result<()>;
+}
+
+/// Makes the layer of a number of its parameters.
+pub(super) type Builder<B> = fn(&dyn Family, usize, &Params<'_, B>) -> Result<Box<dyn Layer<B>>>;
+
+/// [`Family::layer`] of a family whose type is known, called of one whose type is not.
+fn layer_of<F: Family, B: Backend>(
+    family: &dyn Family,
+    i: usize,
+    params: &Params<'_, B>,
+) -> Result<Box<dyn Layer<B>>> {
+    let what = || Error::Unsupported { what: "layers of another family".into() };
+    family.as_any().downcast_ref::<F>().ok_or_else(what)?.layer(i, params)
+}
+
+impl<F: Family + Clone + PartialEq> FamilyType for F {
+    fn as_family(&self) -> &dyn Family {
+        self
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn type_name(&self) -> &'static str {
+        type_name::<F>()
+    }
+
+    fn is_equal(&self, other: &dyn Family) -> bool {
+        other.as_any().downcast_ref::<F>() == Some(self)
+    }
+
+    fn builder(&self, backend: TypeId) -> Option<Box<dyn Any>> {
+        // The backends that models are built for: one line each.
+        if backend == TypeId::of::<Cpu>() {
+            return Some(Box::new(layer_of::<F, Cpu> as Builder<Cpu>));
+        }
+        if backend == TypeId::of::<Recorded>() {
+            return Some(Box::new(layer_of::<F, Recorded> as Builder<Recorded>));
+        }
+        None
+    }
+
+    fn write_fields(&self, fields: &mut Fields<'_>) -> Result<()> {
+        self.clone().fields(fields)
+    }
+}
+
+/// What stands around the layers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// How the parameters are called.
+    pub names: Names,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Ids that the tokenizer may give; the embedding may have more rows.
+    pub vocab_size: usize,
+    /// Rows of the embedding are a multiple of this.
+    pub pad_vocab_size_multiple: usize,
+    /// Whether the head is the embedding; `None` when the file does not say.
+    pub tie_embeddings: Option<bool>,
+    /// Added to the mean of squares of norms.
+    pub norm_eps: f32,
+    /// Factor of the embeddings.
+    pub embedding_scale: f32,
+    /// Factor of the logits.
+    pub logits_scale: f32,
+}
+
+impl Frame {
+    /// A frame without factors, whose embedding has as many rows as there are ids.
+    #[must_use]
+    pub fn new(names: Names, d_model: usize, vocab_size: usize, norm_eps: f32) -> Self {
+        Self {
+            names,
+            d_model,
+            vocab_size,
+            pad_vocab_size_multiple: 1,
+            tie_embeddings: None,
+            norm_eps,
+            embedding_scale: 1.0,
+            logits_scale: 1.0,
+        }
+    }
+
+    /// Rows of the embedding by the configuration alone.
+    #[must_use]
+    pub fn padded_vocab(&self) -> usize {
+        self.vocab_size.next_multiple_of(self.pad_vocab_size_multiple.max(1))
+    }
+}
+
+/// Names of the parameters around the layers, without `.weight`, and what the layers are under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names {
+    /// `[V, d_model]`
+    pub embeddings: &'static str,
+    /// Comes before the number of a layer.
+    pub layers: &'static str,
+    /// `[d_model]`
+    pub norm: &'static str,
+    /// `[V, d_model]`
+    pub head: &'static str,
+}
