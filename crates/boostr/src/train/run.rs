@@ -135,33 +135,6 @@ impl Loss {
 }
 
 /// A run in its folder.
-///
-/// ```
-/// use std::ops::ControlFlow;
-/// use boostr::load::{LanguageModel, OpenOptions};
-/// use boostr::train::data::TokenFile;
-/// use boostr::train::{LoraConfig, Method, RunConfig, Schedule, TrainRun, TrainableModel};
-/// use boostr::backend;
-///
-/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
-/// # let folder = std::env::temp_dir().join(format!("boostr-doc-tune-{}", std::process::id()));
-/// let options = OpenOptions::default();
-/// let lm = LanguageModel::open(path, &options, backend::cpu())?;
-/// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
-/// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
-///
-/// let schedule = Schedule { lr: 2e-4, total_steps: 2, ..Schedule::default() };
-/// let method = Method::Lora(LoraConfig::default());
-/// let config = RunConfig { method, schedule, base: path.into(), ..RunConfig::default() };
-/// let model = TrainableModel::open(path.as_ref(), &options)?;
-/// let mut run = TrainRun::new(&folder, config, model, data, None)?;
-/// run.run(|| 0, &mut |_| ControlFlow::Continue(()))?;
-///
-/// let tuned = lm.with_adapters(&folder)?;
-/// println!("{}", tuned.complete("The sea").max_tokens(8).run()?.text);
-/// # std::fs::remove_dir_all(&folder).ok();
-/// # Ok::<(), boostr::Error>(())
-/// ```
 pub struct TrainRun {
     folder: PathBuf,
     config: RunConfig,
