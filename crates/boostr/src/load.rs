@@ -292,7 +292,8 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// let mut model = TrainableModel::open(path.as_ref(), &options)?;
     /// model.add_adapters(&lora, 0)?;
-    /// let schedule = Schedule { lr: 2e-4, total_steps: 3, ..Schedule::default() };
+    /// let schedule =
+    ///     Schedule { lr: 2e-4, warmup_steps: 0, total_steps: 3, ..Schedule::default() };
     /// let mut trainer = Trainer::new(model, AdamWConfig::default(), schedule, 2048, false)?;
     /// for _ in 0..3 {
     ///     trainer.step(&batches.next())?;
