@@ -221,6 +221,53 @@ pub(crate) fn write<B: Backend>(
     state: &State<B>,
     about: &About<'_>,
 ) -> Result<()> {
+    file_of(model, state, about, |tensors, metadata, data| {
+        safetensors::write_each(path, tensors, metadata, data)
+    })
+}
+
+/// The bytes of the file that [`StateFile::save`] writes, for a store that has rules of its own. What
+/// [`SavedState::from_bytes`] makes of them is the same state.
+///
+/// # Errors
+///
+/// As [`StateFile::save`], but for the system.
+///
+/// ```
+/// # use boostr::models::{Config, Model};
+/// # use boostr::state_file::{About, SavedState, to_bytes};
+/// # use boostr::{backend, checkpoint::{ConfigFile, Dtype}};
+/// # let config = Config::read(&ConfigFile::parse("config.json", r#"{
+/// #     "model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8, "state_size": 4,
+/// #     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
+/// # }"#)?)?;
+/// # let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
+/// let bytes = to_bytes(&model, &model.new_state()?, &About::new("my-model"))?;
+/// let state = SavedState::from_bytes("a store", bytes)?.restore(&model)?;
+/// assert_eq!(state.position(), 0);
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub fn to_bytes<B: Backend>(
+    model: &Model<B>,
+    state: &State<B>,
+    about: &About<'_>,
+) -> Result<Vec<u8>> {
+    file_of(model, state, about, |tensors, metadata, data| {
+        safetensors::to_bytes(tensors, metadata, data)
+    })
+}
+
+/// Hands `write` the file of a state: name, type and shape of each tensor, the metadata, the bytes of a tensor.
+fn file_of<B: Backend, T>(
+    model: &Model<B>,
+    state: &State<B>,
+    about: &About<'_>,
+    write: impl FnOnce(
+        &[(&str, Dtype, &[usize])],
+        &BTreeMap<String, String>,
+        &mut dyn FnMut(usize) -> Result<Vec<u8>>,
+    ) -> Result<T>,
+) -> Result<T> {
     model.check_state(state)?;
     let fingerprint = fingerprint_of(model)?;
     let position = state.position();
@@ -289,9 +336,7 @@ pub(crate) fn write<B: Backend>(
 
     let infos: Vec<(&str, Dtype, &[usize])> =
         tensors.iter().map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape)).collect();
-    safetensors::write_each(path, &infos, &metadata, |i| {
-        tensors.get(i).map_or(Ok(Vec::new()), data)
-    })
+    write(&infos, &metadata, &mut |i| tensors.get(i).map_or(Ok(Vec::new()), data))
 }
 
 /// A tensor that is to be written.

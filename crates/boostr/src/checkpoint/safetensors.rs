@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -323,6 +323,42 @@ pub fn write_each<D: Deref<Target = [u8]>>(
     metadata: &BTreeMap<String, String>,
     mut data: impl FnMut(usize) -> Result<D>,
 ) -> Result<()> {
+    let mut failure = None;
+    let written = plan(tensors, metadata).and_then(|plan| {
+        atomic_write(path, |out| {
+            plan.write(out, &mut data).unwrap_or_else(|error| {
+                failure = Some(error);
+                Err(io::ErrorKind::InvalidData.into())
+            })
+        })
+    });
+    failure.map_or(written, Err)
+}
+
+/// The bytes of the file that [`write_each`] would write.
+///
+/// # Errors
+///
+/// As [`write_each`], but for the system.
+pub fn to_bytes<D: Deref<Target = [u8]>>(
+    tensors: &[(&str, Dtype, &[usize])],
+    metadata: &BTreeMap<String, String>,
+    mut data: impl FnMut(usize) -> Result<D>,
+) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let written = plan(tensors, metadata)?.write(&mut bytes, &mut data)?;
+    written.map_err(|error| argument(error.to_string()))?;
+    Ok(bytes)
+}
+
+/// What a file begins with, and the tensors that follow, by their indices.
+struct Plan<'a> {
+    header: Vec<u8>,
+    order: Vec<(usize, Item<'a>)>,
+}
+
+/// The file of `tensors`, once it is found that they have one.
+fn plan<'a>(tensors: &[Item<'a>], metadata: &BTreeMap<String, String>) -> Result<Plan<'a>> {
     let mut names = BTreeSet::from([METADATA]);
     for &(name, dtype, _) in tensors {
         if !names.insert(name) {
@@ -349,22 +385,29 @@ pub fn write_each<D: Deref<Target = [u8]>>(
             header.len()
         )));
     }
-    let mut failure = None;
-    let written = atomic_write(path, |out| {
-        out.write_all(&(header.len() as u64).to_le_bytes())?;
-        out.write_all(&header)?;
-        order.iter().try_for_each(|&(index, info)| {
-            let checked = data(index).and_then(|data| check_size(info, data.len()).map(|()| data));
-            match checked {
-                Ok(data) => out.write_all(&data),
-                Err(error) => {
-                    failure = Some(error);
-                    Err(io::ErrorKind::InvalidData.into())
-                }
+    Ok(Plan { header, order })
+}
+
+impl Plan<'_> {
+    /// Writes header and tensors: what the system says, unless a tensor cannot be had.
+    fn write<D: Deref<Target = [u8]>>(
+        &self,
+        out: &mut (impl Write + ?Sized),
+        data: &mut impl FnMut(usize) -> Result<D>,
+    ) -> Result<io::Result<()>> {
+        let mut write = |bytes: &[u8]| out.write_all(bytes);
+        let begun = write(&(self.header.len() as u64).to_le_bytes());
+        let mut written = begun.and_then(|()| write(&self.header));
+        for &(index, info) in &self.order {
+            if written.is_err() {
+                break;
             }
-        })
-    });
-    failure.map_or(written, Err)
+            let data = data(index)?;
+            check_size(info, data.len())?;
+            written = write(&data);
+        }
+        Ok(written)
+    }
 }
 
 /// A tensor to be written: `(name, type, shape)`.

@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 
 use super::fields::{Fields, Need::Required};
 use super::gguf::{Keys, mlp_table, rope_factors};
-use super::hybrid::{self, Hybrid, TokenMixer};
+use super::hybrid::{self, Hybrid};
 use super::{Family, Frame, Layer, Names};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
-use crate::nn::{Batch, LayerSpec, Mlp, MlpConfig, Params, RmsNorm, Row};
+use crate::nn::{Batch, LayerSpec, Mlp, MlpConfig, Module, Params, RmsNorm, Row};
 
 const NAMES: Names = Names {
     embeddings: "model.embed_tokens",
@@ -46,7 +46,7 @@ pub struct Config {
 
 struct Block<B: Backend> {
     input_layernorm: RmsNorm<B>,
-    mixer: TokenMixer<B>,
+    mixer: Box<dyn Module<B>>,
     pre_ff_layernorm: RmsNorm<B>,
     feed_forward: Mlp<B>,
 }
@@ -54,7 +54,7 @@ struct Block<B: Backend> {
 impl<B: Backend> Layer<B> for Block<B> {
     fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let u = self.input_layernorm.forward(client, &h)?;
-        let h = self.mixer.forward_onto(client, &u, (h, 1.0), batch)?;
+        let h = self.mixer.add_to(client, &u, (h, 1.0), batch)?;
         let u = self.pre_ff_layernorm.forward(client, &h)?;
         self.feed_forward.forward_onto(client, &u, h, 1.0)
     }
@@ -136,7 +136,7 @@ impl Family for Config {
             |name| RmsNorm::load(&params.under(name), self.mlp.d_model, self.hybrid.norm_eps);
         Ok(Box::new(Block {
             input_layernorm: norm("input_layernorm")?,
-            mixer: TokenMixer::load(&self.hybrid, i, params)?,
+            mixer: self.hybrid.mixer(i, params)?,
             pre_ff_layernorm: norm("pre_ff_layernorm")?,
             feed_forward: Mlp::load(&self.mlp, &params.under("feed_forward"))?,
         }))

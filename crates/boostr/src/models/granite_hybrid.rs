@@ -18,13 +18,14 @@
 
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{mlp_table, moe_table, rope_factors};
-use super::hybrid::{self, Hybrid, TokenMixer};
+use super::hybrid::{self, Hybrid};
 use super::{Family, Frame, Layer, MAX_SIZE, Names};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Batch, LayerSpec, Mlp, MlpConfig, Moe, MoeConfig, MoePart, Params, RmsNorm, Routing, Row,
+    Batch, LayerSpec, Mlp, MlpConfig, Module, Moe, MoeConfig, MoePart, Params, RmsNorm, Routing,
+    Row,
 };
 
 /// What GGUF calls models with attention alone, and those with experts.
@@ -57,7 +58,7 @@ pub struct Config {
 
 struct HybridLayer<B: Backend> {
     input_layernorm: RmsNorm<B>,
-    mixer: TokenMixer<B>,
+    mixer: Box<dyn Module<B>>,
     post_attention_layernorm: RmsNorm<B>,
     block_sparse_moe: Option<Moe<B>>,
     shared_mlp: Mlp<B>,
@@ -68,7 +69,7 @@ impl<B: Backend> Layer<B> for HybridLayer<B> {
     fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let scale = self.residual_scale;
         let u = self.input_layernorm.forward(client, &h)?;
-        let mut h = self.mixer.forward_onto(client, &u, (h, scale), batch)?;
+        let mut h = self.mixer.add_to(client, &u, (h, scale), batch)?;
         let u = self.post_attention_layernorm.forward(client, &h)?;
         if let Some(moe) = &self.block_sparse_moe {
             h = moe.forward_onto(client, &u, h, scale)?;
@@ -181,7 +182,7 @@ impl Family for Config {
         let moe = moe.map(|moe| Moe::load(moe, &params.under("block_sparse_moe")));
         Ok(Box::new(HybridLayer {
             input_layernorm: norm("input_layernorm")?,
-            mixer: TokenMixer::load(&self.hybrid, i, params)?,
+            mixer: self.hybrid.mixer(i, params)?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
             block_sparse_moe: moe.transpose()?,
             shared_mlp: Mlp::load(&self.shared_mlp, &params.under("shared_mlp"))?,

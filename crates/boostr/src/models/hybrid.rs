@@ -7,11 +7,11 @@
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
 use super::{Frame, MAX_SIZE, Names, SILU, expand_of};
-use crate::backend::{Backend, Tensor};
+use crate::backend::Backend;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Params, Part, Row,
+    Attention, AttentionConfig, LayerSpec, Mamba2Mixer, MixerConfig, Module, Params, Part, Row,
 };
 
 /// What GGUF calls models that have mixers.
@@ -182,6 +182,18 @@ impl Hybrid {
         self.is_attention.iter().map(layer).collect()
     }
 
+    /// The weights of what a layer mixes tokens with: a mixer or attention.
+    pub(super) fn mixer<B: Backend>(
+        &self,
+        layer: usize,
+        params: &Params<'_, B>,
+    ) -> Result<Box<dyn Module<B>>> {
+        if self.is_attention[layer] {
+            return Ok(Box::new(Attention::load(&self.attention, &params.under("self_attn"))?));
+        }
+        Ok(Box::new(Mamba2Mixer::load(&self.mixer, &params.under("mamba"))?))
+    }
+
     /// The rows of these parameters.
     pub(super) fn gguf_table(&self) -> Vec<Row> {
         let mut table = attention_table(&self.attention, "model.layers.#.self_attn", true);
@@ -270,43 +282,4 @@ fn read_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
         return Err(file.error(key, format!("other layers are attention than by {first}")));
     }
     Ok(layers)
-}
-
-/// The weights of what a layer mixes tokens with.
-pub(super) enum TokenMixer<B: Backend> {
-    Mamba(Box<Mamba2Mixer<B>>),
-    Attention(Box<Attention<B>>),
-}
-
-impl<B: Backend> TokenMixer<B> {
-    /// Loads that of a layer from its `params`.
-    pub(super) fn load(config: &Hybrid, layer: usize, params: &Params<'_, B>) -> Result<Self> {
-        if config.is_attention[layer] {
-            let params = params.under("self_attn");
-            let attention = Attention::load(&config.attention, &params)?;
-            return Ok(Self::Attention(Box::new(attention)));
-        }
-        Ok(Self::Mamba(Box::new(Mamba2Mixer::load(&config.mixer, &params.under("mamba"))?)))
-    }
-
-    /// What it makes of `u` `[T, d_model]`, times a factor, added to a residual.
-    pub(super) fn forward_onto(
-        &self,
-        client: &B::Client,
-        u: &Tensor<B>,
-        onto: (Tensor<B>, f32),
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>> {
-        match self {
-            Self::Mamba(mixer) => mixer.forward_onto(client, u, onto, batch),
-            Self::Attention(attention) => attention.forward_onto(client, u, onto, batch),
-        }
-    }
-
-    pub(super) fn weight_bytes(&self) -> usize {
-        match self {
-            Self::Mamba(mixer) => mixer.weight_bytes(),
-            Self::Attention(attention) => attention.weight_bytes(),
-        }
-    }
 }

@@ -41,8 +41,8 @@ use crate::backend::{Backend, Tensor};
 use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry, gguf};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Moe,
-    MoeConfig, MoePart, Params, RmsNorm, Routing, Row,
+    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Module,
+    Moe, MoeConfig, MoePart, Params, RmsNorm, Routing, Row,
 };
 
 /// What GGUF calls the family, without experts and with them.
@@ -317,41 +317,20 @@ fn moe_fields(f: &mut Fields<'_>, moe: &mut MoeConfig, shared: &mut MlpConfig) -
     Ok(())
 }
 
-/// A layer's weights.
+/// A layer: a norm, and its part. Experts and the one that every token gets stand side by side.
 struct Normed<B: Backend> {
     norm: RmsNorm<B>,
-    mixer: Mixer<B>,
-}
-
-/// The weights of what a layer is.
-enum Mixer<B: Backend> {
-    Mamba2(Box<Mamba2Mixer<B>>),
-    Attention(Box<Attention<B>>),
-    Mlp(Mlp<B>),
-    Moe { moe: Box<Moe<B>>, shared: Mlp<B> },
+    parts: Vec<Box<dyn Module<B>>>,
 }
 
 impl<B: Backend> Layer<B> for Normed<B> {
     fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
         let u = self.norm.forward(client, &h)?;
-        match &self.mixer {
-            Mixer::Mamba2(mixer) => mixer.forward_onto(client, &u, (h, 1.0), batch),
-            Mixer::Attention(attention) => attention.forward_onto(client, &u, (h, 1.0), batch),
-            Mixer::Mlp(mlp) => mlp.forward_onto(client, &u, h, 1.0),
-            Mixer::Moe { moe, shared } => {
-                let h = moe.forward_onto(client, &u, h, 1.0)?;
-                shared.forward_onto(client, &u, h, 1.0)
-            }
-        }
+        self.parts.iter().try_fold(h, |h, part| part.add_to(client, &u, (h, 1.0), batch))
     }
 
     fn weight_bytes(&self) -> usize {
-        match &self.mixer {
-            Mixer::Mamba2(mixer) => mixer.weight_bytes(),
-            Mixer::Attention(attention) => attention.weight_bytes(),
-            Mixer::Mlp(mlp) => mlp.weight_bytes(),
-            Mixer::Moe { moe, shared } => moe.weight_bytes() + shared.weight_bytes(),
-        }
+        self.parts.iter().map(|part| part.weight_bytes()).sum()
     }
 }
 
@@ -421,16 +400,16 @@ impl Family for Config {
     fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
         let norm = RmsNorm::load(&params.under("norm"), self.d_model, self.norm_eps)?;
         let params = params.under("mixer");
-        let mixer = match &self.blocks[i] {
-            Block::Mamba2(mixer) => Mixer::Mamba2(Box::new(Mamba2Mixer::load(mixer, &params)?)),
-            Block::Attention(of) => Mixer::Attention(Box::new(Attention::load(of, &params)?)),
-            Block::Mlp(mlp) => Mixer::Mlp(Mlp::load(mlp, &params)?),
-            Block::Moe { moe, shared } => Mixer::Moe {
-                moe: Box::new(Moe::load(moe, &params)?),
-                shared: Mlp::load(shared, &params.under("shared_experts"))?,
-            },
+        let parts: Vec<Box<dyn Module<B>>> = match &self.blocks[i] {
+            Block::Mamba2(mixer) => vec![Box::new(Mamba2Mixer::load(mixer, &params)?)],
+            Block::Attention(of) => vec![Box::new(Attention::load(of, &params)?)],
+            Block::Mlp(mlp) => vec![Box::new(Mlp::load(mlp, &params)?)],
+            Block::Moe { moe, shared } => vec![
+                Box::new(Moe::load(moe, &params)?),
+                Box::new(Mlp::load(shared, &params.under("shared_experts"))?),
+            ],
         };
-        Ok(Box::new(Normed { norm, mixer }))
+        Ok(Box::new(Normed { norm, parts }))
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {

@@ -14,7 +14,7 @@ use super::batch::Batch;
 use super::joined::Joined;
 use super::linear::{Linear, RmsNorm};
 use super::params::Params;
-use super::part::Part;
+use super::part::{Part, module};
 use super::rope::RopeConfig;
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
@@ -261,3 +261,5 @@ impl<B: Backend> Attention<B> {
         self.qkv_proj.weight_bytes() + self.o_proj.weight().size_in_bytes()
     }
 }
+
+module!(Attention, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::batch::Batch;
 use super::linear::Linear;
 use super::params::Params;
-use super::part::Part;
+use super::part::{Part, module};
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
@@ -308,6 +308,8 @@ impl<B: Backend> Mamba2Mixer<B> {
         self.in_proj.weight().size_in_bytes() + self.out_proj.weight().size_in_bytes()
     }
 }
+
+module!(Mamba2Mixer, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
 fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Decay<B::Runtime>> {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::joined::Joined;
 use super::linear::Linear;
 use super::params::Params;
-use super::part::Part;
+use super::part::{Part, module};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
@@ -141,6 +141,8 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
+module!(Mlp, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
+
 /// Sizes and options of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
@@ -259,6 +261,8 @@ impl<B: Backend> Moe<B> {
         linear(&self.gate) + latent + self.config.used * expert
     }
 }
+
+module!(Moe, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
 
 /// A mixture of experts as a part of a layer.
 #[derive(Debug, Clone, PartialEq)]

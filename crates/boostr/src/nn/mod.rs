@@ -21,7 +21,7 @@ pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, MoePart, Routing};
 pub use params::{Params, SharedWeights, Tensors};
-pub use part::{LayerSpec, Part};
+pub use part::{LayerSpec, Module, Part};
 pub use rope::RopeConfig;
 pub use slots::{Kept, Slot, SlotSize, Slots};
 

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::batch::Batch;
 use super::slots::Slot;
+use crate::backend::{Backend, Tensor};
+use crate::error::Result;
 use crate::ops::{KvType, Level};
 
 /// The configuration of one part of a layer: a mixer, attention, a feed-forward part.
@@ -67,6 +70,48 @@ impl<T: Part + PartialEq> PartOfLayer for T {
         other.as_any().downcast_ref::<T>() == Some(self)
     }
 }
+
+/// The weights of a part, whatever the part is.
+pub trait Module<B: Backend>: Send + Sync {
+    /// What the part makes of the rows `u` `[T, d_model]`, times a factor, added to a residual `[T, d_model]`. What
+    /// the sequences remember of it is in `batch`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    fn add_to(
+        &self,
+        client: &B::Client,
+        u: &Tensor<B>,
+        onto: (Tensor<B>, f32),
+        batch: &mut Batch<B>,
+    ) -> Result<Tensor<B>>;
+
+    /// Bytes of matrices that one token's pass reads.
+    fn weight_bytes(&self) -> usize;
+}
+
+/// The [`Module`] of a type whose own `forward_onto` takes these arguments.
+macro_rules! module {
+    ($type:ident, |$self:ident, $client:ident, $u:ident, $onto:ident, $batch:pat_param| $forward:expr) => {
+        impl<B: Backend> $crate::nn::Module<B> for $type<B> {
+            fn add_to(
+                &$self,
+                $client: &B::Client,
+                $u: &Tensor<B>,
+                $onto: (Tensor<B>, f32),
+                $batch: &mut $crate::nn::Batch<B>,
+            ) -> Result<Tensor<B>> {
+                $forward
+            }
+
+            fn weight_bytes(&$self) -> usize {
+                $type::weight_bytes($self)
+            }
+        }
+    };
+}
+pub(super) use module;
 
 /// What one layer is made of: its parts, in the order in which rows pass them.
 ///

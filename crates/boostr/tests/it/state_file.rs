@@ -13,7 +13,7 @@ use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::load::LanguageModel;
 use boostr::models::{Config, Logits, Model, Run, State};
 use boostr::ops::{KvType, Tape, tensor, to_vec};
-use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms};
+use boostr::state_file::{About, SavedState, StateFile, StateType, diff, mix, norms, to_bytes};
 
 fn open(name: &str) -> Model<Cpu> {
     let lm = LanguageModel::open(fixture(name), &Default::default(), cpu()).unwrap();
@@ -233,6 +233,21 @@ fn case_2_of_500_tokens_saved_by_another_process_one_more_is_evaluated() {
         let mut warm = after(&model, &prompt[..500]);
         assert_eq!(run(&model, rest, &mut state), run(&model, rest, &mut warm), "{name}");
         assert_eq!(bits(&state), bits(&warm), "{name}");
+    }
+}
+
+#[test]
+fn bytes_of_a_state_are_those_of_its_file() {
+    for name in MODELS {
+        let model = open(name);
+        let ids = tokens(4, 70, model.vocab_limit());
+        let state = after(&model, &ids);
+        let about = About { ids: Some(&ids), ..About::new(name) };
+        assert_eq!(
+            to_bytes(&model, &state, &about).unwrap(),
+            file_of(&model, &state, &about),
+            "{name}"
+        );
     }
 }
 
