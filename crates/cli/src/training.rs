@@ -258,12 +258,13 @@ fn usage_of(error: boostr::Error, what: &str) -> anyhow::Error {
 /// Trains, and shows how it goes.
 fn follow(mut run: TrainRun, folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()> {
     stream::catch_interrupt();
+    run = run.measuring_memory(|| system::memory_in_use().unwrap_or(0));
     let (first, total) = run.steps();
     let mut view = View::new(term, first, total);
     let start = Instant::now();
     let limit = training.time.map(Duration::from_secs);
     let mut last = None;
-    let ended = run.run(|| system::memory_in_use().unwrap_or(0), &mut |event| {
+    let ended = run.run(&mut |event| {
         match event {
             Event::Step(metrics) => {
                 view.step(metrics);

@@ -4,43 +4,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const DAY: u64 = 86_400;
-const WEEKDAYS: [&str; 7] =
-    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-/// A day of the Gregorian calendar and the time on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Moment {
-    year: u64,
-    /// From 1.
-    month: u64,
-    /// From 1.
-    day: u64,
-    /// Day of the year, from 1.
-    yearday: u64,
-    /// From 0, Sunday.
-    weekday: u64,
-    seconds: u64,
-    micros: u32,
-}
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
 
 /// `time` by `format`; what is no directive stays as it is. A time before 1970 counts as the start of it.
 pub(super) fn strftime(time: SystemTime, format: &str) -> String {
-    let moment = Moment::of(time);
+    let time = Timestamp::try_from(time.max(UNIX_EPOCH)).unwrap_or(Timestamp::MAX);
+    let time = TimeZone::UTC.to_datetime(time);
     let mut text = String::new();
     let mut rest = format;
     while let Some(at) = rest.find('%') {
@@ -51,7 +22,7 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> String {
             None => (rest[at + 1..].chars().next(), false),
         };
         let end = at + 1 + usize::from(bare) + letter.map_or(0, char::len_utf8);
-        match letter.and_then(|letter| moment.directive(letter)) {
+        match letter.and_then(|letter| directive(time, letter)) {
             Some(number) if bare && !number.is_empty() => {
                 let zeros = number.len() - number.trim_start_matches('0').len();
                 text.push_str(&number[zeros.min(number.len() - 1)..]);
@@ -64,80 +35,22 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> String {
     text + rest
 }
 
-impl Moment {
-    fn of(time: SystemTime) -> Self {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let days = since.as_secs() / DAY;
-        // Years that start in March, in eras of 400: then the leap day is the last of its year.
-        let shifted = days + 719_468;
-        let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-        let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-        let from_march = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let fifth = (5 * from_march + 2) / 153;
-        let day = from_march - (153 * fifth + 2) / 5 + 1;
-        let month = if fifth < 10 { fifth + 3 } else { fifth - 9 };
-        let year = era * 400 + year_of_era + u64::from(month <= 2);
-        let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-        let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
-        Self {
-            year,
-            month,
-            day,
-            yearday: before + day + u64::from(is_leap && month > 2),
-            weekday: (days + 4) % 7,
-            seconds: since.as_secs() % DAY,
-            micros: since.subsec_micros(),
-        }
-    }
-
-    /// The text of `%c` for a letter c, in the C locale.
-    fn directive(&self, letter: char) -> Option<String> {
-        let Self { year, month, day, yearday, weekday, seconds, micros } = *self;
-        let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-        let hour12 = (hour + 11) % 12 + 1;
-        let (weekday_name, month_name) = (WEEKDAYS[weekday as usize], MONTHS[month as usize - 1]);
-        let several = |letters: &str| -> Option<String> {
-            let parts = letters.chars().map(|c| match c {
-                ' ' | '/' | ':' | '-' => Some(c.to_string()),
-                c => self.directive(c),
-            });
-            parts.collect()
-        };
-        Some(match letter {
-            'Y' => format!("{year:04}"),
-            'C' => format!("{:02}", year / 100),
-            'y' => format!("{:02}", year % 100),
-            'm' => format!("{month:02}"),
-            'B' => month_name.to_owned(),
-            'b' | 'h' => month_name[..3].to_owned(),
-            'd' => format!("{day:02}"),
-            'e' => format!("{day:2}"),
-            'j' => format!("{yearday:03}"),
-            'A' => weekday_name.to_owned(),
-            'a' => weekday_name[..3].to_owned(),
-            'w' => weekday.to_string(),
-            'u' => ((weekday + 6) % 7 + 1).to_string(),
-            'U' => format!("{:02}", (yearday + 6 - weekday) / 7),
-            'W' => format!("{:02}", (yearday + 6 - (weekday + 6) % 7) / 7),
-            'H' => format!("{hour:02}"),
-            'I' => format!("{hour12:02}"),
-            'M' => format!("{minute:02}"),
-            'S' => format!("{second:02}"),
-            'f' => format!("{micros:06}"),
-            'p' => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            // As of a Python datetime without a time zone.
-            'z' | 'Z' => String::new(),
-            'F' => several("Y-m-d")?,
-            'T' | 'X' => several("H:M:S")?,
-            'R' => several("H:M")?,
-            'D' | 'x' => several("m/d/y")?,
-            'c' => several("a b e H:M:S Y")?,
-            'n' => "\n".to_owned(),
-            't' => "\t".to_owned(),
-            '%' => "%".to_owned(),
-            _ => return None,
-        })
-    }
+/// The text of `%c` for a letter c, in the C locale and as of a Python datetime without a time zone;
+/// `None` for what is no directive there.
+fn directive(time: DateTime, letter: char) -> Option<String> {
+    let format = match letter {
+        'z' | 'Z' => return Some(String::new()),
+        // jiff's are of 1969 to 2068.
+        'y' => return Some(format!("{:02}", time.year() % 100)),
+        'D' | 'x' => return Some(format!("{}{:02}", time.strftime("%m/%d/"), time.year() % 100)),
+        // jiff's has no zeros at the end.
+        'f' => "%6f".to_owned(),
+        'X' => "%T".to_owned(),
+        'c' => "%a %b %e %H:%M:%S %Y".to_owned(),
+        letter if "YCmBbhdejAawuUWHIMSpFTRnt%".contains(letter) => format!("%{letter}"),
+        _ => return None,
+    };
+    Some(time.strftime(&format).to_string())
 }
 
 #[cfg(test)]

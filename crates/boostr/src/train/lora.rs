@@ -50,6 +50,12 @@ impl LoraConfig {
     pub const USUAL: [&str; 8] =
         ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
+    /// Adapters of rank `r` beside the usual layers, with the factor 2.
+    #[must_use]
+    pub fn of_rank(r: usize) -> Self {
+        Self { r, alpha: 2.0 * r as f64, targets: Vec::new() }
+    }
+
     fn scale(&self) -> f32 {
         (self.alpha / self.r as f64) as f32
     }

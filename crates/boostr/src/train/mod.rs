@@ -10,6 +10,7 @@
 
 pub mod bpe;
 pub mod data;
+mod gradients;
 mod log;
 mod lora;
 mod model;
@@ -22,10 +23,11 @@ mod schedule;
 mod shape;
 mod trainer;
 
+pub use gradients::Gradients;
 pub use log::{Metrics, MetricsLog, read_metrics};
 pub use lora::LoraConfig;
 pub use model::TrainableModel;
-pub use optimizer::{AdamWConfig, Gradients, Optimizer, Parameter, Parameters, decays};
+pub use optimizer::{AdamWConfig, Optimizer, Parameter, Parameters, decays};
 pub use plot::{Scale, loss_svg, write_loss_svg};
 pub use random::Random;
 pub use run::{Ended, Event, Loss, MAY_CHANGE, Method, RunConfig, TrainRun, evaluate};

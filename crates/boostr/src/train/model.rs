@@ -47,6 +47,25 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
+/// Parameters whose values a model has; they get them back when this is dropped.
+struct Borrowed<'a> {
+    parameters: &'a mut Parameters,
+    /// In the order of the parameters.
+    values: Vec<Arc<Floats>>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        for (parameter, values) in self.parameters.values_mut().zip(self.values.drain(..)) {
+            parameter.values = match Arc::try_unwrap(values) {
+                Ok(values) => values.0,
+                // Somebody kept the model's memory.
+                Err(values) => values.0.clone(),
+            };
+        }
+    }
+}
+
 impl TrainableModel {
     /// A new model with the `config.json` `config` and random parameters, the same for the same seed.
     ///
@@ -252,7 +271,8 @@ impl TrainableModel {
         tensors
     }
 
-    /// Runs `work` with a model of the parameters as they are, made on `client`.
+    /// Runs `work` with a model of the parameters as they are, made on `client`. The parameters are back
+    /// when it returns, or panics.
     ///
     /// # Errors
     ///
@@ -263,9 +283,11 @@ impl TrainableModel {
         work: impl FnOnce(&Model<B>) -> Result<T>,
     ) -> Result<T> {
         let mut tensors = self.entries();
-        let mut lent = Vec::with_capacity(self.parameters.len());
         let file: Arc<Path> = Path::new("memory").into();
-        for (name, parameter) in &mut self.parameters {
+        let Self { files, parameters, .. } = self;
+        // Made before all that shares the values, so dropped after it.
+        let mut borrowed = Borrowed { parameters, values: Vec::new() };
+        for (name, parameter) in borrowed.parameters.iter_mut() {
             let values = Arc::new(Floats(std::mem::take(&mut parameter.values)));
             let entry = TensorEntry {
                 dtype: Dtype::F32,
@@ -274,21 +296,11 @@ impl TrainableModel {
                 file: file.clone(),
             };
             tensors.insert(name.clone(), entry);
-            lent.push(values);
+            borrowed.values.push(values);
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
-        let model =
-            Model::of_borrowed(self.files.config.clone(), &checkpoint, self.files.tied, client);
-        let result = model.and_then(|model| work(&model));
-        drop(checkpoint);
-        for (parameter, values) in self.parameters.values_mut().zip(lent) {
-            parameter.values = match Arc::try_unwrap(values) {
-                Ok(values) => values.0,
-                // Somebody kept the model's memory.
-                Err(values) => values.0.clone(),
-            };
-        }
-        result
+        let model = Model::of_borrowed(files.config.clone(), &checkpoint, files.tied, client)?;
+        work(&model)
     }
 
     /// Writes the model to a new folder: whole or not at all.

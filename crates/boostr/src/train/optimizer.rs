@@ -22,6 +22,7 @@ use boostr_kernels::{AdamW, Level, adamw, sum_of_squares};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::Gradients;
 use super::save::NamedTensor;
 use crate::error::{Error, Result};
 
@@ -39,9 +40,6 @@ pub struct Parameter {
 
 /// What is trained, by the names of the checkpoint.
 pub type Parameters = BTreeMap<String, Parameter>;
-
-/// The gradient of each parameter, with the elements in the parameter's order.
-pub type Gradients = BTreeMap<String, Vec<f32>>;
 
 /// How weights are moved; the learning rate is the schedule's. The fields are the keys of a configuration file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -234,7 +232,7 @@ impl Optimizer {
             // The bits of a step do not depend on the level.
             let config = AdamW { level: Level::detect(), lr, beta1, beta2, eps, weight_decay };
             let w = &mut parameter.values;
-            adamw(&config, self.steps, factor, w, &gradients[name], m, v);
+            adamw(&config, self.steps, factor, w, &gradients[name.as_str()], m, v);
             if let Some(ema) = ema {
                 average(ema, w, rate);
             }
@@ -249,7 +247,7 @@ impl Optimizer {
             let reason = "they are not those that the optimizer was made for".to_owned();
             return Err(Error::Argument { name: "parameters", reason });
         }
-        if let Some(name) = gradients.keys().find(|name| !parameters.contains_key(*name)) {
+        if let Some(name) = gradients.places().keys().find(|name| !parameters.contains_key(*name)) {
             return refuse(format!("there is no parameter `{name}`"));
         }
         let mut sum = 0.0;
@@ -443,16 +441,16 @@ mod tests {
             let mut gradients = gradients(&start, 100 + t);
             if t % 2 == 1 {
                 // Short enough not to be clipped.
-                gradients.values_mut().flatten().for_each(|g| *g *= 0.01);
+                gradients.values_mut().iter_mut().for_each(|g| *g *= 0.01);
             }
             let norm = optimizer.step(&mut moved, &gradients, divisor, LR).unwrap();
-            let squares = gradients.values().flatten().map(|g| (f64::from(*g) / divisor).powi(2));
+            let squares = gradients.values().iter().map(|g| (f64::from(*g) / divisor).powi(2));
             let want = squares.sum::<f64>().sqrt();
             assert!((norm - want).abs() < 1e-9 * want);
             assert_eq!(want > config.max_grad_norm, t % 2 == 0);
             let factor = (config.max_grad_norm / want).min(1.0) / divisor;
-            let scaled = |g: &Vec<f32>| g.iter().map(|g| f64::from(*g) * factor).collect();
-            used.push(gradients.iter().map(|(name, g)| (name.clone(), scaled(g))).collect());
+            let scaled = |g: &[f32]| g.iter().map(|g| f64::from(*g) * factor).collect();
+            used.push(gradients.iter().map(|(name, g)| (name.to_owned(), scaled(g))).collect());
         }
         for (name, decay) in [
             ("embeddings.weight", 0.1),
@@ -574,12 +572,16 @@ mod tests {
 
     #[test]
     fn gradients_must_be_those_of_the_parameters() {
+        type ByName = BTreeMap<String, Vec<f32>>;
         let start = parameters(7);
         let mut optimizer = Optimizer::new(config(), &start).unwrap();
-        let mut message = |change: &dyn Fn(&mut Parameters, &mut Gradients)| {
-            let (mut parameters, mut gradients) = (start.clone(), gradients(&start, 1));
+        let mut message = |change: &dyn Fn(&mut Parameters, &mut ByName)| {
+            let gradients = gradients(&start, 1);
+            let own = |(name, values): (&str, &[f32])| (name.to_owned(), values.to_vec());
+            let (mut parameters, mut gradients) =
+                (start.clone(), gradients.iter().map(own).collect());
             change(&mut parameters, &mut gradients);
-            optimizer.step(&mut parameters, &gradients, 1.0, LR).unwrap_err().to_string()
+            optimizer.step(&mut parameters, &gradients.into(), 1.0, LR).unwrap_err().to_string()
         };
         let name = "layers.0.mixer.A_log";
         assert_eq!(

@@ -70,6 +70,27 @@ pub struct RunConfig {
     pub base: String,
 }
 
+impl RunConfig {
+    /// Settings for a model that is trained already, which is moved more gently than a new one: the peak of
+    /// the learning rate is 5e-5 where all parameters move, and 2e-4 where adapters do.
+    ///
+    /// ```
+    /// use boostr::train::{LoraConfig, Method, RunConfig};
+    ///
+    /// let config = RunConfig::tuning(Method::Lora(LoraConfig::of_rank(8)));
+    /// assert_eq!(config.schedule.lr, 2e-4);
+    /// assert_eq!(RunConfig::tuning(Method::Full).schedule.lr, 5e-5);
+    /// ```
+    #[must_use]
+    pub fn tuning(method: Method) -> Self {
+        let lr = match method {
+            Method::Full => 5e-5,
+            Method::Lora(_) => 2e-4,
+        };
+        Self { schedule: Schedule { lr, ..Schedule::default() }, method, ..Self::default() }
+    }
+}
+
 impl Default for RunConfig {
     fn default() -> Self {
         Self {
@@ -134,7 +155,68 @@ impl Loss {
     }
 }
 
-/// A run in its folder.
+/// A run in its folder. A new model of a text:
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use boostr::tokenizer::Tokenizer;
+/// use boostr::train::data::{DataFile, Encoder, TokenFile};
+/// use boostr::train::{RunConfig, Schedule, Shape, TrainRun, TrainableModel, bpe};
+///
+/// # let folder = std::env::temp_dir().join(format!("boostr-doc-run-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// let text = folder.join("text.txt");
+/// std::fs::write(&text, "The sea was calm. ".repeat(50))?;
+/// let data = [DataFile::new(&text)?];
+/// let tokenizer = bpe::train(&data, 270, |_done, _total| {})?;
+/// let parsed = Tokenizer::from_bytes("tokenizer.json", tokenizer.as_bytes())?;
+/// let end = parsed.id("<|endoftext|>").unwrap_or(0);
+/// let encoder = Encoder::new(&parsed, end)?;
+/// let tokens = TokenFile::prepare(&folder.join("train.tokens"), &data, &encoder, |_, _| {})?;
+///
+/// let shape = Shape { d_model: 32, n_layer: 1, d_state: 8, headdim: 16, ..Shape::default() };
+/// let config = shape.to_config(parsed.max_id() as usize + 1, end);
+/// let model = TrainableModel::new(&config, tokenizer, 0)?;
+/// let schedule = Schedule { warmup_steps: 1, total_steps: 3, ..Schedule::default() };
+/// let config = RunConfig { batch_size: 2, seq_len: 16, schedule, ..RunConfig::default() };
+/// let mut run = TrainRun::new(&folder.join("run"), config, model, tokens, None)?;
+/// run.run(&mut |_event| ControlFlow::Continue(()))?;
+/// assert_eq!(run.steps(), (3, 3));
+/// assert!(folder.join("run/model.safetensors").exists());
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A model that is trained already is tuned, here by adapters:
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use boostr::load::{LanguageModel, OpenOptions};
+/// use boostr::train::data::TokenFile;
+/// use boostr::train::{LoraConfig, Method, RunConfig, TrainRun, TrainableModel};
+/// use boostr::backend;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+/// # let folder = std::env::temp_dir().join(format!("boostr-doc-tune-{}", std::process::id()));
+/// let options = OpenOptions::default();
+/// let lm = LanguageModel::open(path, &options, backend::cpu())?;
+/// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
+/// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
+///
+/// let mut config = RunConfig::tuning(Method::Lora(LoraConfig::of_rank(8)));
+/// config.base = path.into();
+/// (config.schedule.warmup_steps, config.schedule.total_steps) = (0, 2);
+/// let model = TrainableModel::open(path.as_ref(), &options)?;
+/// let mut run = TrainRun::new(&folder, config, model, data, None)?;
+/// run.run(&mut |_| ControlFlow::Continue(()))?;
+///
+/// let tuned = lm.with_adapters(&folder)?;
+/// println!("{}", tuned.complete("The sea").max_tokens(8).run()?.text);
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), boostr::Error>(())
+/// ```
 pub struct TrainRun {
     folder: PathBuf,
     config: RunConfig,
@@ -146,6 +228,8 @@ pub struct TrainRun {
     cursor: Option<Cursor>,
     tokens: u64,
     seconds: f64,
+    /// Bytes that the process takes.
+    memory: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 impl TrainRun {
@@ -210,6 +294,7 @@ impl TrainRun {
             cursor: None,
             tokens: 0,
             seconds: 0.0,
+            memory: None,
         })
     }
 
@@ -251,6 +336,12 @@ impl TrainRun {
         Ok(run)
     }
 
+    /// The same run; `memory` tells the bytes that the process takes, for [`Metrics::memory`], which else are 0.
+    #[must_use]
+    pub fn measuring_memory(self, memory: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self { memory: Some(Box::new(memory)), ..self }
+    }
+
     /// The model as it is.
     #[must_use]
     pub fn trainer(&self) -> &Trainer {
@@ -263,17 +354,12 @@ impl TrainRun {
         (self.trainer.steps(), self.config.schedule.total_steps)
     }
 
-    /// Trains until all steps are made or `observe` stops it, and saves. `memory` tells the bytes that the
-    /// process takes.
+    /// Trains until all steps are made or `observe` stops it, and saves.
     ///
     /// # Errors
     ///
     /// When a loss or a gradient is not finite: the last checkpoint is then as it was, nothing is written.
-    pub fn run(
-        &mut self,
-        memory: impl Fn() -> u64,
-        observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Ended> {
+    pub fn run(&mut self, observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<Ended> {
         let packing = if self.config.carry_state { Packing::Carried } else { Packing::Documents };
         let (size, len) = (self.config.batch_size, self.config.seq_len);
         let (_, total) = self.steps();
@@ -301,7 +387,7 @@ impl TrainRun {
                     grad_norm: report.grad_norm,
                     lr: report.lr,
                     tokens_per_second: speed.tokens_per_second(),
-                    memory: memory(),
+                    memory: self.memory.as_ref().map_or(0, |memory| memory()),
                     ..Metrics::default()
                 };
                 let is_last = step >= total;

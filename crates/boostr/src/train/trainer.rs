@@ -1,5 +1,8 @@
 //! One step of training after another.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
 use super::data::{Batch, Piece};
 use super::{AdamWConfig, Gradients, NamedTensor, Optimizer, Schedule, TrainableModel};
 use crate::backend::Recorded;
@@ -27,6 +30,34 @@ pub struct StepReport {
 }
 
 /// A model, how it is moved, and what its sequences remember from one batch to the next.
+///
+/// A step is three calls, which loops of one's own can make by hand: [`leaves`](Self::leaves),
+/// [`gradients_of`](Self::gradients_of) and [`apply`](Self::apply). They give the bits of
+/// [`step`](Self::step).
+///
+/// ```
+/// use boostr::train::data::{Batches, Packing, TokenFile};
+/// use boostr::train::{AdamWConfig, Schedule, Shape, Trainer, TrainableModel};
+///
+/// # let tokenizer = std::fs::read_to_string(concat!(
+/// #     env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny/tokenizer.json"))?;
+/// let shape = Shape { d_model: 32, n_layer: 1, d_state: 8, headdim: 16, ..Shape::default() };
+/// let model = TrainableModel::new(&shape.to_config(96, 0), tokenizer, 0)?;
+/// let schedule = Schedule { warmup_steps: 0, total_steps: 10, ..Schedule::default() };
+/// let mut trainer = Trainer::new(model, AdamWConfig::default(), schedule, 8, false)?;
+///
+/// let file = TokenFile::of_documents(&[vec![5, 6, 7, 8, 9], vec![5, 6, 7]], 0, 96)?;
+/// let mut batches = Batches::new(&file, Packing::Documents, 2, 8, 42)?;
+/// let first = trainer.step(&batches.next())?;
+///
+/// let batch = batches.next();
+/// let weight = 1.0 / batch.counted() as f32;
+/// let leaves = trainer.leaves(&batch);
+/// let gradients = trainer.gradients_of(&batch, 0..leaves, weight)?;
+/// let second = trainer.apply(&gradients, 1.0)?;
+/// assert_eq!((trainer.steps(), second.tokens), (2, first.tokens));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Trainer {
     model: TrainableModel,
     optimizer: Optimizer,
@@ -195,16 +226,8 @@ impl Trainer {
     /// [`Error::Argument`] for a batch that predicts nothing or has an unknown token, for a loss or a
     /// gradient that is not finite, naming the step; parameters are then as they were.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
-        let step = self.steps() + 1;
-        let (gradients, loss, predicted) = self.gradients(batch)?;
-        if !loss.is_finite() {
-            let reason = format!("loss {loss} at step {step}");
-            return Err(Error::Argument { name: "loss", reason });
-        }
-        let lr = self.schedule.lr(self.steps());
-        let norm = self.optimizer.step(self.model.parameters_mut(), &gradients, 1.0, lr)?;
-        let tokens = batch.pieces.iter().map(|piece| piece.tokens.len()).sum();
-        Ok(StepReport { loss, predicted, tokens, grad_norm: norm, lr })
+        let (gradients, ..) = self.gradients(batch)?;
+        self.apply(&gradients, 1.0)
     }
 
     /// The gradient of the mean loss of `batch`, that loss, and the number of predicted tokens.
@@ -213,43 +236,104 @@ impl Trainer {
     ///
     /// As [`step`](Self::step).
     pub fn gradients(&mut self, batch: &Batch) -> Result<(Gradients, f64, usize)> {
-        let counts = |piece: &Piece| piece.targets.iter().filter(|&&id| id != IGNORE).count();
-        let predicted: usize = batch.pieces.iter().map(counts).sum();
+        let predicted = batch.counted();
         if predicted == 0 {
             let reason = "expected tokens to predict, found none".into();
             return Err(Error::Argument { name: "batch", reason });
         }
         let weight = (1.0 / predicted as f64) as f32;
-        let mut gradients = Gradients::new();
-        let mut loss = 0.0;
-        let mut rest = &batch.pieces[..];
-        while let Some(first) = rest.first() {
-            let mut tokens = first.tokens.len();
-            let mut count = 1;
-            while let Some(next) = rest.get(count) {
-                tokens += next.tokens.len();
-                // A stream's pieces follow one another: one at a time.
-                let again =
-                    rest[..count].iter().any(|piece| !next.is_start && piece.slot == next.slot);
-                if tokens > self.tokens_at_once || again {
-                    break;
-                }
-                count += 1;
+        let gradients = self.gradients_of(batch, 0..self.leaves(batch), weight)?;
+        let loss = gradients.loss();
+        Ok((gradients, loss, predicted))
+    }
+
+    /// Number of leaves of `batch`: groups of whole pieces that are run forward and back at once.
+    ///
+    /// The cut depends on the batch and on `tokens_at_once` alone.
+    #[must_use]
+    pub fn leaves(&self, batch: &Batch) -> usize {
+        self.cut(batch).len()
+    }
+
+    /// Gradients of `weight` times the losses of some leaves of `batch`, summed in the order of the leaves.
+    ///
+    /// Workers that share a batch give each leaf the weight `1 / batch.counted()`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for leaves that the batch does not have, and for an unknown token.
+    pub fn gradients_of(
+        &mut self,
+        batch: &Batch,
+        leaves: Range<usize>,
+        weight: f32,
+    ) -> Result<Gradients> {
+        let cut = self.cut(batch);
+        let Some(cut) = cut.get(leaves.clone()) else {
+            let reason = format!("expected some of 0..{}, found {leaves:?}", cut.len());
+            return Err(Error::Argument { name: "leaves", reason });
+        };
+        let mut gradients = Gradients::default();
+        for leaf in cut {
+            let pieces = &batch.pieces[leaf.clone()];
+            let (own, nats) = self.leaf(pieces, weight)?;
+            gradients.add(own);
+            gradients.nats += nats;
+            for piece in pieces {
+                gradients.tokens += piece.tokens.len();
+                gradients.predicted += piece.targets.iter().filter(|&&id| id != IGNORE).count();
             }
-            let (group, after) = rest.split_at(count);
-            let (own, sum) = self.group(group, weight)?;
-            loss += sum;
-            add(&mut gradients, own);
-            rest = after;
+        }
+        if cut.is_empty() {
+            gradients = Gradients::zeros(self.model.parameters());
         }
         self.model.hold_rows(&mut gradients);
-        Ok((gradients, loss / predicted as f64, predicted))
+        Ok(gradients)
+    }
+
+    /// Moves the parameters one step by `gradients / divisor`. The report is of the tokens that they are of.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for a loss or a gradient that is not finite, naming the step; parameters are then
+    /// as they were.
+    pub fn apply(&mut self, gradients: &Gradients, divisor: f64) -> Result<StepReport> {
+        let (loss, step) = (gradients.loss(), self.steps() + 1);
+        if !loss.is_finite() {
+            let reason = format!("loss {loss} at step {step}");
+            return Err(Error::Argument { name: "loss", reason });
+        }
+        let lr = self.schedule.lr(self.steps());
+        let grad_norm = self.optimizer.step(self.model.parameters_mut(), gradients, divisor, lr)?;
+        let Gradients { predicted, tokens, .. } = *gradients;
+        Ok(StepReport { loss, predicted, tokens, grad_norm, lr })
+    }
+
+    /// The pieces of each leaf.
+    fn cut(&self, batch: &Batch) -> Vec<Range<usize>> {
+        let mut leaves = Vec::new();
+        let mut start = 0;
+        while let Some(first) = batch.pieces.get(start) {
+            let mut tokens = first.tokens.len();
+            let mut end = start + 1;
+            while let Some(next) = batch.pieces.get(end) {
+                tokens += next.tokens.len();
+                // A stream's pieces follow one another: one at a time.
+                let is_stream = |piece: &Piece| !next.is_start && piece.slot == next.slot;
+                if tokens > self.tokens_at_once || batch.pieces[start..end].iter().any(is_stream) {
+                    break;
+                }
+                end += 1;
+            }
+            leaves.push(start..end);
+            start = end;
+        }
+        leaves
     }
 
     /// Gradients of `weight` times the losses of some pieces, and the sum of the losses.
-    fn group(&mut self, pieces: &[Piece], weight: f32) -> Result<(Gradients, f64)> {
-        let names: std::collections::BTreeSet<String> =
-            self.model.parameters().keys().cloned().collect();
+    fn leaf(&mut self, pieces: &[Piece], weight: f32) -> Result<(BTreeMap<String, Vec<f32>>, f64)> {
+        let names: BTreeSet<String> = self.model.parameters().keys().cloned().collect();
         let tape = Tape::new(self.model.client().clone(), move |name| names.contains(name))
             .recomputing(self.checkpoints_layers);
         let (carries, carried) = (self.carries, &mut self.carried);
@@ -282,17 +366,5 @@ impl Trainer {
             let sum = losses.iter().flatten().map(|&loss| f64::from(loss)).sum();
             Ok((tape.backward()?, sum))
         })
-    }
-}
-
-/// Adds one gradient to another.
-fn add(to: &mut Gradients, from: Gradients) {
-    for (name, values) in from {
-        match to.get_mut(&name) {
-            Some(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
-            None => {
-                to.insert(name, values);
-            }
-        }
     }
 }

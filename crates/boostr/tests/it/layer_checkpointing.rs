@@ -1,5 +1,6 @@
 //! Layers that are run again on the way back: the same losses and gradients, to the bit.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use boostr::ops::{
 };
 use boostr::train::data::{Batch, Piece, TokenFile};
 use boostr::train::{
-    AdamWConfig, Event, Gradients, LoraConfig, Parameters, RunConfig, Schedule, TrainRun,
-    TrainableModel, Trainer, latest,
+    AdamWConfig, Event, LoraConfig, Parameters, RunConfig, Schedule, TrainRun, TrainableModel,
+    Trainer, latest,
 };
 use boostr::{Error, Result};
 
@@ -35,6 +36,7 @@ fn ids(count: usize, from: usize) -> Vec<u32> {
 }
 
 type Losses = Vec<Vec<f32>>;
+type Gradients = BTreeMap<String, Vec<f32>>;
 
 /// Losses of calls with runs of these lengths, each going on where the run of its number stopped, and the
 /// gradient of their sum.
@@ -146,7 +148,7 @@ fn a_run_may_change_to_it_and_goes_on_to_the_bit() {
         let mut run =
             TrainRun::new(folder.path(), config.clone(), open("mamba2-tiny"), data(), None)
                 .unwrap();
-        run.run(|| 0, &mut |event| match event {
+        run.run(&mut |event| match event {
             Event::Step(metrics) if metrics.step == 3 => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         })
@@ -156,7 +158,7 @@ fn a_run_may_change_to_it_and_goes_on_to_the_bit() {
         let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
         let config = RunConfig { checkpoint_layers: changes, ..config };
         let mut run = TrainRun::resume(folder.path(), &saved, config, model, data(), None).unwrap();
-        run.run(|| 0, &mut |_| ControlFlow::Continue(())).unwrap();
+        run.run(&mut |_| ControlFlow::Continue(())).unwrap();
         run.trainer().model().parameters().clone()
     };
     assert!(after(false) == after(true));

@@ -991,7 +991,8 @@ fn what_makes_no_batches_is_refused() {
 
     let mut batches = Batches::new(&file, Packing::Carried, 2, 4, 0).unwrap();
     let cursor = batches.cursor();
-    let refused = |batches: &mut Batches<'_>, cursor| batches.seek(cursor).unwrap_err().to_string();
+    let refused =
+        |batches: &mut Batches<&TokenFile>, cursor| batches.seek(cursor).unwrap_err().to_string();
     let other = refused(&mut batches, Cursor { inputs: 9, ..cursor });
     assert!(other.contains("data of 2 documents with 9 tokens, this has 2 with 8"), "{other}");
     assert!(refused(&mut batches, Cursor { documents: 3, ..cursor }).contains("3 documents"));

@@ -127,14 +127,14 @@ fn close(got: &[f32], want: &[f32], most: f64, rms: f64, what: &str) {
 
 fn with_shapes(
     model: &TrainableModel,
-    gradients: Gradients,
+    gradients: &Gradients,
 ) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let shapes = model.parameters();
     gradients
-        .into_iter()
+        .iter()
         .map(|(name, values)| {
-            let shape = shapes[&name].shape.clone();
-            (name, (shape, values))
+            let shape = shapes[name].shape.clone();
+            (name.to_owned(), (shape, values.to_vec()))
         })
         .collect()
 }
@@ -149,7 +149,7 @@ fn losses_gradients_and_three_steps_are_those_of_pytorch() {
         let (gradients, loss, _) = trainer.gradients(&golden.batch(0)).unwrap();
         let losses = golden.losses();
         assert!((loss - losses[0]).abs() < 1e-5, "{name}: {loss} {}", losses[0]);
-        golden.compare("grad", &with_shapes(trainer.model(), gradients), 4e-6, 1e-6);
+        golden.compare("grad", &with_shapes(trainer.model(), &gradients), 4e-6, 1e-6);
         for (step, want) in losses.into_iter().enumerate() {
             let report = trainer.step(&golden.batch(step)).unwrap();
             assert!((report.loss - want).abs() < 1e-5, "{name} {step}: {} {want}", report.loss);
@@ -165,14 +165,14 @@ fn ids(count: usize, from: usize) -> Vec<u32> {
 }
 
 fn norm(gradients: &Gradients) -> f64 {
-    gradients.values().flatten().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt()
+    gradients.values().iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt()
 }
 
 #[track_caller]
 fn same(a: &Gradients, b: &Gradients, what: &str) {
-    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    assert_eq!(a.places(), b.places());
     let most = 1e-5 * norm(a);
-    for (name, a) in a {
+    for (name, a) in a.iter() {
         for (x, y) in a.iter().zip(&b[name]) {
             assert!(f64::from((x - y).abs()) < most, "{what} {name}: {x} {y}");
         }
@@ -201,18 +201,18 @@ fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
         let (packed, loss, predicted) =
             trainer.gradients(&Batch { pieces: pieces.clone() }).unwrap();
         assert_eq!(predicted, total);
-        let (mut apart, mut sum) = (Gradients::new(), 0.0);
+        let (mut apart, mut sum) = (BTreeMap::new(), 0.0);
         for piece in pieces {
             let share = piece.tokens.len() as f64 / total as f64;
             let (own, loss, _) = trainer.gradients(&Batch { pieces: vec![piece] }).unwrap();
             sum += share * loss;
-            for (name, values) in own {
-                let to = apart.entry(name).or_insert_with(|| vec![0.0; values.len()]);
+            for (name, values) in own.iter() {
+                let to = apart.entry(name.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
                 to.iter_mut().zip(values).for_each(|(to, x)| *to += share as f32 * x);
             }
         }
         assert!((loss - sum).abs() < 1e-6 * sum, "{name}: {loss} {sum}");
-        same(&packed, &apart, name);
+        same(&packed, &apart.into(), name);
     }
 }
 
@@ -231,7 +231,7 @@ fn case_24_two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
                         let mut runs = [Run { tokens: &row[range], state: &mut state }];
                         model.losses(&mut runs, &[&targets], None)?;
                     }
-                    tape.backward()
+                    tape.backward().map(Gradients::from)
                 })
                 .unwrap()
         };
@@ -255,6 +255,49 @@ fn gradients_have_the_same_bits_on_any_number_of_threads() {
         let one = with(1);
         assert!(one == with(2) && one == with(3), "{name}");
     }
+}
+
+#[test]
+fn a_step_by_its_parts_has_the_bits_of_the_step() {
+    let pieces = (0..5).map(|i| piece(&ids(8 + 3 * i, 60 * i), i)).collect();
+    let batch = Batch { pieces };
+    let new = || {
+        let schedule = Schedule { warmup_steps: 0, ..Schedule::default() };
+        Trainer::new(all("mamba2-tiny"), AdamWConfig::default(), schedule, 30, false).unwrap()
+    };
+    let (mut whole, mut parts) = (new(), new());
+    let report = whole.step(&batch).unwrap();
+
+    let leaves = parts.leaves(&batch);
+    assert!(leaves >= 2, "{leaves}");
+    let weight = (1.0 / batch.counted() as f64) as f32;
+    // As two workers do, of which the second has one leaf: the same order of the sum.
+    let mut sum = parts.gradients_of(&batch, 0..leaves - 1, weight).unwrap();
+    let last = parts.gradients_of(&batch, leaves - 1..leaves, weight).unwrap();
+    assert_eq!(sum.places(), last.places());
+    sum.values_mut().iter_mut().zip(last.values()).for_each(|(sum, x)| *sum += x);
+    sum.nats += last.nats;
+    sum.predicted += last.predicted;
+    sum.tokens += last.tokens;
+    assert_eq!(parts.apply(&sum, 1.0).unwrap(), report);
+    assert_eq!(parts.model().parameters(), whole.model().parameters());
+
+    let none = parts.gradients_of(&batch, 0..0, weight).unwrap();
+    assert!(none.places() == sum.places() && none.values().iter().all(|&g| g == 0.0));
+    let error = parts.gradients_of(&batch, 0..leaves + 1, weight).unwrap_err().to_string();
+    let range = format!("expected some of 0..{leaves}, found 0..{}", leaves + 1);
+    assert_eq!(error, format!("argument `leaves`: {range}"));
+}
+
+#[test]
+fn parameters_are_back_after_work_that_panics() {
+    let mut model = all("mamba2-tiny");
+    let before = model.parameters().clone();
+    let work = std::panic::AssertUnwindSafe(|| {
+        model.with_model::<Cpu, ()>(cpu(), |_| panic!("of the caller"))
+    });
+    assert!(std::panic::catch_unwind(work).is_err());
+    assert_eq!(*model.parameters(), before);
 }
 
 fn logits(model: &mut TrainableModel, tokens: &[u32]) -> Vec<f32> {
@@ -284,7 +327,7 @@ fn case_20_adapters_learn_are_saved_as_peft_saves_them_and_merge_into_the_same_m
         let mut trainer = trainer(model, AdamWConfig::default(), 1e-2);
         let batch = Batch { pieces: vec![piece(&tokens, 0)] };
         let (gradients, ..) = trainer.gradients(&batch).unwrap();
-        for (name, gradient) in &gradients {
+        for (name, gradient) in gradients.iter() {
             // A meets B's zeros; B's gradient is there at once.
             let is_zero = gradient.iter().all(|g| *g == 0.0);
             assert_eq!(is_zero, name.contains("lora_A"), "{name}");
@@ -445,7 +488,7 @@ fn losses(name: &str, config: &RunConfig, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f
             };
             TrainRun::resume(&folder, &saved, config.clone(), model, data(), Some(data())).unwrap()
         };
-        run.run(|| 0, &mut |event| {
+        run.run(&mut |event| {
             if let Event::Step(metrics) = event {
                 losses.push(metrics.loss);
                 if metrics.step == *stop {
@@ -483,7 +526,7 @@ fn what_a_run_leaves_is_a_model_that_opens() {
     let folder = std::env::temp_dir().join(format!("boostr-left-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     let mut run = TrainRun::new(&folder, config(), open("mamba2-tiny"), data(), None).unwrap();
-    run.run(|| 0, &mut |_| ControlFlow::Continue(())).unwrap();
+    run.run(&mut |_| ControlFlow::Continue(())).unwrap();
     let lm =
         boostr::load::LanguageModel::<Cpu>::open(&folder, &OpenOptions::default(), cpu()).unwrap();
     let tokens = ids(9, 1);

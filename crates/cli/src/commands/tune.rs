@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::load::OpenOptions;
 use boostr::train::data::Encoder;
-use boostr::train::{LoraConfig, Method, TrainableModel};
+use boostr::train::{LoraConfig, Method, RunConfig, TrainableModel};
 use clap::Args;
 
 use crate::exit::usage;
@@ -58,15 +58,14 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
         return merge(model, adapters, &out, term);
     }
     let mut file = read_config(training)?;
-    if training.lr.is_none() && training.config.is_none() {
-        // A model that is trained already is moved more gently than a new one.
-        file.run.schedule.lr = if args.lora.is_some() { 2e-4 } else { 5e-5 };
-    }
-    set(&mut file.run, training);
     if let Some(r) = args.lora {
-        let alpha = args.alpha.unwrap_or(2.0 * r as f64);
+        let alpha = args.alpha.unwrap_or(LoraConfig::of_rank(r).alpha);
         file.run.method = Method::Lora(LoraConfig { r, alpha, targets: args.targets.clone() });
     }
+    if training.config.is_none() {
+        file.run = RunConfig::tuning(file.run.method);
+    }
+    set(&mut file.run, training);
     // Found again wherever boostr or PEFT are run.
     file.run.base = fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
     let data = files(&training.data, training)?;

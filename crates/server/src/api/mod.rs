@@ -11,55 +11,123 @@ mod prompt;
 mod sessions;
 mod text;
 
+use std::future::ready;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
+use axum::{Json, Router};
 use boostr::backend::Backend;
 
 use crate::app::App;
+use crate::endpoint::{self, Endpoint};
 use crate::error::{ApiError, Result};
 use crate::guard::guard;
+use crate::options::GenerationOptions;
+use crate::shape::Shape;
 
-pub(crate) use answer::{ChatChunk, ChatCompletion, TextCompletion};
-pub(crate) use chat::ChatFields;
-pub(crate) use completions::CompletionFields;
-pub(crate) use embeddings::{EmbeddingFields, Embeddings};
-pub(crate) use models::{Health, ModelCard, ModelList, Props};
-pub(crate) use sessions::{
+use answer::{ChatChunk, ChatCompletion, TextCompletion};
+use chat::ChatFields;
+use completions::CompletionFields;
+use embeddings::{EmbeddingFields, Embeddings};
+use models::{Health, ModelCard, ModelList, Props};
+use sessions::{
     BranchFields, Deleted, NewFields, RewindFields, SessionCard, SessionList, SessionTree,
 };
-pub(crate) use text::{DetokenizeFields, Prompt, TemplateFields, Text, TokenizeFields, Tokens};
+use text::{DetokenizeFields, Prompt, TemplateFields, Text, TokenizeFields, Tokens};
+
+/// Where counters are, unless they are turned off.
+const METRICS: &str = "/metrics";
+
+/// All endpoints. [`endpoint::document`] makes `/openapi.json` of this list.
+fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
+    vec![
+        Endpoint::post(
+            "/v1/chat/completions",
+            "The assistant's turn in a conversation",
+            chat::complete::<B>,
+        )
+        .takes::<GenerationOptions>()
+        .takes::<ChatFields>()
+        .takes::<Shape>()
+        .streams::<ChatCompletion, ChatChunk>(),
+        Endpoint::post("/v1/completions", "A text goes on", completions::complete::<B>)
+            .takes::<GenerationOptions>()
+            .takes::<CompletionFields>()
+            .streams::<TextCompletion, TextCompletion>(),
+        Endpoint::post("/v1/embeddings", "Texts as vectors", embeddings::embed::<B>)
+            .takes::<EmbeddingFields>()
+            .gives::<Embeddings>(),
+        Endpoint::get("/v1/models", "What models there are: one", models::list::<B>)
+            .gives::<ModelList>(),
+        Endpoint::get("/v1/models/{id}", "A model", models::one::<B>).gives::<ModelCard>(),
+        Endpoint::get("/v1/sessions", "All sessions", sessions::list::<B>).gives::<SessionList>(),
+        Endpoint::post("/v1/sessions", "A new session", sessions::create::<B>)
+            .may_take::<NewFields>()
+            .creates::<SessionCard>(),
+        Endpoint::get("/v1/sessions/{id}", "A session with its turns", sessions::one::<B>)
+            .gives::<SessionTree>(),
+        Endpoint::delete("/v1/sessions/{id}", "No more of a session", sessions::delete::<B>)
+            .gives::<Deleted>(),
+        Endpoint::post(
+            "/v1/sessions/{id}/branch",
+            "A copy of a session, up to a turn",
+            sessions::branch::<B>,
+        )
+        .takes::<BranchFields>()
+        .creates::<SessionCard>(),
+        Endpoint::post(
+            "/v1/sessions/{id}/rewind",
+            "Back to an earlier turn",
+            sessions::rewind::<B>,
+        )
+        .takes::<RewindFields>()
+        .gives::<SessionCard>(),
+        Endpoint::post(
+            "/v1/sessions/{id}/save",
+            "Where the state of a session is",
+            sessions::save::<B>,
+        )
+        .gives::<SessionCard>(),
+        Endpoint::post("/tokenize", "The tokens of a text", text::tokenize::<B>)
+            .takes::<TokenizeFields>()
+            .gives::<Tokens>(),
+        Endpoint::post("/detokenize", "The text of tokens", text::detokenize::<B>)
+            .takes::<DetokenizeFields>()
+            .gives::<Text>(),
+        Endpoint::post(
+            "/apply-template",
+            "The text that a model is given for messages",
+            text::apply_template::<B>,
+        )
+        .takes::<TemplateFields>()
+        .gives::<Prompt>(),
+        Endpoint::get("/props", "What the model and its defaults are", models::props::<B>)
+            .gives::<Props>(),
+        Endpoint::get("/health", "Whether requests are answered", models::health::<B>)
+            .gives::<Health>()
+            .or_not_now::<Health>(),
+        Endpoint::get("/livez", "Whether the process is up", models::live).gives::<Health>(),
+        Endpoint::get(METRICS, "Counters, for Prometheus", models::metrics::<B>).gives_text(),
+    ]
+}
 
 /// All paths, behind the guard.
 pub(crate) fn router<B: Backend>(app: Arc<App<B>>) -> Router {
-    let mut router = Router::new()
-        .route("/v1/chat/completions", post(chat::complete::<B>))
-        .route("/v1/completions", post(completions::complete::<B>))
-        .route("/v1/embeddings", post(embeddings::embed::<B>))
-        .route("/v1/models", get(models::list::<B>))
-        .route("/v1/models/{id}", get(models::one::<B>))
-        .route("/v1/sessions", get(sessions::list::<B>).post(sessions::create::<B>))
-        .route("/v1/sessions/{id}", get(sessions::one::<B>).delete(sessions::delete::<B>))
-        .route("/v1/sessions/{id}/branch", post(sessions::branch::<B>))
-        .route("/v1/sessions/{id}/rewind", post(sessions::rewind::<B>))
-        .route("/v1/sessions/{id}/save", post(sessions::save::<B>))
-        .route("/tokenize", post(text::tokenize::<B>))
-        .route("/detokenize", post(text::detokenize::<B>))
-        .route("/apply-template", post(text::apply_template::<B>))
-        .route("/props", get(models::props::<B>))
-        .route("/health", get(models::health::<B>))
-        .route("/livez", get(models::live))
-        .route("/openapi.json", get(crate::openapi::document));
+    let endpoints = endpoints::<B>();
+    let document = endpoint::document(&endpoints);
+    let mut router =
+        Router::new().route("/openapi.json", get(move || ready(Json(document.clone()))));
+    for endpoint in endpoints {
+        if endpoint.path != METRICS || app.config.metrics {
+            router = router.route(endpoint.path, endpoint.route);
+        }
+    }
     if app.config.page {
         router = router.merge(crate::page::routes());
-    }
-    if app.config.metrics {
-        router = router.route("/metrics", get(models::metrics::<B>));
     }
     router
         .fallback(unknown_path)

@@ -9,6 +9,8 @@
 //! The seed and the epoch's number give the order of an epoch. The number of tokens in earlier rows
 //! gives the contents of a row. So a cursor is one number.
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 
 use super::tokens::TokenFile;
@@ -79,7 +81,7 @@ pub struct Cursor {
     pub documents: u64,
 }
 
-/// Batches without end, epoch after epoch.
+/// Batches without end, epoch after epoch, of a [`TokenFile`] that is borrowed or in an `Arc`.
 ///
 /// ```
 /// use boostr::train::data::{Batches, Packing, TokenFile};
@@ -95,8 +97,8 @@ pub struct Cursor {
 /// assert_eq!(batches.next(), second);
 /// # Ok::<(), boostr::Error>(())
 /// ```
-pub struct Batches<'a> {
-    file: &'a TokenFile,
+pub struct Batches<F> {
+    file: F,
     packing: Packing,
     batch_size: usize,
     seq_len: usize,
@@ -106,7 +108,7 @@ pub struct Batches<'a> {
     orders: Vec<Order>,
 }
 
-impl<'a> Batches<'a> {
+impl<F: Deref<Target = TokenFile>> Batches<F> {
     /// Batches of `batch_size` rows of `seq_len` tokens, from the start of the first epoch.
     ///
     /// # Errors
@@ -114,7 +116,7 @@ impl<'a> Batches<'a> {
     /// [`Error::Argument`] when there are no rows, no tokens in them, or, for [`Packing::Carried`], fewer inputs than
     /// rows.
     pub fn new(
-        file: &'a TokenFile,
+        file: F,
         packing: Packing,
         batch_size: usize,
         seq_len: usize,
@@ -252,7 +254,7 @@ impl<'a> Batches<'a> {
             if let Some(oldest) = oldest.filter(|_| self.orders.len() >= ORDERS) {
                 self.orders.swap_remove(oldest);
             }
-            self.orders.push(Order::new(self.file, self.seq_len, self.seed, epoch));
+            self.orders.push(Order::new(&self.file, self.seq_len, self.seed, epoch));
             self.orders.len() - 1
         });
         &self.orders[index]
@@ -267,28 +269,23 @@ fn part(inputs: u64, row: u64, rows: u64) -> u64 {
 /// Batches that end: every input once, in the order of the file.
 ///
 /// With [`Packing::Carried`] a row that has read its share is missing from the last batch, or shorter.
-pub struct Pass<'a> {
-    batches: Batches<'a>,
+pub struct Pass<F> {
+    batches: Batches<F>,
 }
 
-impl<'a> Pass<'a> {
+impl<F: Deref<Target = TokenFile>> Pass<F> {
     /// Batches of `batch_size` rows of `seq_len` tokens.
     ///
     /// # Errors
     ///
     /// As [`Batches::new`].
-    pub fn new(
-        file: &'a TokenFile,
-        packing: Packing,
-        batch_size: usize,
-        seq_len: usize,
-    ) -> Result<Self> {
+    pub fn new(file: F, packing: Packing, batch_size: usize, seq_len: usize) -> Result<Self> {
         let batches = Batches::new(file, packing, batch_size, seq_len, 0)?;
         Ok(Self { batches: Batches { seed: None, ..batches } })
     }
 }
 
-impl Iterator for Pass<'_> {
+impl<F: Deref<Target = TokenFile>> Iterator for Pass<F> {
     type Item = Batch;
 
     fn next(&mut self) -> Option<Batch> {
