@@ -109,13 +109,29 @@ pub fn gated_rms_norm_backward(
             let rows = dy.chunks_exact_mut(width).zip(dz.chunks_exact_mut(width));
             for (i, (dy, dz)) in rows.enumerate() {
                 let row = block * ROW_BLOCK + i;
-                kernel.row(y.row(row), z.row(row), dout.row(row), dy, dz, sums, scratch);
+                let inputs = Inputs { y: y.row(row), z: z.row(row), dout: dout.row(row) };
+                let out = Gradients { dy, dz, dweight: sums };
+                kernel.row(inputs, out, scratch);
             }
         },
     );
     if let Some(dweight) = dweight {
         column_sums(norm.level, Rows::dense(&sums, width), dweight);
     }
+}
+
+/// A row of each input, `[width]`.
+struct Inputs<'a> {
+    y: &'a [f32],
+    z: &'a [f32],
+    dout: &'a [f32],
+}
+
+/// Where a row's gradients go, `[width]`: written, but for the weight's, which is added to.
+struct Gradients<'a> {
+    dy: &'a mut [f32],
+    dz: &'a mut [f32],
+    dweight: &'a mut [f32],
 }
 
 /// What all rows share.
@@ -126,17 +142,14 @@ struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    #[expect(clippy::too_many_arguments, reason = "a row of each argument")]
     fn row(
         &self,
-        y: &[f32],
-        z: &[f32],
-        dout: &[f32],
-        dy: &mut [f32],
-        dz: &mut [f32],
-        dweight: &mut [f32],
+        inputs: Inputs<'_>,
+        out: Gradients<'_>,
         (between, dbetween): &mut (Vec<f32>, Vec<f32>),
     ) {
+        let Inputs { y, z, dout } = inputs;
+        let Gradients { dy, dz, dweight } = out;
         let Self { norm, weight } = *self;
         let level = norm.level;
         let group = y.len() / norm.ngroups;

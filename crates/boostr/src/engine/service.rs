@@ -85,7 +85,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when threads cannot be started.
+    /// [`Error::Argument`](crate::Error::Argument) when threads cannot be started.
     pub fn start<M>(model: Arc<M>, config: EngineConfig) -> Result<Self>
     where
         M: AsRef<Model<B>> + Send + Sync + 'static,

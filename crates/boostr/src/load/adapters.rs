@@ -208,9 +208,8 @@ impl Adapters {
         layers
     }
 
-    /// The adapters by the names of the layers of a model whose `weights` have the model's own names
-    /// ([`Config::adopt`]). One of a tensor that the model has as several weights is as many: they share a, and
-    /// each has its rows of b.
+    /// The adapters by the names of the layers of a model whose `weights` have the model's own names. One of
+    /// a tensor that the model has as several weights is as many: they share a, and each has its rows of b.
     ///
     /// # Errors
     ///

@@ -158,7 +158,7 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
     ///
     /// ```
     /// use boostr::ops::{Attention, AttentionOps, KvSizes, KvType};
-    /// use numr::prelude::*;
+    /// use boostr::numr::prelude::*;
     ///
     /// let device = CpuDevice::new();
     /// let client = CpuRuntime::default_client(&device);
@@ -185,7 +185,7 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
     ///
     /// ```
     /// use boostr::ops::{AttentionOps, KvSizes, KvType};
-    /// use numr::prelude::*;
+    /// use boostr::numr::prelude::*;
     ///
     /// let client = CpuRuntime::default_client(&CpuDevice::new());
     /// let sizes = KvSizes { nheads: 1, d_key: 2, d_value: 1, kind: KvType::F32, latent: false };
@@ -476,7 +476,7 @@ impl<R: Runtime<DType = DType>> LatentAttention<'_, R> {
 ///
 /// ```
 /// use boostr::ops::{Attention, AttentionOps, KvSizes, KvType};
-/// use numr::prelude::*;
+/// use boostr::numr::prelude::*;
 ///
 /// let device = CpuDevice::new();
 /// let client = CpuRuntime::default_client(&device);
@@ -537,7 +537,7 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
     /// ```
     /// use std::sync::Arc;
     /// use boostr::ops::{AttentionOps, HostBytes, KvSizes, KvType, LatentAttention, LinearOps};
-    /// use numr::prelude::*;
+    /// use boostr::numr::prelude::*;
     ///
     /// let device = CpuDevice::new();
     /// let client = CpuRuntime::default_client(&device);

@@ -18,8 +18,8 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when the bytes are not that many; [`Error::Unsupported`] for other types
-    /// than F32, BF16 and F16.
+    /// [`Error::Argument`](crate::Error::Argument) when the bytes are not that many;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for other types than F32, BF16 and F16.
     fn weight(&self, bytes: HostBytes, dtype: DType, shape: &[usize]) -> Result<Weight<R>> {
         Weight::copied(&bytes, dtype, shape, self.library().device())
     }
@@ -73,7 +73,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when an id is not a row.
+    /// [`Error::Argument`](crate::Error::Argument) when an id is not a row.
     fn embedding(&self, w: &Weight<R>, ids: &[u32]) -> Result<Tensor<R>> {
         generic::embedding(self.library(), w, ids)
     }
@@ -82,7 +82,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when there is no such row.
+    /// [`Error::Argument`](crate::Error::Argument) when there is no such row.
     fn select_rows(&self, x: &Tensor<R>, rows: &[usize]) -> Result<Tensor<R>> {
         generic::select_rows(self.library(), x, rows)
     }

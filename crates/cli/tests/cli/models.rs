@@ -404,6 +404,21 @@ fn the_doctor_finds_this_machine_and_the_built_in_model_well() {
 }
 
 #[test]
+fn every_level_of_the_machine_can_be_chosen_and_says_what_the_built_in_model_should() {
+    for level in boostr_kernels::Level::present() {
+        let json = boostr(&["doctor", "--json", "--isa", level.name()]).ok().json();
+        assert_eq!((&json["ok"], &json["level"]), (&true.into(), &level.name().into()));
+        assert!(json["numerics"].as_str().unwrap().ends_with(level.name()), "{json}");
+        let mut by_variable = command(&["doctor", "--json"]);
+        by_variable.env("BOOSTR_ISA", level.name());
+        assert_eq!(end(by_variable, "").ok().json()["level"], level.name());
+    }
+    let refused = boostr(&["doctor", "--isa", "avx3"]).fails(2);
+    assert!(refused.stderr.contains("expected one that this machine has (baseline"));
+    assert!(refused.stderr.contains("found `avx3`"), "{}", refused.stderr);
+}
+
+#[test]
 fn a_wrong_path_suggests_what_is_near() {
     let parent = root().join("models");
     let wrong = parent.join("defalt");

@@ -41,14 +41,25 @@ pub struct LatentAttention<'a> {
     pub w_uv: Weights<'a>,
 }
 
+/// The tokens of [`latent_attention`].
+#[derive(Debug, Clone, Copy)]
+pub struct LatentInput<'a> {
+    /// Queries without position, `[T, H * d_nope]`
+    pub q_nope: Rows<'a>,
+    /// Queries with position, rotated, `[T, H * d_r]`
+    pub q_pe: Rows<'a>,
+    /// Compressed keys and values, normalised, `[T, d_c]`
+    pub c: Rows<'a>,
+    /// Keys with position, rotated, the same for all heads, `[T, d_r]`
+    pub k_pe: Rows<'a>,
+}
+
 /// Appends the compressed tokens of each run to its cache and attends from each to all before it.
 ///
 /// | argument | shape | meaning |
 /// |---|---|---|
-/// | `q_nope` | `[T, H * d_nope]` | queries without position |
-/// | `q_pe` | `[T, H * d_r]` | queries with position, rotated |
-/// | `c` | `[T, d_c]` | compressed keys and values, normalised |
-/// | `k_pe` | `[T, d_r]` | keys with position, rotated, the same for all heads |
+/// | `kernel` | see [`LatentAttention`] | heads and their matrices |
+/// | `input` | see [`LatentInput`] | tokens of all runs, one after another |
 /// | `runs` | lengths, sum T | tokens of each sequence; may be 0 |
 /// | `caches` | a [`KvCache::latent`] for each run | what came before; the run is appended |
 /// | `out` | `[T, H * d_v]` | overwritten |
@@ -57,17 +68,14 @@ pub struct LatentAttention<'a> {
 ///
 /// If the lengths disagree.
 #[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the operation's own")]
 pub fn latent_attention(
     kernel: &LatentAttention<'_>,
-    q_nope: Rows<'_>,
-    q_pe: Rows<'_>,
-    c: Rows<'_>,
-    k_pe: Rows<'_>,
+    input: &LatentInput<'_>,
     runs: &[usize],
     caches: &mut [&mut KvCache],
     out: &mut [f32],
 ) {
+    let LatentInput { q_nope, q_pe, c, k_pe } = *input;
     let Sizes { d_nope, d_c, d_r, d_v } = kernel.sizes(q_nope, q_pe, c, k_pe);
     let (nheads, d_k, tokens) = (kernel.nheads, d_c + d_r, q_nope.len());
     assert_eq!((c.len(), q_pe.len(), k_pe.len()), (tokens, tokens, tokens), "c, q_pe and k_pe");

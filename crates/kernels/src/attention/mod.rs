@@ -51,7 +51,7 @@ mod tests;
 pub use backward::{AttentionGradients, AttentionInput, attention_backward};
 pub use backward_reference::attention_backward_reference;
 pub use cache::KvCache;
-pub use mla::{LatentAttention, latent_attention, latent_attention_reference};
+pub use mla::{LatentAttention, LatentInput, latent_attention, latent_attention_reference};
 pub use page::{KvType, PAGE};
 pub use reference::attention_reference;
 

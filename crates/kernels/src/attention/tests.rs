@@ -485,16 +485,13 @@ impl Latent {
             let (out, others) = rest.split_at_mut(run * self.nheads * self.d_v);
             rest = others;
             let rows = |x, width| Rows::dense(x, width).slice(first, run);
-            latent_attention(
-                &self.kernel(level),
-                rows(&q_nope, self.nheads * self.d_nope),
-                rows(&q_pe, self.nheads * self.d_r),
-                rows(&c, self.d_c),
-                rows(&k_pe, self.d_r),
-                &[run],
-                &mut [&mut cache],
-                out,
-            );
+            let input = LatentInput {
+                q_nope: rows(&q_nope, self.nheads * self.d_nope),
+                q_pe: rows(&q_pe, self.nheads * self.d_r),
+                c: rows(&c, self.d_c),
+                k_pe: rows(&k_pe, self.d_r),
+            };
+            latent_attention(&self.kernel(level), &input, &[run], &mut [&mut cache], out);
             first += run;
         }
         (out, cache)

@@ -194,15 +194,11 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
             let columns = column_blocks(piece.y, row, headdim);
             for (head, (state, y)) in heads.zip(columns).enumerate() {
                 let group = groups.get(i * ngroups + input.group(head));
-                tasks.push((head, group, piece.first, state, y));
+                tasks.push(Task { head, group, first: piece.first, state, y });
             }
         }
-        tasks.into_par_iter().for_each_init(
-            Block::default,
-            |block, (head, group, first, state, mut y)| {
-                scan(level, &call, head, group, first, state, &mut y, block);
-            },
-        );
+        let scan = |block: &mut Block, task| scan(&call, task, block);
+        tasks.into_par_iter().for_each_init(Block::default, scan);
         left.retain(|run| !run.y.is_empty());
     }
 }
@@ -269,19 +265,24 @@ struct Piece<'a> {
     y: &'a mut [f32],
 }
 
-/// Takes one head through the tokens from `first` on: a `[P]` of `y` for each.
-#[expect(clippy::too_many_arguments, reason = "one call")]
-fn scan(
-    level: Level,
-    call: &Call<'_>,
+/// One head's way through a piece.
+struct Task<'a> {
     head: usize,
-    group: Option<&Group>,
+    /// b and c of its group, laid out, unless all tokens go one by one.
+    group: Option<&'a Group>,
+    /// The piece's first token.
     first: usize,
-    state: &mut [f32],
-    y: &mut [&mut [f32]],
-    block: &mut Block,
-) {
-    let (mut first, mut done, mut rest) = (first, 0, y);
+    /// `[P, N]`
+    state: &'a mut [f32],
+    /// The head's columns of y: `[len][P]`
+    y: Vec<&'a mut [f32]>,
+}
+
+/// Takes one head through the tokens of a piece.
+fn scan(call: &Call<'_>, task: Task<'_>, block: &mut Block) {
+    let Task { head, group, first, state, mut y } = task;
+    let level = call.input.level;
+    let (mut first, mut done, mut rest) = (first, 0, &mut y[..]);
     while !rest.is_empty() {
         let (y, after) = rest.split_at_mut(rest.len().min(BLOCK));
         let len = y.len();

@@ -97,16 +97,14 @@ impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
             w_uv: per_head("w_uv", input.w_uv)?,
         };
         let mut out = host::zeros(&[dims.tokens, dims.nheads, dims.d_value])?;
-        attention::latent_attention(
-            &kernel,
-            host::rows("q_nope", &q_nope)?,
-            host::rows("q_pe", &q_pe)?,
-            host::rows("c", &c)?,
-            host::rows("k_pe", &k_pe)?,
-            runs,
-            &mut pages,
-            host::slice_mut("out", &mut out)?,
-        );
+        let tokens = attention::LatentInput {
+            q_nope: host::rows("q_nope", &q_nope)?,
+            q_pe: host::rows("q_pe", &q_pe)?,
+            c: host::rows("c", &c)?,
+            k_pe: host::rows("k_pe", &k_pe)?,
+        };
+        let to = host::slice_mut("out", &mut out)?;
+        attention::latent_attention(&kernel, &tokens, runs, &mut pages, to);
         Ok(out)
     }
 
