@@ -275,12 +275,35 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// As [`open`](Self::open); [`Error::Damaged`] when the weights are no more those that were opened.
     ///
-    /// ```no_run
-    /// use boostr::{backend, load::LanguageModel};
+    /// ```
+    /// use boostr::load::{LanguageModel, OpenOptions};
+    /// use boostr::train::data::{Batches, Packing, TokenFile};
+    /// use boostr::train::{AdamWConfig, LoraConfig, Schedule, Trainer, TrainableModel};
+    /// use boostr::backend;
     ///
-    /// let lm = LanguageModel::open("models/mamba2-130m", &Default::default(), backend::cpu())?;
-    /// let tuned = lm.with_adapters("tuned/recipes")?;
-    /// # Ok::<(), boostr::Error>(())
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+    /// # let folder = std::env::temp_dir().join(format!("boostr-doc-tune-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// let (options, lora) = (OpenOptions::default(), LoraConfig::default());
+    /// let lm = LanguageModel::open(path, &options, backend::cpu())?;
+    /// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
+    /// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
+    /// let mut batches = Batches::new(&data, Packing::Documents, 2, 32, 0)?;
+    ///
+    /// let mut model = TrainableModel::open(path.as_ref(), &options)?;
+    /// model.add_adapters(&lora, 0)?;
+    /// let schedule =
+    ///     Schedule { lr: 2e-4, warmup_steps: 0, total_steps: 3, ..Schedule::default() };
+    /// let mut trainer = Trainer::new(model, AdamWConfig::default(), schedule, 2048, false)?;
+    /// for _ in 0..3 {
+    ///     trainer.step(&batches.next())?;
+    /// }
+    /// trainer.model().write_adapters(&folder, path, &lora)?;
+    ///
+    /// let tuned = lm.with_adapters(&folder)?;
+    /// println!("{}", tuned.complete("The sea").max_tokens(8).run()?.text);
+    /// # std::fs::remove_dir_all(&folder)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn with_adapters(&self, folder: impl AsRef<Path>) -> Result<Self> {
         let options = OpenOptions {

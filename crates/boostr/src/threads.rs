@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// A pool of threads. A clone is the same pool; it ends with the last clone.
 ///
 /// No result depends on the number of threads. Give one pool to a model and to its engine: two pools would compete for the
-/// same processors.
+/// same processors. Training runs on the pool of its caller: `threads.install(|| trainer.step(&batch))`.
 ///
 /// ```
 /// use boostr::threads::Threads;

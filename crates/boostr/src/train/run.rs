@@ -206,7 +206,8 @@ impl Loss {
 /// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
 ///
 /// let mut config = RunConfig::tuning(Method::Lora(LoraConfig::of_rank(8)));
-/// (config.base, config.schedule.total_steps) = (path.into(), 2);
+/// config.base = path.into();
+/// (config.schedule.warmup_steps, config.schedule.total_steps) = (0, 2);
 /// let model = TrainableModel::open(path.as_ref(), &options)?;
 /// let mut run = TrainRun::new(&folder, config, model, data, None)?;
 /// run.run(&mut |_| ControlFlow::Continue(()))?;
