@@ -121,6 +121,7 @@ pub fn gated_rms_norm_backward(
 }
 
 /// A row of each input, `[width]`.
+#[derive(Clone, Copy)]
 struct Inputs<'a> {
     y: &'a [f32],
     z: &'a [f32],
