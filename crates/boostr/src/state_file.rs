@@ -93,6 +93,9 @@ const CHECKSUM: &str = "checksum";
 /// Largest position that a file may name: so much that no sum of it with a length overflows.
 const MAX_POSITION: usize = usize::MAX / 2;
 
+/// Most names that the tensors of a file's layers have.
+const MAX_NAMES: usize = 32;
+
 /// What the elements of a saved state are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StateType {
@@ -418,7 +421,7 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] as [`open`](Self::open).
+    /// [`Error::Format`] and [`Error::Damaged`] as [`open`](Self::open).
     pub fn from_bytes(name: &str, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Result<Self> {
         Self::new(Checkpoint::from_safetensors(name, bytes)?)
     }
@@ -491,6 +494,7 @@ impl SavedState {
     /// Checks names, types and shapes among themselves.
     fn check_tensors(&self) -> Result<()> {
         let position = self.position;
+        let mut names = BTreeSet::new();
         for (name, entry) in self.checkpoint.iter() {
             let (shape, found) = (&entry.shape, entry.dtype);
             let expect = |what: &str, expected: &str, found: &str| {
@@ -511,6 +515,11 @@ impl SavedState {
             let Some(part) = Part::parse(name) else {
                 return Err(self.error(format!("tensor {}: no part of a state", quoted(name))));
             };
+            names.insert(part.name.clone());
+            if names.len() > MAX_NAMES {
+                let reason = format!("expected at most {MAX_NAMES} kinds of tensors, found more");
+                return Err(self.error(reason));
+            }
             if part.is_kv() && self.kv_type.is_none() {
                 let reason = "metadata `kv_type`: expected one, as there are keys, found none";
                 return Err(self.error(reason));

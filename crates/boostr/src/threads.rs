@@ -41,6 +41,11 @@ impl Threads {
         self.0.current_num_threads()
     }
 
+    /// Whether the other is the same pool.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Runs `work` on one of the threads; parts of it run on the others. Waits for its end.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.0.install(work)

@@ -84,6 +84,7 @@ impl<B: Backend> TextSink<B> for Sink<B> {
     }
 
     fn is_ready(&self) -> bool {
-        self.backlog.load(Ordering::Relaxed) < MAX_BACKLOG
+        // Whoever is gone is told so by the next event.
+        self.sender.is_closed() || self.backlog.load(Ordering::Relaxed) < MAX_BACKLOG
     }
 }

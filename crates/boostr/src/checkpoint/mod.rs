@@ -335,8 +335,7 @@ impl Checkpoint {
     /// [`Error::Interrupted`] when no more is wanted.
     pub(crate) fn taken(&self, entry: &TensorEntry) -> Result<()> {
         let Some(progress) = &self.progress else { return Ok(()) };
-        let total = self.tensors.values().map(|entry| entry.data.len()).sum();
-        match progress.add(entry.data.len(), total) {
+        match progress.add(entry.data.len(), || self.bytes()) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Error::Interrupted { path: self.path.clone() }),
         }
@@ -345,8 +344,13 @@ impl Checkpoint {
     /// Tells that all weights were made.
     pub(crate) fn all_taken(&self) {
         if let Some(progress) = &self.progress {
-            progress.finish(self.tensors.values().map(|entry| entry.data.len()).sum());
+            progress.finish(self.bytes());
         }
+    }
+
+    /// Bytes of all tensors.
+    fn bytes(&self) -> usize {
+        self.tensors.values().map(|entry| entry.data.len()).sum()
     }
 
     /// Decodes all quantized tensors to f32, in memory of their own.

@@ -26,16 +26,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Progress {
     tell: Arc<dyn Fn(usize, usize) -> ControlFlow<()> + Send + Sync>,
     done: Arc<AtomicUsize>,
+    /// Of all tensors, counted once a time.
+    total: Arc<AtomicUsize>,
 }
 
 impl Progress {
     /// Tells `tell`, on whichever thread takes a weight.
     pub fn new(tell: impl Fn(usize, usize) -> ControlFlow<()> + Send + Sync + 'static) -> Self {
-        Self { tell: Arc::new(tell), done: Arc::default() }
+        Self { tell: Arc::new(tell), done: Arc::default(), total: Arc::default() }
     }
 
-    /// Counts `bytes` of `total`.
-    pub(super) fn add(&self, bytes: usize, total: usize) -> ControlFlow<()> {
+    /// Counts `bytes` of what `total` gives.
+    pub(super) fn add(&self, bytes: usize, total: impl FnOnce() -> usize) -> ControlFlow<()> {
+        let total = match self.total.load(Ordering::Relaxed) {
+            0 => {
+                let total = total();
+                self.total.store(total, Ordering::Relaxed);
+                total
+            }
+            total => total,
+        };
         let done = self.done.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         (self.tell)(done.min(total), total)
     }
@@ -49,6 +59,7 @@ impl Progress {
     /// Counts from the beginning.
     pub(super) fn restart(&self) {
         self.done.store(0, Ordering::Relaxed);
+        self.total.store(0, Ordering::Relaxed);
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Logits, Model, Run, State};
+use crate::models::{Logits, Model, PIECE, Run, State};
 use crate::ops;
 use crate::sample::{LogSoftmax, check_logits};
 
@@ -83,7 +83,13 @@ pub fn beam_search<B: Backend>(
         return Err(Error::Argument { name: "width", reason });
     }
     let mut state = state.clone();
-    let mut logits = run(model, &mut state, prompt)?;
+    let mut logits = Vec::new();
+    for piece in prompt.chunks(PIECE) {
+        if progress(0).is_break() {
+            return Ok(Vec::new());
+        }
+        logits = run(model, &mut state, piece)?;
+    }
     let mut beams = vec![Beam { ids: Vec::new(), logprob: 0.0, is_ended: false, state }];
     for round in 0..max_tokens {
         if progress(round).is_break() {

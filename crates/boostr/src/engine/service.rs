@@ -92,6 +92,8 @@ impl<B: Backend> Engine<B> {
     {
         let threads = config.threads.clone().or_else(|| (*model).as_ref().threads().cloned());
         let threads = threads.map_or_else(|| Threads::new(0), Ok)?;
+        let of_model = (*model).as_ref().threads();
+        let is_shared = of_model.is_some_and(|of_model| of_model.is_same(&threads));
         let (sender, arrivals) = mpsc::channel();
         let gate = Arc::new(Gate {
             model,
@@ -106,7 +108,7 @@ impl<B: Backend> Engine<B> {
             .name("engine".into())
             .spawn({
                 let config = config.clone();
-                move || serve(&own, config, &threads, arrivals)
+                move || serve(&own, config, (&threads, is_shared), arrivals)
             })
             .map_err(|error| threads::cannot_start(&error))?;
         let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
@@ -199,7 +201,7 @@ impl<B: Backend> Drop for Shared<B> {
 fn serve<B: Backend>(
     gate: &Gate<B>,
     config: EngineConfig,
-    threads: &Threads,
+    (threads, is_shared): (&Threads, bool),
     mut arrivals: Receiver<Arrival<B>>,
 ) {
     // The gate has counted; it is the only one that refuses.
@@ -207,12 +209,14 @@ fn serve<B: Backend>(
     let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
     let mut over = 0;
     // While there is nothing to compute the threads are free for others. One of them serves, so that the others wait for its
-    // work awake.
+    // work awake; of a pool that the model's other callers use too, for a step at a time.
     while !gate.is_stopping.load(Ordering::Acquire)
         && let Ok(first) = arrivals.recv()
     {
+        let compute =
+            |by_step| compute(gate, &mut scheduler, first, &mut arrivals, &mut over, by_step);
         let is_left =
-            threads.install(|| compute(gate, &mut scheduler, first, &mut arrivals, &mut over));
+            if is_shared { compute(Some(threads)) } else { threads.install(|| compute(None)) };
         if !is_left {
             break;
         }
@@ -225,15 +229,15 @@ fn serve<B: Backend>(
     publish(gate, &scheduler, &mut over);
 }
 
-/// Computes until nothing runs or waits. `false` when it is to end before, as there are no more handles.
+/// Computes until nothing runs or waits, each step on the threads of `by_step` if there are some. `false` when it is to end before, as there are no more handles.
 fn compute<B: Backend>(
     gate: &Gate<B>,
     scheduler: &mut Scheduler<'_, B>,
     first: Arrival<B>,
     arrivals: &mut Receiver<Arrival<B>>,
     over: &mut u64,
+    by_step: Option<&Threads>,
 ) -> bool {
-    *gate.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
     let mut next = Some(first);
     loop {
         // All that have come belong to the next step.
@@ -242,7 +246,11 @@ fn compute<B: Backend>(
         {
             scheduler.submit_checked(request, listener, ticket);
         }
-        let is_stuck = !scheduler.step();
+        let is_stuck = Threads::install_on(by_step, || {
+            *gate.serving.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(thread::current().id());
+            !scheduler.step()
+        });
         publish(gate, scheduler, over);
         if gate.is_stopping.load(Ordering::Acquire) {
             return false;

@@ -11,8 +11,8 @@ use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
-use crate::ops::{self, ActivationOps, Client, KvType, LinearOps};
+use crate::nn::{Batch, Kept, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
+use crate::ops::{self, ActivationOps, AttentionOps, Client, KvType, LinearOps};
 use crate::threads::Threads;
 
 /// A forward computes so many tokens of a run at once, so that its memory is bounded.
@@ -288,7 +288,11 @@ impl<B: Backend> Model<B> {
     /// [`Error::Shape`] or [`Error::Unsupported`] when layers keep something else, [`Error::Argument`] when a
     /// window has forgotten what a layer of this model sees.
     pub fn check_state(&self, state: &State<B>) -> Result<()> {
-        state.check(&self.slots)
+        state.check(&self.slots)?;
+        state.slots().try_for_each(|(_, _, kept)| match kept {
+            Kept::Rows(cache) => self.client.check_cache(cache),
+            Kept::Tensor(_) => Ok(()),
+        })
     }
 
     /// The state of a sequence that has seen nothing.
@@ -498,7 +502,7 @@ impl<B: Backend> Model<B> {
                 let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
                 return Err(Error::Argument { name: "tokens", reason });
             }
-            run.state.check(&self.slots)?;
+            self.check_state(run.state)?;
         }
         Ok(())
     }

@@ -502,6 +502,16 @@ pub trait AttentionOps<R: Runtime<DType = DType>>: Client<R> {
         generic::new_cache(sizes)
     }
 
+    /// Refuses a cache whose layout this client does not read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] with the layout that was expected, and the one that was found.
+    fn check_cache(&self, cache: &KvCache<R>) -> Result<()> {
+        let _ = cache;
+        Ok(())
+    }
+
     /// Appends keys and values of each run to its cache; each query then sees those up to its own:
     /// `softmax(scale q · k) v`, `[T, H, d_value]`.
     ///

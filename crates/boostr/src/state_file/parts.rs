@@ -14,6 +14,9 @@ pub(super) const KEYS: &str = "keys";
 /// See [`KEYS`].
 pub(super) const VALUES: &str = "values";
 
+/// Longest name of a slot.
+const MAX_NAME: usize = 32;
+
 /// One tensor of a state: its layer and its name there. In a file it is `layers.I.NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
@@ -36,7 +39,9 @@ impl Part {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (layer, name) = text.strip_prefix("layers.")?.split_once('.')?;
         let part = Self::new(layer.parse().ok()?, name);
-        (!name.is_empty() && part.to_string() == text).then_some(part)
+        let is_word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        let is_name = (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_word);
+        (is_name && name != "layer" && part.to_string() == text).then_some(part)
     }
 
     /// Whether it is kept for each position.

@@ -159,6 +159,13 @@ pub struct TextEvents<B: Backend> {
     backlog: Arc<AtomicUsize>,
 }
 
+/// The next event finds nobody, and so ends the request.
+impl<B: Backend> Drop for TextEvents<B> {
+    fn drop(&mut self) {
+        self.backlog.store(0, Ordering::Relaxed);
+    }
+}
+
 impl<B: Backend> Iterator for TextEvents<B> {
     type Item = TextEvent<B>;
 

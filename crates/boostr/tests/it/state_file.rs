@@ -439,6 +439,16 @@ fn r_e3_tensors_that_are_not_those_of_the_model_are_refused() {
     is(&renamed("layers.3.ssm", "layers.03.ssm"), &["`layers.03.ssm`", "no part of a state"]);
     is(&renamed("layers.3.ssm", "layers.+3.ssm"), &["no part of a state"]);
     is(&renamed("layers.3.ssm", "layers.3.x"), &["`layers.3.x`", "no part of a state"]);
+    for name in ["layers.3.\u{1b}]0;x", "layers.3.layer", "layers.3.SSM", "layers.3."] {
+        is(&renamed("layers.3.ssm", name), &["no part of a state"]);
+    }
+    let many = |sealed: &mut Sealed| {
+        let tensor = sealed.tensors["layers.3.ssm"].clone();
+        for i in 0..50 {
+            sealed.tensors.insert(format!("layers.3.n{i}"), tensor.clone());
+        }
+    };
+    is(&many, &["at most 32 kinds of tensors"]);
     let doubled = |sealed: &mut Sealed| {
         let tensor = sealed.tensors["layers.3.ssm"].clone();
         sealed.tensors.insert("layers.18446744073709551615.ssm".into(), tensor);

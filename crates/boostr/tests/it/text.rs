@@ -3,12 +3,14 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use boostr::Error;
-use boostr::backend::Cpu;
+use boostr::backend::{Cpu, cpu_at};
 use boostr::engine::{Engine, EngineConfig, Event, Finish, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions, Progress};
-use boostr::models::State;
+use boostr::models::{Logits, Run, State};
+use boostr::ops::Level;
 use boostr::sample::{Constraint, TokenSet};
 use boostr::text::{self, TextDecoder};
 use boostr::threads::Threads;
@@ -247,4 +249,77 @@ fn one_pool_serves_a_model_and_its_engine_with_the_same_bits() {
         assert_eq!(lm.complete("Once").max_tokens(9).run().unwrap().ids, want.ids);
     }
     assert_eq!(threads.count(), 1);
+}
+
+#[test]
+fn a_request_whose_events_are_dropped_unread_ends() {
+    let lm = Arc::new(open("mamba2-tiny"));
+    let threads = Some(Threads::new(1).unwrap());
+    let config = EngineConfig { threads, max_running: 1, ..EngineConfig::default() };
+    let engine = Engine::start(lm.clone(), config).unwrap();
+    for _ in 0..3 {
+        let (listener, events) = text::channel(Vec::new());
+        let prompt = lm.encode("Once").unwrap();
+        let request = Request { max_tokens: 1_000_000, ..Request::new(prompt, lm.vocab_limit()) };
+        engine.submit(request, Box::new(listener)).unwrap();
+        // Long enough for as many events as may lie unread.
+        std::thread::sleep(Duration::from_millis(300));
+        drop(events);
+        let start = Instant::now();
+        while !engine.is_idle() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the request goes on");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[test]
+fn others_may_use_a_model_while_an_engine_of_the_same_threads_has_requests() {
+    let threads = Threads::new(1).unwrap();
+    let options = OpenOptions { threads: Some(threads), ..OpenOptions::default() };
+    let lm = Arc::new(LanguageModel::open(fixture("mamba2-tiny"), &options, cpu()).unwrap());
+    let want = open("mamba2-tiny").complete("Once").max_tokens(9).run().unwrap();
+    let engine = Engine::start(lm.clone(), EngineConfig::default()).unwrap();
+    let (listener, events) = text::channel(Vec::new());
+    let request = Request {
+        max_tokens: 1_000_000,
+        ..Request::new(lm.encode("Once").unwrap(), lm.vocab_limit())
+    };
+    engine.submit(request, Box::new(listener)).unwrap();
+    // Nobody reads the events, so the request waits for ever and the engine is never idle.
+    assert_eq!(lm.complete("Once").max_tokens(9).run().unwrap().ids, want.ids);
+    assert!(!engine.is_idle());
+    drop(events);
+}
+
+#[test]
+fn beams_may_be_ended_before_the_prompt_is_read() {
+    let lm = open("mamba2-tiny");
+    let prompt = vec![5; 3000];
+    let mut asked = 0;
+    let beams = lm.complete_ids(prompt).max_tokens(4).beams(2, |_| {
+        asked += 1;
+        if asked > 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert_eq!((beams.unwrap().len(), asked), (0, 3));
+}
+
+#[test]
+fn a_state_of_another_level_is_refused_before_it_is_changed() {
+    let lm = open("bamba-tiny");
+    let own = lm.model.client().level();
+    for level in Level::present().iter().copied().filter(|level| *level != own) {
+        let other = cpu_at(level).unwrap();
+        let other =
+            LanguageModel::open(fixture("bamba-tiny"), &OpenOptions::default(), other).unwrap();
+        let mut state = other.model.new_state().unwrap();
+        tiny::run(&other.model, &[5, 17, 3], &[3], &mut state);
+        let before = state.position();
+        assert!(lm.model.check_state(&state).is_err(), "{level}");
+        let mut run = [Run { tokens: &[7], state: &mut state }];
+        assert!(lm.model.forward(&mut run, Logits::Last).is_err(), "{level}");
+        // It goes on where it belongs.
+        tiny::run(&other.model, &[7], &[1], &mut state);
+        assert_eq!(state.position(), before + 1);
+    }
 }

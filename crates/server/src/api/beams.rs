@@ -42,11 +42,14 @@ pub(crate) async fn complete<B: Backend>(
             let prompt_tokens = ids.len();
             let completion =
                 model.lm.complete_ids(ids).max_tokens(ask.max_tokens).stops(&ask.stops);
+            let is_over = || waiting.is_over() || start.elapsed() > most;
             let beams = completion.beams(ask.width, |_| {
-                let is_over = waiting.is_over() || start.elapsed() > most;
-                if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                if is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             let beams = beams.map_err(|error| ApiError::of_input("prompt", &error))?;
+            if beams.is_empty() && is_over() {
+                break;
+            }
             usage.count(prompt_tokens, beams.iter().map(|beam| beam.ids.len()).sum());
             let given = beams.into_iter().take(ask.n).map(|beam| {
                 let reason = match beam.finish {

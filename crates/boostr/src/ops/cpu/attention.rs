@@ -13,19 +13,23 @@ use crate::ops::{
     Weight, expect, host, shape_error,
 };
 
+/// Refuses pages for instructions of another level.
+fn check_level(level: Level, pages: &attention::KvCache) -> Result<()> {
+    let found = pages.level();
+    if found == level {
+        return Ok(());
+    }
+    let reason = format!("expected pages of level {level}, found {found}");
+    Err(Error::Argument { name: "caches", reason })
+}
+
 /// The kernel's own caches, which are pages for instructions of one level.
 fn pages<'a>(
     level: Level,
     caches: &'a mut [&mut KvCache<CpuRuntime>],
 ) -> Result<Vec<&'a mut attention::KvCache>> {
     let pages = caches.iter_mut().map(|cache| match &mut cache.storage {
-        KvStorage::Pages(pages) => match pages.level() {
-            found if found == level => Ok(pages),
-            found => {
-                let reason = format!("expected pages of level {level}, found {found}");
-                Err(Error::Argument { name: "caches", reason })
-            }
-        },
+        KvStorage::Pages(pages) => check_level(level, pages).map(|()| pages),
         KvStorage::Tensors(_) => {
             let what = "a cache of tensors in the CPU's attention".into();
             Err(Error::Unsupported { what })
@@ -48,6 +52,13 @@ fn per_head<'a>(name: &str, w: &'a Weight<CpuRuntime>) -> Result<Weights<'a>> {
 impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
     fn new_cache(&self, sizes: KvSizes) -> Result<KvCache<CpuRuntime>> {
         KvCache::pages(self.level(), sizes)
+    }
+
+    fn check_cache(&self, cache: &KvCache<CpuRuntime>) -> Result<()> {
+        match &cache.storage {
+            KvStorage::Pages(pages) => check_level(self.level(), pages),
+            KvStorage::Tensors(_) => Ok(()),
+        }
     }
 
     fn attention(
