@@ -36,7 +36,6 @@ mod gguf_write;
 mod golden;
 mod gradients;
 mod grammar;
-mod large;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;

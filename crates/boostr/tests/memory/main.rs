@@ -17,6 +17,7 @@ mod checkpoint_fuzz;
 mod counting;
 mod folders;
 mod gguf_corpus;
+mod large;
 mod prompts;
 mod states;
 mod training;

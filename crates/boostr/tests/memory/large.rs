@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::common::{Folder, cpu};
+use crate::counting::alone;
 use boostr::backend::Cpu;
 use boostr::convert::{Options, convert};
 use boostr::load::{LanguageModel, OpenOptions};
@@ -70,6 +71,7 @@ fn file_of(shard: usize) -> String {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_folder_of_seven_billion_parameters_opens_within_a_second_and_is_not_read() {
+    let _alone = alone();
     let folder = Folder::new();
     folder.write("config.json", CONFIG);
     let config = Config::read(&ConfigFile::parse("config.json", CONFIG).unwrap()).unwrap();
@@ -107,6 +109,7 @@ fn of_many_words() -> (Folder, PathBuf) {
 #[test]
 #[cfg(target_os = "linux")]
 fn r_f7_a_mapped_file_that_changes_while_it_is_loaded_is_an_error() {
+    let _alone = alone();
     let (folder, largest) = of_many_words();
     let open = |no_mmap| {
         let options = OpenOptions { no_mmap, ..OpenOptions::default() };
@@ -133,6 +136,7 @@ fn r_f7_a_mapped_file_that_changes_while_it_is_loaded_is_an_error() {
 #[test]
 #[cfg(target_os = "linux")]
 fn r_f7_of_a_mapped_file_that_changes_while_it_is_converted_nothing_is_made() {
+    let _alone = alone();
     let (folder, largest) = of_many_words();
     let file = File::options().write(true).open(&largest).unwrap();
     let before = file.metadata().unwrap().len();
