@@ -61,13 +61,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use atomic::atomic_write;
-pub(crate) use atomic::{clean, create_beside, sync_folder};
+pub(crate) use atomic::{clean, create_beside, follow_links, sync_folder};
 pub use config::ConfigFile;
 pub(crate) use entry::quoted;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
-pub(crate) use lock::try_lock;
+pub(crate) use lock::{make_private, open_own, try_lock};
 pub(crate) use map::{Access, bytes_of};
 pub use progress::Progress;
 pub use summary::Summary;
