@@ -472,7 +472,10 @@ fn what_is_no_document_is_an_error_with_its_line() {
             "expected `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, \
              or `text`, found `completion` alone",
         ),
-        ("{\"prompt\": [], \"completion\": \"a\"}", "`prompt`: expected a text, found a list"),
+        (
+            "{\"prompt\": [], \"completion\": \"a\"}",
+            "`completion`: expected a list of objects, found a text",
+        ),
         ("{\"messages\": []}", "`messages` is empty"),
         ("{\"messages\": \"a\"}", "`messages`: expected a list of objects, found a text"),
         (

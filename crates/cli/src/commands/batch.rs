@@ -403,10 +403,8 @@ impl Output {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.with_context(|| name.clone())?;
         match file.try_lock() {
-            Err(std::fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
-            Err(std::fs::TryLockError::Error(error))
-                if error.kind() != io::ErrorKind::Unsupported =>
-            {
+            Err(fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
+            Err(fs::TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
                 Err(error).context(name)
             }
             _ => Ok(Self { file, name }),

@@ -89,25 +89,21 @@ impl Input {
                     .map_or(Entry::End, Entry::Text));
             }
         };
-        // What is left of a line that was refused is read, and refused with it.
-        let mut is_refused = false;
-        loop {
-            match editor.readline(if is_refused { "" } else { prompt }) {
-                Ok(_) if is_refused => return Ok(Entry::NotText),
-                Ok(line) => {
-                    // A history that cannot be kept is no reason to stop.
-                    if editor.add_history_entry(line.as_str()).is_ok_and(|is_new| is_new) {
-                        let _ = editor.append_history(history);
-                    }
-                    return Ok(Entry::Text(line));
+        match editor.readline(prompt) {
+            Ok(line) => {
+                // A history that cannot be kept is no reason to stop.
+                if editor.add_history_entry(line.as_str()).is_ok_and(|is_new| is_new) {
+                    let _ = editor.append_history(history);
                 }
-                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
-                    is_refused = true;
-                }
-                Err(ReadlineError::Interrupted) => return Ok(Entry::Interrupt),
-                Err(ReadlineError::Eof) => return Ok(Entry::End),
-                Err(error) => return Err(error).context("terminal"),
+                Ok(Entry::Text(line))
             }
+            // At once, at the byte that is none. What was typed with it is gone.
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                Ok(Entry::NotText)
+            }
+            Err(ReadlineError::Interrupted) => Ok(Entry::Interrupt),
+            Err(ReadlineError::Eof) => Ok(Entry::End),
+            Err(error) => Err(error).context("terminal"),
         }
     }
 }
