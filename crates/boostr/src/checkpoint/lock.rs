@@ -30,7 +30,7 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
     if kind.is_file() { Ok(file) } else { Err(not_regular(kind)) }
 }
 
-/// Takes the rights of all others from a file or folder, where that is not so yet: 0600 or 0700.
+/// Takes the rights of all others from a file or folder, where they have some.
 ///
 /// # Errors
 ///
@@ -38,12 +38,13 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
 #[cfg(unix)]
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
+    const OTHERS: u32 = 0o077;
     let found = fs::metadata(path)?;
-    if found.permissions().mode() & 0o077 == 0 {
-        return Ok(());
+    let mode = found.permissions().mode();
+    if mode & OTHERS != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode & !OTHERS))?;
     }
-    let mode = if found.is_dir() { 0o700 } else { 0o600 };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+    Ok(())
 }
 
 /// Elsewhere a file has the rights of its folder.
