@@ -31,7 +31,10 @@ url=$(head -n 1 "$work/address")
 
 status=0
 for check in "${checks[@]}"; do
-    BOOSTR=$boostr WORK=$work HF_HUB_OFFLINE=1 "$environment/bin/python" "scripts/clients/check_$check.py" "$url" demo || status=1
+    BOOSTR=$boostr WORK=$work HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
+        "$environment/bin/python" "scripts/clients/check_$check.py" "$url" demo 2>"$work/$check.log" && continue
+    status=1
+    tail -n 20 "$work/$check.log"
 done
 kill -TERM "$pid"
 wait "$pid" || { echo "error: the server did not end with 0 after SIGTERM" >&2; exit 1; }

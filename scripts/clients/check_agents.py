@@ -28,8 +28,9 @@ def temperature(day: int) -> str:
 
 def agent(kind):
     client = AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-    # It must call once; then the SDK lets it speak.
-    settings = ModelSettings(tool_choice="required", max_tokens=120, temperature=0, parallel_tool_calls=False)
+    # It must call once; then the SDK lets it speak. An answer that is cut off is an error to it, so it ends with a sentence.
+    settings = ModelSettings(tool_choice="required", max_tokens=800, temperature=0, parallel_tool_calls=False,
+                             extra_body={"stop": ["."]})
     model = kind(model=MODEL, openai_client=client)
     return Agent(name="Guide", instructions="Be brief.", model=model, tools=[temperature], model_settings=settings)
 

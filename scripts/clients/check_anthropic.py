@@ -4,15 +4,16 @@ import anthropic
 from checks import MODEL, PERSON, URL, check, run
 
 client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
+GREEDY = {"temperature": 0}  # the client has no argument for it
 SEA = [{"role": "user", "content": "What is the sea?"}]
 TOOLS = [{"name": "look_up", "description": "Looks up.", "input_schema": PERSON}]
 
 
 @check("a message, whole and as a stream")
 def _():
-    whole = client.messages.create(model=MODEL, max_tokens=12, system="Be brief.", messages=SEA, temperature=0)
+    whole = client.messages.create(model=MODEL, max_tokens=12, system="Be brief.", messages=SEA, extra_body=GREEDY)
     assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 12
-    with client.messages.stream(model=MODEL, max_tokens=12, system="Be brief.", messages=SEA, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=12, system="Be brief.", messages=SEA, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text and text == whole.content[0].text == final.content[0].text
@@ -21,9 +22,9 @@ def _():
 
 @check("a stop sequence is named")
 def _():
-    whole = client.messages.create(model=MODEL, max_tokens=24, messages=SEA, temperature=0)
+    whole = client.messages.create(model=MODEL, max_tokens=24, messages=SEA, extra_body=GREEDY)
     stop = whole.content[0].text.split()[1]
-    cut = client.messages.create(model=MODEL, max_tokens=24, messages=SEA, temperature=0, stop_sequences=[stop])
+    cut = client.messages.create(model=MODEL, max_tokens=24, messages=SEA, extra_body=GREEDY, stop_sequences=[stop])
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
 
 

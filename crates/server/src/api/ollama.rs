@@ -16,7 +16,7 @@ use super::completions::Prompt;
 use super::conversation::{self, Begun, Conversation};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
-use crate::body::JsonBody;
+use crate::body::UntypedJson;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
 use crate::job::{FinishReason, Finished, Piece};
@@ -232,7 +232,7 @@ fn renamed(error: ApiError) -> ApiError {
 pub(crate) async fn chat<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Extension(scope): Extension<Scope>,
-    JsonBody(mut fields): JsonBody,
+    UntypedJson(mut fields): UntypedJson,
 ) -> Result<Response> {
     let start = Instant::now();
     let mut common = Common::read(&app, &mut fields)?;
@@ -264,7 +264,7 @@ pub(crate) async fn chat<B: Backend>(
 pub(crate) async fn generate<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Extension(scope): Extension<Scope>,
-    JsonBody(mut fields): JsonBody,
+    UntypedJson(mut fields): UntypedJson,
 ) -> Result<Response> {
     let start = Instant::now();
     let mut common = Common::read(&app, &mut fields)?;
@@ -513,7 +513,7 @@ pub(crate) async fn tags<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<J
 
 pub(crate) async fn show<B: Backend>(
     State(app): State<Arc<App<B>>>,
-    JsonBody(mut fields): JsonBody,
+    UntypedJson(mut fields): UntypedJson,
 ) -> Result<Json<OllamaShow>> {
     check_model(&app, &mut fields)?;
     fields.take("verbose");

@@ -160,5 +160,19 @@ fn errors_have_the_form_of_ollama() {
         assert_eq!(reply.status, status, "{body}: {message}");
         assert!(message.contains(word), "{body}: {message}");
     }
+    // A body without a type, and one that a page of another site could send.
+    let body = chat(json!({})).to_string();
+    let send = |headers: &str| {
+        let head =
+            format!("POST /api/chat HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}");
+        crate::client::raw(
+            server.address,
+            format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()),
+        )
+    };
+    assert_eq!(send("").status, 200);
+    assert_eq!(send("Content-Type: application/x-www-form-urlencoded\r\n").status, 200);
+    let own = "Origin: http://localhost\r\nContent-Type: text/plain\r\n";
+    assert_eq!((send("Origin: http://evil.example\r\n").status, send(own).status), (403, 415));
     assert!(server.get("/api/nothing").json()["error"].is_string());
 }
