@@ -18,7 +18,7 @@ trap '[ -z "$pid" ] || kill -9 "$pid" 2>/dev/null || true; rm -rf "$work"' EXIT
 packages=(openai==3.57.0 openai-agents==0.24.0 anthropic==2.14.0 ollama==0.6.3 litellm==1.110.2
     'lm-eval[api]==0.4.13' transformers==5.24.0)
 # These want an older package of OpenAI than the others.
-older=(langchain-openai==1.7.4 'pydantic-ai-slim[openai,anthropic]==2.38.0' instructor==1.17.0)
+older=(langchain-openai==1.7.4 'pydantic-ai-slim[openai]==2.38.0' instructor==1.17.0)
 environment=${CLIENTS_ENV:-$work/env}
 install() {
     local folder=$1

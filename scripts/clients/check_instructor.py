@@ -6,10 +6,11 @@ from typing import Literal
 import instructor
 import openai
 from checks import MODEL, URL, check, run
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # else the embedded model makes up fields until its limit
     kind: Literal["cat", "dog"]
 
 
