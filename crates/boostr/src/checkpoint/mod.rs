@@ -316,6 +316,30 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// As [`rename`](Self::rename) for weights that a file may have several times: tensors that get one name must be
+    /// equal, and are there once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when two that get one name are not equal.
+    pub fn unite(&mut self, new_name: impl Fn(&str) -> Option<String>) -> Result<()> {
+        let mut united: BTreeMap<String, (&str, &TensorEntry)> = BTreeMap::new();
+        for (name, entry) in &self.tensors {
+            let new = new_name(name).unwrap_or_else(|| name.clone());
+            let &mut (first, known) = united.entry(new).or_insert((name, entry));
+            let is_same = known.dtype == entry.dtype
+                && known.shape == entry.shape
+                && *known.data == *entry.data;
+            if !is_same {
+                let [first, name] = [first, name].map(str::escape_debug);
+                let reason = format!("`{first}` and `{name}` are one shared weight, but not equal");
+                return Err(Error::Tensors { path: self.path.clone(), reason });
+            }
+        }
+        self.tensors = united.into_iter().map(|(name, (_, entry))| (name, entry.clone())).collect();
+        Ok(())
+    }
+
     /// Puts other tensors in place of all.
     pub fn replace(&mut self, tensors: BTreeMap<String, TensorEntry>) {
         self.tensors = tensors;
