@@ -23,7 +23,9 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
-use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
+use crate::load::{
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, template_file,
+};
 use crate::models::{Config, Family};
 use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
@@ -290,7 +292,12 @@ impl ModelFiles {
             let reason = "expected a model alone: merge them into it first";
             return Err(Error::Argument { name: "adapter", reason: reason.into() });
         }
-        let mut checkpoint = Checkpoint::open_by(source, options.allow_pickle, options.access())?;
+        let opened = Checkpoint::open_by(source, options.allow_pickle, options.access());
+        let of_file = |error: Error| match folder_of(source).and_then(|f| config_file(&f)) {
+            Ok(file) => of_quantized(&file, error),
+            Err(_) => error,
+        };
+        let mut checkpoint = opened.map_err(of_file)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {
                 let reason =
@@ -308,7 +315,7 @@ impl ModelFiles {
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
-        let tied = config.prepare(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint).map_err(of_file)?;
         let folder = folder_of(source)?;
         let full = fs::canonicalize(&folder).unwrap_or(folder);
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();

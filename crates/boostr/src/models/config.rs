@@ -8,7 +8,7 @@ use super::family::Builder;
 use super::{Families, Family, Layer, MAX_SIZE, gguf};
 use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
-use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, LayerSpec, Params, Part, Slot, SlotSize};
 
@@ -93,7 +93,8 @@ impl Config {
         if !layers.iter().flat_map(LayerSpec::slots).any(|slot| keeps_all(&slot)) {
             return None;
         }
-        let ropes = layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
+        let ropes =
+            layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
         Some(ropes.map(|rope| rope.reach(trained)).fold(trained, usize::max))
     }
 
@@ -204,7 +205,9 @@ impl Config {
     }
 
     /// Gives the tensors of any supported layout the model's names and shapes, once they are found to
-    /// be all there; returns whether the embedding is the head.
+    /// be all there; returns whether the embedding is the head. A head with other values than the embedding is used
+    /// whatever the configuration says. Tensors of a model that was saved without what stands around it, and so without
+    /// `model.` before their names, get it.
     ///
     /// What stays different is GGUF's `A`, which is `-exp(A_log)`.
     ///
@@ -218,6 +221,9 @@ impl Config {
         let family = self.family();
         let frame = family.frame();
         let is_gguf = checkpoint.gguf().is_some();
+        if !is_gguf {
+            with_prefix(checkpoint, frame.names.embeddings)?;
+        }
         family.normalise(checkpoint)?;
         let weight = |name: &str| format!("{name}.weight");
         let [embedding, head] = if is_gguf {
@@ -245,23 +251,46 @@ impl Config {
         layout.read(checkpoint)?;
         let tied = frame.tie_embeddings.unwrap_or(!with_head);
         if with_head && tied {
-            check_tied(checkpoint, &weight(frame.names.head), &weight(frame.names.embeddings))?;
+            // A head of its own is used whatever the configuration says, as in transformers.
+            let [head, embedding] = [frame.names.head, frame.names.embeddings].map(weight);
+            return are_equal(checkpoint.get(&head), checkpoint.get(&embedding));
         }
         Ok(tied)
     }
 }
 
-/// A head that is stored although it is tied must be the embedding.
-fn check_tied(checkpoint: &Checkpoint, head_name: &str, embedding_name: &str) -> Result<()> {
-    let [head, embedding] = [head_name, embedding_name].map(|name| checkpoint.get(name));
-    if let (Some(head), Some(embedding)) = (head, embedding)
-        && (head.dtype != embedding.dtype || *head.data != *embedding.data)
-    {
-        let reason = format!(
-            "the head is tied by the configuration, but `{head_name}` is not equal to \
-             `{embedding_name}`: set tie_word_embeddings to false, or remove one"
-        );
-        return Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason });
+/// Puts before all names but the head's what stands before that of the embedding, where the file has none of that: as
+/// transformers saves the part of a model below its head.
+fn with_prefix(checkpoint: &mut Checkpoint, embeddings: &str) -> Result<()> {
+    let Some((prefix, bare)) = embeddings.split_once('.') else { return Ok(()) };
+    let lacks = !checkpoint.names().any(|name| name.starts_with(&format!("{prefix}.")));
+    if !lacks || checkpoint.get(&format!("{bare}.weight")).is_none() {
+        return Ok(());
     }
-    Ok(())
+    checkpoint.rename(|name| (!name.starts_with("lm_head.")).then(|| format!("{prefix}.{name}")))
+}
+
+/// Whether two matrices have the same values, whatever their types.
+fn are_equal(head: Option<&TensorEntry>, embedding: Option<&TensorEntry>) -> Result<bool> {
+    /// Values that are compared at once.
+    const PIECE: usize = 1 << 20;
+    let (Some(head), Some(embedding)) = (head, embedding) else { return Ok(true) };
+    if head.dtype == embedding.dtype {
+        return Ok(*head.data == *embedding.data);
+    }
+    let count = head.shape.iter().product::<usize>();
+    let values = |entry: &TensorEntry, range: std::ops::Range<usize>| -> Result<Vec<f32>> {
+        let bytes = |count: usize| entry.dtype.bytes_of(&[count]).unwrap_or(0);
+        match entry.data.slice(bytes(range.start)..bytes(range.end)) {
+            Some(data) => TensorEntry { data, shape: vec![range.len()], ..entry.clone() }.to_f32(),
+            None => Ok(Vec::new()),
+        }
+    };
+    for first in (0..count).step_by(PIECE) {
+        let range = first..(first + PIECE).min(count);
+        if values(head, range.clone())? != values(embedding, range)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -55,9 +55,11 @@ pub struct Config {
     pub mlp: MlpConfig,
 }
 
-/// Each layer's window: `sliding_window` where it is in use.
+/// Each layer's window: `sliding_window` where it is in use. Where the file has no such key, it is that of
+/// transformers' class; null is no window.
 fn windows(file: &ConfigFile, model_type: &str, n_layer: usize) -> Result<Vec<Option<usize>>> {
-    let window = file.usize(&["sliding_window"], 1..=1 << 40)?;
+    let of_class = (model_type != "llama" && !file.states("sliding_window")).then_some(4096);
+    let window = file.usize(&["sliding_window"], 1..=1 << 40)?.or(of_class);
     let in_use = file.bool(&["use_sliding_window"])?.unwrap_or(model_type == "mistral");
     let Some(window) = window.filter(|_| in_use) else { return Ok(vec![None; n_layer]) };
     if let Some(types) = file.texts("layer_types")? {
@@ -68,7 +70,8 @@ fn windows(file: &ConfigFile, model_type: &str, n_layer: usize) -> Result<Vec<Op
         let of = |kind: &&str| (*kind == "sliding_attention").then_some(window);
         return Ok(types.iter().map(of).collect());
     }
-    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(0);
+    let of_class = if model_type.starts_with("qwen") { 28 } else { 0 };
+    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(of_class);
     Ok((0..n_layer).map(|layer| (layer >= first).then_some(window)).collect())
 }
 
