@@ -280,7 +280,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// ```
     /// use boostr::load::{LanguageModel, OpenOptions};
-    /// use boostr::train::data::{Batches, Packing, TokenFile};
+    /// use boostr::train::data::{Batches, Packing, TokenFile, Truncate};
     /// use boostr::train::{AdamWConfig, LoraConfig, Schedule, Trainer, TrainableModel};
     /// use boostr::backend;
     ///
@@ -291,7 +291,7 @@ impl<B: Backend> LanguageModel<B> {
     /// let lm = LanguageModel::open(path, &options, backend::cpu())?;
     /// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
     /// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
-    /// let mut batches = Batches::new(&data, Packing::Documents, 2, 32, 0)?;
+    /// let mut batches = Batches::new(&data, Packing::Documents(Truncate::Split), 2, 32, 0)?;
     ///
     /// let mut model = TrainableModel::open(path.as_ref(), &options)?;
     /// model.add_adapters(&lora, 0)?;
