@@ -36,6 +36,7 @@ mod gguf_write;
 mod golden;
 mod gradients;
 mod grammar;
+mod jinja;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;
