@@ -238,7 +238,7 @@ impl Run<'_> {
                 let values = if given.named.is_empty() {
                     Value::tuple(given.positional)
                 } else {
-                    super::run::dict_of(given.named)?
+                    super::run::dict_of(given.named, meter)?
                 };
                 return like(format::percent(
                     &text,
@@ -397,8 +397,8 @@ impl Run<'_> {
                 for item in value.items(meter)?.iter() {
                     let key = self.sort_key(item, is_set(case.as_ref()), attribute.as_ref())?;
                     meter.spend(1)?;
-                    if seen.get(&key)?.is_none() {
-                        seen.insert(key, Value::None)?;
+                    if seen.get(&key, meter)?.is_none() {
+                        seen.insert(key, Value::None, meter)?;
                         all.push(item.clone());
                     }
                 }

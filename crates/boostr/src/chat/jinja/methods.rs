@@ -109,8 +109,8 @@ pub(super) fn item(value: &Value, key: &Value, meter: &Meter) -> Result {
         Value::Dict(dict) => {
             meter.spend(1)?;
             // A list is no key, and Jinja takes that for one that is not there.
-            match key.key() {
-                Ok(_) => dict.get(key)?.cloned(),
+            match key.key(meter) {
+                Ok(_) => dict.get(key, meter)?.cloned(),
                 Err(_) => None,
             }
         }
@@ -138,7 +138,7 @@ pub(super) fn call(value: &Value, name: &str, given: Given, meter: &Meter) -> Re
             "get" => {
                 let [key, default] = given.bind(name, ["", ""], 1)?;
                 meter.spend(1)?;
-                let found = dict.get(&key.unwrap_or(Value::None))?.cloned();
+                let found = dict.get(&key.unwrap_or(Value::None), meter)?.cloned();
                 Ok(found.or(default).unwrap_or(Value::None))
             }
             _ => {

@@ -260,7 +260,7 @@ fn equal_dicts(a: &Dict, b: &Dict, depth: usize, meter: &Meter) -> Result<bool> 
         return Ok(false);
     }
     for (key, value) in &a.entries {
-        match b.get(key)? {
+        match b.get(key, meter)? {
             Some(other) if equal_at(value, other, depth + 1, meter)? => {}
             _ => return Ok(false),
         }
@@ -366,7 +366,7 @@ pub(super) fn contains(container: &Value, item: &Value, meter: &Meter) -> Result
         }
         Value::Dict(dict) | Value::View(View::Keys, dict) => {
             meter.spend(1)?;
-            Ok(dict.get(item)?.is_some())
+            Ok(dict.get(item, meter)?.is_some())
         }
         Value::Iterator(once) => {
             while let Some(next) = once.next() {

@@ -102,10 +102,10 @@ pub(super) struct Run<'a> {
 }
 
 /// A dict with these texts as keys.
-pub(super) fn dict_of(entries: Vec<(Arc<str>, Value)>) -> Result {
+pub(super) fn dict_of(entries: Vec<(Arc<str>, Value)>, meter: &Meter) -> Result {
     let mut dict = Dict::default();
     for (name, value) in entries {
-        dict.insert(Value::Text(name), value)?;
+        dict.insert(Value::Text(name), value, meter)?;
     }
     Ok(Value::Dict(Rc::new(dict)))
 }
@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
         let mut globals: Scope =
             functions.map(|(name, function)| (name.into(), Value::Function(function))).into();
         for (name, value) in variables {
-            globals.insert(name.as_str().into(), Value::of_json(value)?);
+            globals.insert(name.as_str().into(), Value::of_json(value, meter)?);
         }
         Ok(Self {
             meter,
@@ -421,7 +421,7 @@ impl<'a> Run<'a> {
                 self.meter.spend(2 * entries.len())?;
                 for (key, value) in entries {
                     let key = self.eval(key)?;
-                    dict.insert(key, self.eval(value)?)?;
+                    dict.insert(key, self.eval(value)?, self.meter)?;
                 }
                 Value::Dict(Rc::new(dict))
             }
@@ -734,7 +734,7 @@ impl<'a> Run<'a> {
             Some(Value::Dict(other)) => {
                 self.meter.spend(2 * other.entries.len())?;
                 for (key, value) in &other.entries {
-                    dict.insert(key.clone(), value.clone())?;
+                    dict.insert(key.clone(), value.clone(), self.meter)?;
                 }
             }
             Some(pairs) => {
@@ -744,12 +744,12 @@ impl<'a> Run<'a> {
                     let [key, value] = &pair[..] else {
                         return Err(Failure::new(format!("{what}: expected pairs")));
                     };
-                    dict.insert(key.clone(), value.clone())?;
+                    dict.insert(key.clone(), value.clone(), self.meter)?;
                 }
             }
         }
         for (name, value) in given.named {
-            dict.insert(Value::Text(name), value)?;
+            dict.insert(Value::Text(name), value, self.meter)?;
         }
         Ok(dict)
     }
@@ -796,7 +796,7 @@ impl<'a> Run<'a> {
             }
         }
         if node.uses.kwargs {
-            scope.insert("kwargs".into(), dict_of(kwargs)?);
+            scope.insert("kwargs".into(), dict_of(kwargs, self.meter)?);
         }
         if node.uses.caller && !scope.contains_key("caller") {
             scope.insert("caller".into(), Value::undefined("caller"));

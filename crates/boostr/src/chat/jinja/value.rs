@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::syntax::Macro;
-use super::{Failure, Meter, Result, operators, text};
+use super::{Failure, MAX_VALUE_DEPTH, Meter, Result, operators, text};
 
 #[derive(Clone)]
 pub(super) enum Value {
@@ -126,8 +126,8 @@ pub(super) enum Key {
 const FEW: usize = 8;
 
 impl Dict {
-    pub(super) fn get(&self, key: &Value) -> Result<Option<&Value>> {
-        Ok(self.place(&key.key()?).map(|at| &self.entries[at].1))
+    pub(super) fn get(&self, key: &Value, meter: &Meter) -> Result<Option<&Value>> {
+        Ok(self.place(&key.key(meter)?, meter)?.map(|at| &self.entries[at].1))
     }
 
     pub(super) fn get_text(&self, key: &Arc<str>) -> Option<&Value> {
@@ -138,23 +138,28 @@ impl Dict {
         self.index.get(&Key::Text(key.clone())).map(|&at| &self.entries[at].1)
     }
 
-    fn place(&self, key: &Key) -> Option<usize> {
-        if self.index.is_empty() {
-            return self.entries.iter().position(|(other, _)| other.key().is_ok_and(|k| k == *key));
+    fn place(&self, key: &Key, meter: &Meter) -> Result<Option<usize>> {
+        if !self.index.is_empty() {
+            return Ok(self.index.get(key).copied());
         }
-        self.index.get(key).copied()
+        for (at, (other, _)) in self.entries.iter().enumerate() {
+            if other.key(meter)? == *key {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
     }
 
-    pub(super) fn insert(&mut self, key: Value, value: Value) -> Result<()> {
-        let name = key.key()?;
-        if let Some(at) = self.place(&name) {
+    pub(super) fn insert(&mut self, key: Value, value: Value, meter: &Meter) -> Result<()> {
+        let name = key.key(meter)?;
+        if let Some(at) = self.place(&name, meter)? {
             self.entries[at].1 = value;
             return Ok(());
         }
         self.entries.push((key, value));
         if self.entries.len() == FEW + 1 {
             for (at, (key, _)) in self.entries.iter().enumerate() {
-                self.index.insert(key.key()?, at);
+                self.index.insert(key.key(meter)?, at);
             }
         } else if self.entries.len() > FEW {
             self.index.insert(name, self.entries.len() - 1);
@@ -208,7 +213,7 @@ impl Value {
     }
 
     /// A value of JSON.
-    pub(super) fn of_json(json: &serde_json::Value) -> Result {
+    pub(super) fn of_json(json: &serde_json::Value, meter: &Meter) -> Result {
         Ok(match json {
             serde_json::Value::Null => Self::None,
             serde_json::Value::Bool(value) => Self::Bool(*value),
@@ -220,13 +225,15 @@ impl Value {
                 }
             }
             serde_json::Value::String(value) => value.as_str().into(),
-            serde_json::Value::Array(items) => {
-                items.iter().map(Self::of_json).collect::<Result<Vec<_>>>()?.into()
-            }
+            serde_json::Value::Array(items) => items
+                .iter()
+                .map(|item| Self::of_json(item, meter))
+                .collect::<Result<Vec<_>>>()?
+                .into(),
             serde_json::Value::Object(fields) => {
                 let mut dict = Dict::default();
                 for (name, value) in fields {
-                    dict.insert(name.as_str().into(), Self::of_json(value)?)?;
+                    dict.insert(name.as_str().into(), Self::of_json(value, meter)?, meter)?;
                 }
                 Self::Dict(Rc::new(dict))
             }
@@ -396,7 +403,11 @@ impl Value {
     }
 
     /// What it is as a key of a dict.
-    pub(super) fn key(&self) -> Result<Key> {
+    pub(super) fn key(&self, meter: &Meter) -> Result<Key> {
+        self.key_at(0, meter)
+    }
+
+    fn key_at(&self, depth: usize, meter: &Meter) -> Result<Key> {
         Ok(match self {
             Self::Undefined(_) => Key::Undefined,
             Self::None => Key::None,
@@ -404,9 +415,14 @@ impl Value {
             Self::Int(value) => Key::Int(*value),
             Self::Float(value) if operators::is_whole(*value) => Key::Int(*value as i128),
             Self::Float(value) => Key::Float(value.to_bits()),
-            Self::Text(text) | Self::Markup(text) => Key::Text(text.clone()),
-            Self::Tuple(items) => {
-                Key::Tuple(items.iter().map(Self::key).collect::<Result<Vec<_>>>()?)
+            Self::Text(text) | Self::Markup(text) => {
+                meter.bytes(text.len())?;
+                Key::Text(text.clone())
+            }
+            Self::Tuple(items) if depth < MAX_VALUE_DEPTH => {
+                meter.spend(items.len() + 1)?;
+                let keys = items.iter().map(|item| item.key_at(depth + 1, meter));
+                Key::Tuple(keys.collect::<Result<Vec<_>>>()?)
             }
             other => {
                 return Err(Failure::new(format!("a value of type {} is no key", other.kind())));
