@@ -29,6 +29,7 @@
 use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::thread;
 use std::time::SystemTime;
 
@@ -42,14 +43,18 @@ use crate::tokenizer::Tokenizer;
 
 mod answers;
 mod clock;
+mod fit;
 mod jinja;
 mod marks;
+mod messages;
 mod rendered;
 pub mod tools;
 
 pub use answers::Answers;
+use fit::Reads;
 use jinja::{Failure, MAX_TEXT, Meter, Reason, Template};
 use marks::Marks;
+pub use messages::{MessageError, normalized};
 pub use rendered::Rendered;
 
 /// Longest template, in bytes; the longest published ones have about 30 000.
@@ -67,8 +72,7 @@ const TOOL_USE: &str = "tool_use";
 const DEFAULT: &str = "default";
 
 /// What stands for the template of a model without one: the texts of all messages, each on lines of its own.
-const PLAIN: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
-{% for part in m.content or [] %}{{ part.text or '' }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}";
+const PLAIN: &str = "{% for m in messages %}{{ m.content }}{{ '\\n' }}{% endfor %}";
 
 /// Where a GGUF file has the template named `default`, with `.NAME` another one, and the names of these.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
@@ -221,6 +225,7 @@ impl Source {
             path: self.path.clone(),
             templates: HashMap::new(),
             special: special.collect(),
+            reads: Mutex::default(),
             broken: HashMap::new(),
             is_plain: false,
         };
@@ -270,6 +275,8 @@ pub struct ChatTemplate {
     path: PathBuf,
     templates: HashMap<String, Template>,
     special: Map<String, Value>,
+    /// What each template reads, once it was tried.
+    reads: Mutex<HashMap<&'static str, Reads>>,
     /// Why templates could not be compiled, by name.
     broken: HashMap<String, String>,
     is_plain: bool,
@@ -345,16 +352,7 @@ impl ChatTemplate {
             let reason = format!("expected objects, found {other}");
             return Err(Error::Argument { name: "messages", reason });
         }
-        let mut variables = self.special.clone();
-        variables.extend(options.kwargs.clone());
-        for (name, value) in [
-            ("messages", messages.iter().map(prepared).collect()),
-            ("tools", options.tools.clone().map_or(Value::Null, Value::from)),
-            ("documents", options.documents.clone().map_or(Value::Null, Value::from)),
-            ("add_generation_prompt", options.add_generation_prompt.into()),
-        ] {
-            variables.insert(name.to_owned(), value);
-        }
+        let variables = variables(&self.special, messages, options);
         let (name, template) = self.template(options.tools.is_some())?;
         let now = options.now.unwrap_or_else(SystemTime::now);
         let run = || template.render(&variables, now, with_answers, &Meter::new(FUEL));
@@ -394,6 +392,7 @@ impl ChatTemplate {
         options: &Options,
     ) -> Result<Rendered> {
         let (messages, options) = marked(tokenizer, messages, options)?;
+        let (messages, options) = self.fitted(&messages, &options)?;
         Ok(Rendered::new(self.render(&messages, &options)?))
     }
 
@@ -430,6 +429,25 @@ impl ChatTemplate {
         let name = name.map_or_else(String::new, |name| format!(" `{}`", name.escape_debug()));
         Error::format(&self.path, format!("chat template{name}:{line} {what}"))
     }
+}
+
+/// What a template is given.
+fn variables(
+    special: &Map<String, Value>,
+    messages: &[Value],
+    options: &Options,
+) -> Map<String, Value> {
+    let mut variables = special.clone();
+    variables.extend(options.kwargs.clone());
+    for (name, value) in [
+        ("messages", messages.iter().map(prepared).collect()),
+        ("tools", options.tools.clone().map_or(Value::Null, Value::from)),
+        ("documents", options.documents.clone().map_or(Value::Null, Value::from)),
+        ("add_generation_prompt", options.add_generation_prompt.into()),
+    ] {
+        variables.insert(name.to_owned(), value);
+    }
+    variables
 }
 
 /// A conversation with the control tokens in it marked, but for the template's own.

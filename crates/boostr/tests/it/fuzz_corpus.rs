@@ -1,6 +1,8 @@
-//! The fuzzer's corpora of grammars and chat templates, once more: no panic, and none takes long.
+//! The fuzzer's corpora of calls, grammars and chat templates, once more: no panic, and none takes long.
 //! `fuzz/README.md` says how the files are made.
 
+#[path = "../../../../fuzz/src/calls.rs"]
+mod calls;
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
 #[path = "../../../../fuzz/src/template.rs"]
@@ -28,4 +30,9 @@ fn grammars_of_the_fuzzer_are_refused_or_followed() {
 #[test]
 fn templates_of_the_fuzzer_are_refused_or_run() {
     replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
+
+#[test]
+fn calls_of_the_fuzzer_are_the_same_however_they_are_cut() {
+    replay(include_str!("../corpus/calls.jsonl"), calls::check);
 }

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 fn render(template: &str, request: &Value) -> Result<String, String> {
     let template = ChatTemplate::new("t", template, &SpecialTokens::default());
     let template = template.map_err(|error| error.to_string())?;
-    let options =
-        Options { tools: request["tools"].as_array().cloned(), ..Options::default() };
+    let options = Options { tools: request["tools"].as_array().cloned(), ..Options::default() };
     let messages = request["messages"].as_array().unwrap();
     template.render(messages, &options).map_err(|error| error.to_string())
 }

@@ -17,6 +17,7 @@ mod bamba_and_granite;
 mod case_list;
 mod cases;
 mod cases_ops;
+mod chat_forms;
 mod chat_templates;
 mod checkpoint_atomic;
 mod checkpoint_folders;
