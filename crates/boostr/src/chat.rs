@@ -7,7 +7,7 @@
 //! - `{% generation %}`, whose content is the assistant's for [`ChatTemplate::encode_answers`];
 //! - methods of strings and dicts, and values printed as Python prints them.
 //!
-//! One thing differs: a loop over `none` is one over nothing, and no error. `docs/chat.md` lists what is left out.
+//! One thing differs: a loop over `none` is one over nothing, and no error. `docs/templates.md` lists what is left out.
 //!
 //! A template reaches only its conversation, and it ends: steps are counted (`FUEL`) and texts are
 //! bounded. It runs on a stack of its own, deep enough for any value that so many steps can build.

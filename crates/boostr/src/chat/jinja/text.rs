@@ -301,3 +301,94 @@ impl Json {
         text.push('"');
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter() -> Meter {
+        Meter::new(1_000_000)
+    }
+
+    fn value(json: &str) -> Value {
+        Value::of_json(&serde_json::from_str(json).unwrap(), &meter()).unwrap()
+    }
+
+    fn str(value: &Value) -> Result<String> {
+        super::str(value, &meter())
+    }
+
+    #[test]
+    fn numbers_are_written_as_python_does() {
+        for (json, text) in [
+            ("0", "0"),
+            ("-7", "-7"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("1.0", "1.0"),
+            ("-0.0", "-0.0"),
+            ("0.1", "0.1"),
+            ("0.0001", "0.0001"),
+            ("0.00001", "1e-05"),
+            ("-1.5e-7", "-1.5e-07"),
+            ("123456789012345.6", "123456789012345.6"),
+            ("1e15", "1000000000000000.0"),
+            ("9999999999999998.0", "9999999999999998.0"),
+            ("1e16", "1e+16"),
+            ("1.25e22", "1.25e+22"),
+            ("1e300", "1e+300"),
+            ("5e-324", "5e-324"),
+        ] {
+            assert_eq!(str(&value(json)).unwrap(), text, "{json}");
+        }
+        for (float, text) in
+            [(f64::NAN, "nan"), (f64::INFINITY, "inf"), (f64::NEG_INFINITY, "-inf")]
+        {
+            assert_eq!(str(&Value::Float(float)).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn values_in_values_are_written_as_literals_of_python() {
+        let json = r#"{"z": [null, true, false, "a'b", "a'\"b", "é\n\t\\\u0001\u00a0\u2028\u200d"], "a": {}, "b": []}"#;
+        let text = r#"{'z': [None, True, False, "a'b", 'a\'"b', 'é\n\t\\\x01\xa0\u2028\u200d'], 'a': {}, 'b': []}"#;
+        assert_eq!(str(&value(json)).unwrap(), text);
+        assert_eq!(str(&value("\"a\\n'\"")).unwrap(), "a\n'");
+        assert_eq!(str(&Value::undefined("x")).unwrap(), "");
+        assert_eq!(str(&value("[\"e\u{301}{}\u{10ffff}\"]")).unwrap(), "['e\u{301}{}\\U0010ffff']");
+    }
+
+    fn json() -> Json {
+        let separators = [", ", ": "].map(str::to_owned);
+        Json { ensure_ascii: false, indent: None, separators, sort_keys: false }
+    }
+
+    #[test]
+    fn json_keeps_order_and_letters_and_escapes_only_what_it_must() {
+        let text = r#"{"z": [1, 2.0, -1.5e-07, null, true], "a": {"é": "<&'日\u0001\b\f\n\r\t\"\\"}, "e": {}, "l": []}"#;
+        assert_eq!(json().dumps(&value(text), &meter()).unwrap(), text);
+        let sorted = Json { sort_keys: true, ..json() };
+        assert_eq!(
+            sorted.dumps(&value(r#"{"b": 1, "a": 2}"#), &meter()).unwrap(),
+            r#"{"a": 2, "b": 1}"#
+        );
+        let ascii = Json { ensure_ascii: true, ..json() };
+        let text = r#""a\u00e9\ud83d\ude00\u007f""#;
+        assert_eq!(ascii.dumps(&value(text), &meter()).unwrap(), text);
+    }
+
+    #[test]
+    fn json_with_an_indent_has_a_line_for_each_item() {
+        let separators = [",", ": "].map(str::to_owned);
+        let pretty = Json { indent: Some("  ".into()), separators, ..json() };
+        let text = "{\n  \"a\": [\n    1,\n    {}\n  ],\n  \"b\": []\n}";
+        assert_eq!(pretty.dumps(&value(text), &meter()).unwrap(), text);
+    }
+
+    #[test]
+    fn what_json_does_not_have_is_an_error() {
+        for value in [Value::undefined("x"), Value::once(Vec::new())] {
+            let error = json().dumps(&value, &meter()).unwrap_err();
+            assert!(format!("{error:?}").contains("has no JSON"), "{error:?}");
+        }
+    }
+}
