@@ -48,6 +48,7 @@ mod jinja;
 mod marks;
 mod messages;
 mod rendered;
+mod thoughts;
 pub mod tools;
 
 pub use answers::Answers;
@@ -56,6 +57,7 @@ use jinja::{Failure, MAX_TEXT, Meter, Reason, Template};
 use marks::Marks;
 pub use messages::{MessageError, normalized};
 pub use rendered::Rendered;
+pub use thoughts::{Said, Thoughts};
 
 /// Longest template, in bytes; the longest published ones have about 30 000.
 pub const MAX_SOURCE: usize = 256 << 10;

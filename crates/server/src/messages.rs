@@ -23,15 +23,11 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Vec<Value>> {
         return Err(ApiError::field("messages", reason));
     }
     let messages = messages.into_iter().enumerate();
-    let messages: Result<Vec<Value>> =
-        messages.map(|(i, message)| read_one(&format!("messages[{i}]"), message)).collect();
-    normalized(&messages?).map_err(|error| {
-        ApiError::field(format!("messages[{}].{}", error.index, error.field), error.reason)
-    })
+    messages.map(|(i, message)| one(&format!("messages[{i}]"), message)).collect()
 }
 
-/// A message with the fields that are known here, their values as they came.
-fn read_one(path: &str, message: Value) -> Result<Value> {
+/// Checks one message, whose fields are at `path`.
+pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
     let mut fields = Fields::at(path, message)?;
     let role = fields.word("role", &ROLES)?;
     let role = fields.required("role", role)?;
@@ -48,7 +44,12 @@ fn read_one(path: &str, message: Value) -> Result<Value> {
         }
     }
     fields.finish();
-    Ok(out.into())
+    let read = normalized(&[out.into()]).map(|mut messages| messages.remove(0));
+    read.map_err(|error| {
+        let field = Some(error.field).filter(|field| !field.is_empty());
+        let path = field.map_or_else(|| path.to_owned(), |field| format!("{path}.{field}"));
+        ApiError::field(path, error.reason)
+    })
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ mod run;
 mod serve;
 mod state;
 mod talk;
+#[cfg(unix)]
+mod terminal;
 #[cfg(target_os = "linux")]
 mod traced;
 mod training;
