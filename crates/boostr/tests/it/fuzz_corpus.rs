@@ -3,6 +3,8 @@
 
 #[path = "../../../../fuzz/src/adapter.rs"]
 mod adapter;
+#[path = "../../../../fuzz/src/calls.rs"]
+mod calls;
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
 #[path = "../../../../fuzz/src/session.rs"]
@@ -34,6 +36,11 @@ fn grammars_of_the_fuzzer_are_refused_or_followed() {
 #[test]
 fn templates_of_the_fuzzer_are_refused_or_run() {
     replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
+
+#[test]
+fn calls_of_the_fuzzer_are_the_same_however_they_are_cut() {
+    replay(include_str!("../corpus/calls.jsonl"), calls::check);
 }
 
 #[test]
