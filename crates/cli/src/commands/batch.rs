@@ -362,7 +362,9 @@ impl Input {
                     let same = (*first.get(), first.key().clone());
                     self.repeated.insert(line.number, same);
                 }
-                Entry::Vacant(free) => drop(free.insert(line.number)),
+                Entry::Vacant(free) => {
+                    free.insert(line.number);
+                }
             }
         }
         self.rewind()?;
