@@ -243,7 +243,7 @@ fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term)
             term.print_json(&json!({"beams": beams.collect::<Vec<_>>()}))?;
         }
         Show::Text => {
-            let text = best.map(|beam| &*beam.text).unwrap_or_default();
+            let text = term.text(best.map(|beam| &*beam.text).unwrap_or_default());
             write!(io::stdout().lock(), "{text}{}", if text.ends_with('\n') { "" } else { "\n" })?;
         }
         Show::Ids => {

@@ -78,7 +78,7 @@ fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
         return term.print_json(&json!({ "ids": ids, "tokens": tokens, "count": ids.len() }));
     }
     let words: Vec<String> = ids.iter().map(u32::to_string).collect();
-    Ok(writeln!(io::stdout().lock(), "{}", words.join(" "))?)
+    Ok(writeln!(io::stdout().lock(), "{}", term.text(&words.join(" ")))?)
 }
 
 fn count(input: &TokenizerInput, term: &Term) -> Result<()> {
@@ -109,7 +109,7 @@ fn decode(input: &TokenizerInput, term: &Term) -> Result<()> {
     if input.json {
         return term.print_json(&json!({ "text": text, "count": ids.len() }));
     }
-    let end = if text.ends_with('\n') { "" } else { "\n" };
+    let (text, end) = (term.text(&text), if text.ends_with('\n') { "" } else { "\n" });
     Ok(write!(io::stdout().lock(), "{text}{end}")?)
 }
 
