@@ -78,7 +78,7 @@ fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
         return term.print_json(&json!({ "ids": ids, "tokens": tokens, "count": ids.len() }));
     }
     let words: Vec<String> = ids.iter().map(u32::to_string).collect();
-    Ok(writeln!(io::stdout().lock(), "{}", term.text(&words.join(" ")))?)
+    Ok(writeln!(io::stdout().lock(), "{}", words.join(" "))?)
 }
 
 fn count(input: &TokenizerInput, term: &Term) -> Result<()> {
