@@ -163,9 +163,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     // What is to be saved is saved however the process is asked to end.
     if out.is_some() {
-        stream::catch_signals()
+        stream::catch_signals();
     } else {
-        stream::catch_interrupt()
+        stream::catch_interrupt();
     }
     let show = match (&prompt, args.json) {
         (_, true) => Show::Nothing,
