@@ -23,7 +23,9 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
-use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
+use crate::load::{
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, rows_of, template_file,
+};
 use crate::models::Config;
 use crate::nn::{Change, Stored, decay_rate};
 use crate::ops::Format;
@@ -254,7 +256,7 @@ impl ModelFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),
             generation_config: Some(generation.to_string()),
-            chat_templates: Vec::new(),
+            ..TextFiles::default()
         };
         let files = Some(Files { tokenizer: Some(tokenizer), text, eos, chat: None });
         Ok(Self { checkpoint, config, tied, name: "model".into(), files })
@@ -301,10 +303,15 @@ impl ModelFiles {
             None => {
                 let folder = folder_of(source)?;
                 let file = config_file(&folder)?;
-                let text = TextFiles::read(&folder, options)?;
+                let text = TextFiles::read(&folder, options, rows_of(&file, options))?;
                 let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
-                let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
-                let (chat, eos) = (text.chat_template(&file)?, text.special(&file)?.eos);
+                let tokenizer = match &text.tokenizer {
+                    Some(tokenizer) if tokenizer.is_extended() => Some(tokenizer.to_json()?),
+                    Some(_) => Some(read(&path)?),
+                    None => None,
+                };
+                let chat = text.chat_template(&folder)?;
+                let eos = text.special(&folder, Some(&file))?.eos;
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };

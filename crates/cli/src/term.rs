@@ -70,6 +70,13 @@ impl Term {
         }
     }
 
+    /// Writes what is odd about a model to stderr.
+    pub fn warn(&self, warnings: &[String]) {
+        for warning in warnings {
+            self.say(format_args!("{} {warning}", self.on_stderr(Style::Careful, "warning:")));
+        }
+    }
+
     /// Writes text to stderr, without a newline.
     #[cfg(feature = "demo")]
     pub fn say_part(&self, text: impl Display) {

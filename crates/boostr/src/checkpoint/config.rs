@@ -55,6 +55,11 @@ impl ConfigFile {
         &self.path
     }
 
+    /// Names and values of all fields.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
     /// Whether there is a value that is not null.
     pub fn has(&self, key: &str) -> bool {
         self.value(&[key]).is_some()

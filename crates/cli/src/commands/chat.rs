@@ -147,6 +147,7 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
     };
 
     let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    term.warn(&lm.warnings);
     lm.tokenizer().map_err(BadModel::from)?;
     let own = if args.chat.raw { None } else { template::template(&args.chat, &lm)? };
     let has_template = own.is_some();

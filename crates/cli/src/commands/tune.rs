@@ -75,6 +75,7 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     refuse_old(&out)?;
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
         Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
+    term.warn(&lm.warnings);
     let tokenizer = lm.tokenizer()?;
     let end = lm.eos.first().copied();
     let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;

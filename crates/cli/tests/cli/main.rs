@@ -16,6 +16,7 @@ mod run;
 mod serve;
 mod state;
 mod talk;
+mod tokenizer;
 #[cfg(target_os = "linux")]
 mod traced;
 mod training;
