@@ -5,3 +5,4 @@ pub mod grammar;
 pub mod request;
 pub mod state;
 pub mod template;
+pub mod tokenizer;

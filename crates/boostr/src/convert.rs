@@ -22,6 +22,7 @@ use crate::checkpoint::{
     Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, create_beside, safetensors,
 };
 use crate::error::{Error, Result};
+use crate::files;
 use crate::generation_config::SpecialTokens;
 use crate::load::{
     GENERATION, OpenOptions, TextFiles, config_file, folder_of, rows_of, template_file,
@@ -29,7 +30,7 @@ use crate::load::{
 use crate::models::Config;
 use crate::nn::{Change, Stored, decay_rate};
 use crate::ops::Format;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{MAX_FILE, Tokenizer};
 
 mod types;
 
@@ -624,7 +625,7 @@ fn write_text(folder: &Path, name: &str, text: &str) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::io(path, e))
+    files::read_text(path, MAX_FILE as u64)
 }
 
 /// The name of a tensor without the number of its layer: what all layers have alike.

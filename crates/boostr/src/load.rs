@@ -10,6 +10,7 @@ use crate::chat;
 use crate::checkpoint::gguf;
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::generation_config::GenerationDefaults;
 use crate::models::{Config, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
@@ -27,9 +28,6 @@ pub use crate::checkpoint::Progress;
 pub use conversation::{Conversation, MAX_MARKS};
 pub use text_side::TextSide;
 pub(crate) use text_side::{GENERATION, TextFiles, rows_of, template_file};
-
-/// Longest configuration file read.
-const MAX_CONFIG: u64 = 16 << 20;
 
 /// How to open a model.
 #[derive(Debug, Clone, Default)]
@@ -348,6 +346,23 @@ impl<B: Backend> LanguageModel<B> {
         Ok(ids)
     }
 
+    /// The ids of a prompt that is gone on with as it is. With `parse_special`, the name of a control token in it is that
+    /// token, as in what a chat template writes; without, it is text, as in [`encode`](Self::encode).
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &str, parse_special: bool) -> Result<Vec<u32>> {
+        if !parse_special {
+            return self.encode(prompt);
+        }
+        let mut ids = self.tokenizer()?.encode_control(prompt, true)?;
+        if let Some(bos) = self.bos {
+            ensure_bos(&mut ids, bos);
+        }
+        Ok(ids)
+    }
+
     /// Ids below this may be sampled: the weights have a row for them and the tokenizer a text.
     #[must_use]
     pub fn vocab_limit(&self) -> usize {
@@ -481,7 +496,7 @@ fn present(path: &Path) -> Result<bool> {
     }
 }
 
-/// The text of a small file of a model folder; `None` when there is no such file.
+/// The text of a small file of a model folder, without a byte order mark; `None` when there is no such file.
 ///
 /// # Errors
 ///
@@ -491,20 +506,5 @@ pub fn read_text(path: &Path) -> Result<Option<String>> {
     if !present(path)? {
         return Ok(None);
     }
-    if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::format(path, "expected a regular file"));
-    }
-    let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    let mut text = String::new();
-    let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text);
-    match read {
-        Ok(_) if text.len() as u64 > MAX_CONFIG => {
-            Err(Error::format(path, format!("file is longer than {MAX_CONFIG} bytes")))
-        }
-        Ok(_) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
-            Err(Error::format(path, "file is not UTF-8 text"))
-        }
-        Err(e) => Err(Error::io(path, e)),
-    }
+    files::read_text(path, files::MAX_CONFIG).map(Some)
 }

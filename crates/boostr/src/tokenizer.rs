@@ -17,8 +17,6 @@
 //!   U+FFFD if any is wrong; here only the wrong bytes become U+FFFD, so that text which was already
 //!   streamed stays true.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -31,6 +29,7 @@ use tokenizers::tokenizer::{
 };
 
 use crate::error::{Error, Result};
+use crate::files;
 
 mod beside;
 mod file;
@@ -158,20 +157,11 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read or is no regular file; otherwise as
-    /// [`from_bytes`](Self::from_bytes).
+    /// [`Error::Io`] if the file cannot be read or is no regular file; [`Error::Format`] if it is longer than
+    /// [`MAX_FILE`]; otherwise as [`from_bytes`](Self::from_bytes).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        // Asked before opening: opening a pipe waits for a writer, and a device may have no end.
-        if !std::fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-            let reason = "not a regular file";
-            return Err(Error::io(path, std::io::Error::other(reason)));
-        }
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes))
-            .map_err(|e| Error::io(path, e))?;
-        Self::from_bytes(path, &bytes)
+        Self::from_bytes(path, &files::read(path, MAX_FILE as u64)?)
     }
 
     /// Reads the content of a `tokenizer.json`; `name` only serves messages.
@@ -181,7 +171,7 @@ impl Tokenizer {
     /// [`MAX_TOKEN_ID`], gives two tokens one id, or has an added token whose id is not the one that it
     /// would get.
     pub fn from_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Self> {
-        let path = name.as_ref();
+        let (path, bytes) = (name.as_ref(), files::bytes_without_bom(bytes));
         if bytes.len() > MAX_FILE {
             return fail(path, format!("expected at most {MAX_FILE} bytes, found more"));
         }
@@ -266,7 +256,8 @@ impl Tokenizer {
         self.encode_parts(&[Part::Text(text)], add_special)
     }
 
-    /// Ids of a text that the program wrote: control tokens in it are parsed.
+    /// Ids of a text that the program wrote: control tokens in it are parsed. With `add_special`, a text that starts
+    /// with the control tokens that go before it does not get them twice.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -534,7 +525,15 @@ impl Inner {
                 ids.extend(self.encode_later_part(part)?);
             }
         }
-        let frame = if add_special { &self.frame } else { &self.bare_frame };
+        let mut frame = if add_special { &self.frame[..] } else { &self.bare_frame };
+        let before = frame.iter().position(|&id| id == TEXT_SLOT).unwrap_or_default();
+        if let (Some(Part::Control(_)), Some((first, rest))) =
+            (parts.first(), frame.split_at_checked(before))
+            && first.iter().all(|&id| self.is_control(id))
+            && ids.starts_with(first)
+        {
+            frame = rest;
+        }
         if let [TEXT_SLOT] = frame[..] {
             return Ok(ids);
         }

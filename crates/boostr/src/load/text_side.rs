@@ -44,7 +44,7 @@ impl TextSide {
     ///
     /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
     /// let text = TextSide::open(path, &Default::default())?;
-    /// let ids = text.encode("It is a truth")?;
+    /// let ids = text.encode("It is a truth", true)?;
     /// assert_eq!(text.tokenizer.unwrap().decode(&ids, true)?, "It is a truth");
     /// # Ok::<(), boostr::Error>(())
     /// ```
@@ -177,17 +177,22 @@ impl TextSide {
         }
     }
 
-    /// The ids of a prompt: text as text, with what the tokenizer puts before it.
+    /// The ids of a prompt, with what the tokenizer puts before it. With `parse_special`, the name of a control token in
+    /// it is that token; without, it is text.
     ///
     /// # Errors
     ///
     /// [`Error::Argument`] when there is no tokenizer, and as [`Tokenizer::encode`].
-    pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
+    pub fn encode(&self, prompt: &str, parse_special: bool) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else {
             let reason = "expected one: the model came without".to_owned();
             return Err(Error::Argument { name: "tokenizer", reason });
         };
-        let mut ids = tokenizer.encode(prompt, true)?;
+        let mut ids = if parse_special {
+            tokenizer.encode_control(prompt, true)?
+        } else {
+            tokenizer.encode(prompt, true)?
+        };
         if let Some(bos) = self.bos {
             ensure_bos(&mut ids, bos);
         }

@@ -1,10 +1,12 @@
-//! The fuzzer's corpora of grammars and chat templates, once more: no panic, and none takes long.
+//! The fuzzer's corpora of grammars, chat templates and tokenizers, once more: no panic, and none takes long.
 //! `fuzz/README.md` says how the files are made.
 
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
 #[path = "../../../../fuzz/src/template.rs"]
 mod template;
+#[path = "../../../../fuzz/src/tokenizer.rs"]
+mod tokenizer;
 
 use std::time::{Duration, Instant};
 
@@ -28,4 +30,9 @@ fn grammars_of_the_fuzzer_are_refused_or_followed() {
 #[test]
 fn templates_of_the_fuzzer_are_refused_or_run() {
     replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
+
+#[test]
+fn tokenizers_of_the_fuzzer_are_refused_or_used() {
+    replay(include_str!("../corpus/tokenizers.jsonl"), tokenizer::check);
 }

@@ -293,6 +293,41 @@ fn p_eos_beyond_vocabulary_is_named_with_its_file() {
 }
 
 #[test]
+fn p_completions_control_tokens_in_a_text_are_those_of_the_chat() {
+    // One model's tokenizer puts a token before each text, as its template does.
+    let with_start = |tokenizer: &mut Value| {
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let start = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+        tokenizer["post_processor"] = json!({"type": "TemplateProcessing", "single": [start, text],
+            "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}});
+    };
+    let plain = model(&[config(json!({"eos_token": "<|im_end|>"}))]);
+    let start = json!({"eos_token": "<|im_end|>", "chat_template": format!("<s>{TEMPLATE}")});
+    let started = model_with(with_start, &[config(start.clone())]);
+    let mut add = start;
+    add["add_bos_token"] = true.into();
+    let added = model(&[config(add)]);
+    for folder in [plain, started, added] {
+        let lm = open(&folder);
+        let template = lm.chat_template.as_ref().unwrap().compile().unwrap();
+        let messages = [json!({"role": "user", "content": "Hi"})];
+        let text = template.render(&messages, &Options::default()).unwrap();
+        let asked = asked(&lm, "Hi");
+        assert_eq!(asked.last(), Some(&511));
+        assert_eq!(lm.complete(&text).max_tokens(1).run().unwrap().prompt, asked);
+        assert_eq!(lm.encode_prompt(&text, true).unwrap(), asked);
+        let spelled = lm.complete(&text).parse_special(false).max_tokens(1).run().unwrap().prompt;
+        assert!(!spelled.contains(&511) && spelled.len() > asked.len() + 4, "{spelled:?}");
+        assert_eq!(lm.encode_prompt(&text, false).unwrap(), spelled);
+        // What goes on from a state has nothing before it.
+        let state = lm.model.new_state().unwrap();
+        let next = lm.complete("<|im_end|>").after(Vec::new(), state).max_tokens(1).run().unwrap();
+        assert_eq!(next.prompt, [511]);
+    }
+}
+
+#[test]
 fn a_model_as_gguf_has_the_tokens_that_files_beside_its_tokenizer_name() {
     let end = "<|im_end|>";
     let folder = model_with(without_end, &[config(json!({"eos_token": end}))]);

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::files;
 use boostr::load;
 use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
@@ -258,15 +259,17 @@ fn path_for(body: &Map<String, Value>) -> Result<&'static str, String> {
 struct Input {
     file: BufReader<File>,
     number: usize,
+    /// Nothing is read yet.
+    is_start: bool,
 }
 
 impl Input {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("`{}`", path.display()))?;
+        let file = files::open(path)?;
         if !file.metadata()?.is_file() {
             bail!("`{}`: expected a file: it is read twice", path.display());
         }
-        Ok(Self { file: BufReader::new(file), number: 0 })
+        Ok(Self { file: BufReader::new(file), number: 0, is_start: true })
     }
 
     /// How many lines there are; the next is the first again.
@@ -276,7 +279,7 @@ impl Input {
             count += 1;
         }
         self.file.seek(SeekFrom::Start(0))?;
-        self.number = 0;
+        (self.number, self.is_start) = (0, true);
         Ok(count)
     }
 
@@ -293,9 +296,11 @@ impl Input {
             let text = String::from_utf8(bytes);
             let text =
                 text.with_context(|| format!("--in: line {} is not UTF-8", self.number + 1))?;
-            if !text.trim().is_empty() {
+            let is_first = std::mem::take(&mut self.is_start);
+            let text = if is_first { files::without_bom(&text) } else { &text }.trim();
+            if !text.is_empty() {
                 self.number += 1;
-                return Ok(Some(Line { number: self.number, text: text.trim().to_owned() }));
+                return Ok(Some(Line { number: self.number, text: text.to_owned() }));
             }
         }
     }

@@ -50,6 +50,9 @@ pub struct TokenizerInput {
     /// Read the text from a file
     #[arg(short, long, value_name = "PATH")]
     pub file: Option<PathBuf>,
+    /// Whether names of control tokens, as <|im_start|>, are those tokens
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub parse_special: bool,
     /// One JSON object
     #[arg(long)]
     pub json: bool,
@@ -72,7 +75,7 @@ pub fn run(args: &TokenizerArgs, term: &Term) -> Result<()> {
 fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
     let (side, text) = text_and_tokenizer(input, term)?;
     let tokenizer = tokenizer_of(&side)?;
-    let ids = side.encode(&text)?;
+    let ids = side.encode(&text, input.parse_special)?;
     if input.json {
         let tokens: Vec<_> = ids.iter().map(|&id| tokenizer.token(id)).collect();
         return term.print_json(&json!({ "ids": ids, "tokens": tokens, "count": ids.len() }));
@@ -84,7 +87,7 @@ fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
 fn count(input: &TokenizerInput, term: &Term) -> Result<()> {
     let (side, text) = text_and_tokenizer(input, term)?;
     tokenizer_of(&side)?;
-    let count = side.encode(&text)?.len();
+    let count = side.encode(&text, input.parse_special)?.len();
     if input.json {
         return term.print_json(&json!({ "count": count, "bytes": text.len() }));
     }

@@ -9,6 +9,7 @@ mod chat;
 mod common;
 mod ends;
 mod faults;
+mod files;
 mod gguf;
 mod models;
 mod process;

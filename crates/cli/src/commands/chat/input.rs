@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Lines, StdinLock};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use boostr::files::BOM;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
@@ -18,7 +19,8 @@ const HISTORY: usize = 1000;
 pub enum Input {
     /// A terminal, with the file of its history.
     Terminal(Box<Editor<(), FileHistory>>, PathBuf),
-    Pipe(Lines<StdinLock<'static>>),
+    /// A pipe or a file, and whether nothing of it is read yet.
+    Pipe(Lines<StdinLock<'static>>, bool),
 }
 
 /// What was read.
@@ -33,7 +35,7 @@ pub enum Entry {
 impl Input {
     pub fn new(history: &Path) -> Result<Self> {
         if !io::stdin().is_terminal() {
-            return Ok(Self::Pipe(io::stdin().lines()));
+            return Ok(Self::Pipe(io::stdin().lines(), true));
         }
         let config = Config::builder().max_history_size(HISTORY)?.build();
         let mut editor = Editor::with_config(config).context("terminal")?;
@@ -70,12 +72,14 @@ impl Input {
     fn line(&mut self, prompt: &str) -> Result<Entry> {
         let (editor, history) = match self {
             Self::Terminal(editor, history) => (editor, history),
-            Self::Pipe(lines) => {
-                return Ok(lines
-                    .next()
-                    .transpose()
-                    .context("stdin")?
-                    .map_or(Entry::End, Entry::Text));
+            Self::Pipe(lines, is_start) => {
+                let is_first = std::mem::take(is_start);
+                let line = lines.next().transpose().context("stdin")?;
+                let line = line.map(|line| match line.strip_prefix(BOM) {
+                    Some(rest) if is_first => rest.to_owned(),
+                    _ => line,
+                });
+                return Ok(line.map_or(Entry::End, Entry::Text));
             }
         };
         match editor.readline(prompt) {
