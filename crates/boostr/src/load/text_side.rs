@@ -172,9 +172,6 @@ impl TextSide {
         if let Some(id) = self.defaults.bos_token_id.take_if(|id| !is_within(*id)) {
             self.warnings.push(format!("`bos_token_id`: {id} is not used: {reason}"));
         }
-        if let Some(id) = self.bos.take_if(|id| !is_within(*id)) {
-            self.warnings.push(format!("`bos_token`: {id} is not used: {reason}"));
-        }
     }
 
     /// The ids of a prompt, with what the tokenizer puts before it. With `parse_special`, the name of a control token in

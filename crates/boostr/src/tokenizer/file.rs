@@ -87,18 +87,6 @@ impl Written {
 
     /// Refuses what makes the crate ask for so much memory that the process is ended: no panic to catch.
     pub(super) fn check_memory(&self, path: &Path) -> Result<Growth> {
-        let Self { normalizer, pre_tokenizer, post_processor, decoder, .. } = self;
-        let steps = Steps { normalizer, pre_tokenizer, post_processor, decoder };
-        let growth = steps.growth().or_else(|reason| fail(path, reason))?;
-        let own: Option<NormalizerWrapper> = serde_json::from_value(normalizer.clone()).ok();
-        let added = |token: &WrittenToken| {
-            AddedToken::from(token.content.as_str(), false).normalized(token.normalized)
-        };
-        check_added(path, own.as_ref(), &self.added_tokens.iter().map(added).collect::<Vec<_>>())?;
-        if let Some(found) = self.model.max_input_chars_per_word.filter(|&most| most > MAX_PIECE) {
-            let reason = "expected `max_input_chars_per_word`";
-            return fail(path, format!("{reason} of at most {MAX_PIECE}, found {found}"));
-        }
         let mut regex_bytes = 0_usize;
         let mut todo = vec![&self.normalizer, &self.pre_tokenizer, &self.decoder];
         while let Some(value) = todo.pop() {
@@ -125,6 +113,18 @@ impl Written {
                 "expected regular expressions of at most {MAX_REGEX} bytes, found {regex_bytes}"
             );
             return fail(path, reason);
+        }
+        let Self { normalizer, pre_tokenizer, post_processor, decoder, .. } = self;
+        let steps = Steps { normalizer, pre_tokenizer, post_processor, decoder };
+        let growth = steps.growth().or_else(|reason| fail(path, reason))?;
+        let own: Option<NormalizerWrapper> = serde_json::from_value(normalizer.clone()).ok();
+        let added = |token: &WrittenToken| {
+            AddedToken::from(token.content.as_str(), false).normalized(token.normalized)
+        };
+        check_added(path, own.as_ref(), &self.added_tokens.iter().map(added).collect::<Vec<_>>())?;
+        if let Some(found) = self.model.max_input_chars_per_word.filter(|&most| most > MAX_PIECE) {
+            let reason = "expected `max_input_chars_per_word`";
+            return fail(path, format!("{reason} of at most {MAX_PIECE}, found {found}"));
         }
         Ok(growth)
     }

@@ -63,6 +63,9 @@ impl Steps<'_> {
         };
         let text = within("normalizer", self.normalizer, MAX_NORMALIZERS)?;
         within("pre_tokenizer", self.pre_tokenizer, MAX_PRE_TOKENIZERS)?;
+        if cuts_nothing(self.pre_tokenizer) {
+            return Err("`pre_tokenizer`: expected a `length` of at least 1, found 0".to_owned());
+        }
         within("post_processor", self.post_processor, u64::MAX)?;
         let token = within("decoder", self.decoder, MAX_DECODERS)?;
         let patterns = [self.normalizer, self.pre_tokenizer, self.decoder].map(patterns);
@@ -77,6 +80,18 @@ impl Steps<'_> {
             return Err(format!("`post_processor` puts {frame} tokens around a text, {reason}"));
         }
         Ok(Growth { text, token })
+    }
+}
+
+/// Whether a step cuts a text into pieces of no characters, over which the tokenizers crate panics.
+fn cuts_nothing(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(cuts_nothing),
+        Value::Object(fields) => {
+            value["type"] == "FixedLength" && value["length"] == 0
+                || fields.get("pretokenizers").is_some_and(cuts_nothing)
+        }
+        _ => false,
     }
 }
 

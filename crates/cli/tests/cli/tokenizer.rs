@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{boostr, copy_of_tiny, demo, folder, ids, root, tiny};
+use boostr::state_file::SavedState;
+
+use crate::common::{boostr, copy_of_tiny, demo, folder, root, tiny};
 
 const TEXT: &str = "it's 12345 don't we'll";
 
@@ -18,8 +20,8 @@ fn ids_of_run(model: &str, text: &str) -> String {
     let state = folder("tokenizer-ids").join("s.state");
     let state = state.to_str().unwrap();
     boostr(&["run", model, "--raw", "-p", text, "-n", "0", "--save-state", state]).ok();
-    let shown = boostr(&["state", "show", state, "--json"]).ok().json();
-    let words: Vec<String> = ids(&shown["ids"]).iter().map(u64::to_string).collect();
+    let saved = SavedState::from_bytes("s.state", fs::read(state).unwrap()).unwrap();
+    let words: Vec<String> = saved.ids().unwrap().iter().map(u32::to_string).collect();
     words.join(" ") + "\n"
 }
 
