@@ -346,6 +346,17 @@ impl<B: Backend> LanguageModel<B> {
         Ok(ids)
     }
 
+    /// Puts another chat template in place of the model's. The role markers that it writes are control tokens too.
+    pub fn set_chat_template(&mut self, source: chat::Source) {
+        let of = |tokenizer: Tokenizer| {
+            let markers = source.templates.iter().flat_map(|(_, text)| tokenizer.markers_in(text));
+            let markers: Vec<u32> = markers.collect();
+            tokenizer.with_control(&markers)
+        };
+        self.tokenizer = self.tokenizer.take().map(of);
+        self.chat_template = Some(source);
+    }
+
     /// The ids of a prompt that is gone on with as it is. With `parse_special`, the name of a control token in it is that
     /// token, as in what a chat template writes; without, it is text, as in [`encode`](Self::encode).
     ///

@@ -136,7 +136,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
-    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    template::apply(&args.chat, &mut lm)?;
     term.warn(&lm.warnings);
     let (state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
