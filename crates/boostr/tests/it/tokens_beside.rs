@@ -46,7 +46,9 @@ fn without_end(tokenizer: &mut Value) {
 
 fn config(more: Value) -> (&'static str, Value) {
     let mut config = json!({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE});
-    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+        config.extend(more);
+    }
     ("tokenizer_config.json", config)
 }
 
