@@ -16,7 +16,7 @@ use crate::models::{Config, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
 use crate::threads::Threads;
-use crate::tokenizer::{Tokenizer, ensure_bos};
+use crate::tokenizer::{Part, Tokenizer, ensure_bos};
 
 pub mod adapters;
 mod conversation;
@@ -252,7 +252,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// ```
     /// use boostr::load::{LanguageModel, OpenOptions};
-    /// use boostr::train::data::{Batches, Packing, TokenFile};
+    /// use boostr::train::data::{Batches, Packing, TokenFile, Truncate};
     /// use boostr::train::{AdamWConfig, LoraConfig, Schedule, Trainer, TrainableModel};
     /// use boostr::backend;
     ///
@@ -263,7 +263,7 @@ impl<B: Backend> LanguageModel<B> {
     /// let lm = LanguageModel::open(path, &options, backend::cpu())?;
     /// let documents = [lm.encode("The sea was calm.")?, lm.encode("The wind rose.")?];
     /// let data = TokenFile::of_documents(&documents, 0, lm.vocab_limit() as u32)?;
-    /// let mut batches = Batches::new(&data, Packing::Documents, 2, 32, 0)?;
+    /// let mut batches = Batches::new(&data, Packing::Documents(Truncate::Split), 2, 32, 0)?;
     ///
     /// let mut model = TrainableModel::open(path.as_ref(), &options)?;
     /// model.add_adapters(&lora, 0)?;
@@ -339,7 +339,16 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// When there is no tokenizer or it refuses the text.
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
-        let mut ids = self.tokenizer()?.encode(prompt, true)?;
+        self.encode_parts(&[Part::Text(prompt)])
+    }
+
+    /// The same of a prompt in parts, some of which the program wrote.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_parts(&self, parts: &[Part<'_>]) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer()?.encode_parts(parts, true)?;
         if let Some(bos) = self.bos {
             ensure_bos(&mut ids, bos);
         }
@@ -364,14 +373,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &str, parse_special: bool) -> Result<Vec<u32>> {
-        if !parse_special {
-            return self.encode(prompt);
-        }
-        let mut ids = self.tokenizer()?.encode_control(prompt, true)?;
-        if let Some(bos) = self.bos {
-            ensure_bos(&mut ids, bos);
-        }
-        Ok(ids)
+        self.encode_parts(&[if parse_special { Part::Control(prompt) } else { Part::Text(prompt) }])
     }
 
     /// Ids below this may be sampled: the weights have a row for them and the tokenizer a text.

@@ -17,8 +17,10 @@ use tokio::sync::Semaphore;
 
 use crate::config::Config;
 use crate::error::{ApiError, Result};
+use crate::hole::Hole;
 use crate::ids::Ids;
 use crate::metrics::Metrics;
+use crate::stored::Responses;
 use crate::turn::Kept;
 
 /// Texts that are encoded at once, and the like.
@@ -29,6 +31,8 @@ pub(crate) struct App<B: Backend> {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     pub(crate) ids: Ids,
+    /// Answers that later requests may go on from.
+    pub(crate) responses: Responses,
     /// When the server was made.
     pub(crate) begun: Instant,
     /// How much may be done at once outside of the engine: to encode a text takes about a hundred times its memory.
@@ -41,6 +45,7 @@ pub(crate) struct App<B: Backend> {
 impl<B: Backend> App<B> {
     pub(crate) fn new(config: Config) -> Result<Self, prometheus::Error> {
         Ok(Self {
+            responses: Responses::new(config.max_responses),
             config,
             metrics: Metrics::new()?,
             ids: Ids::new(),
@@ -120,6 +125,10 @@ pub(crate) struct Loaded<B: Backend> {
     pub(crate) template: ChatTemplate,
     /// How the model calls tools, if its template shows it.
     pub(crate) tool_format: Option<ToolFormat>,
+    /// How the model fills in, if it does.
+    pub(crate) hole: Option<Hole>,
+    /// Whether thoughts end with a control token.
+    pub(crate) thinks_by_control: bool,
     /// Made when an answer first has to follow a grammar.
     vocabulary: OnceLock<boostr::Result<Vocabulary>>,
     /// Conversations that are kept, if any are.
@@ -149,10 +158,14 @@ impl<B: Backend> Loaded<B> {
                 ChatTemplate::plain()?
             }
         };
+        let tokenizer = lm.tokenizer()?.clone();
+        let closing = tokenizer.id("</think>");
         let version = env!("CARGO_PKG_VERSION");
         let weights = lm.model.fingerprint().unwrap_or("none");
         Ok(Self {
-            tokenizer: lm.tokenizer()?.clone(),
+            hole: Hole::of(&tokenizer),
+            thinks_by_control: closing.is_some_and(|id| tokenizer.is_special(id)),
+            tokenizer,
             fingerprint: format!("boostr-{version}-{weights}"),
             created: unix_seconds(),
             state_bytes: lm.model.new_state()?.size_in_bytes(),

@@ -24,6 +24,9 @@ pub struct Config {
     pub metrics: bool,
     /// Conversations that are kept; no more can be begun.
     pub max_sessions: usize,
+    /// Answers of `/v1/responses` that are kept in memory for later requests, at most 64 MiB of them; the least recently
+    /// used make room.
+    pub max_responses: usize,
     /// Limits of sizes and times.
     pub limits: Limits,
 }
@@ -39,6 +42,7 @@ impl Default for Config {
             page: true,
             metrics: true,
             max_sessions: 1000,
+            max_responses: 1000,
             limits: Limits::default(),
         }
     }

@@ -16,6 +16,7 @@ use boostr::backend::Backend;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::api;
 use crate::app::App;
 use crate::body::Noticed;
 use crate::config::Config;
@@ -48,6 +49,7 @@ pub(crate) async fn guard<B: Backend>(
     let route = matched.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
     let origin = request.headers().get(header::ORIGIN).cloned();
+    let path = request.uri().path().to_owned();
     let span = tracing::info_span!("request", id);
 
     let mut response = async {
@@ -60,6 +62,7 @@ pub(crate) async fn guard<B: Backend>(
     .instrument(span.clone())
     .await;
 
+    response = api::in_own_form(&path, response);
     let code = response.status().as_u16();
     app.metrics.answered(&route, code);
     let headers = response.headers_mut();

@@ -19,6 +19,7 @@ mod endpoint;
 mod error;
 mod fields;
 mod guard;
+mod hole;
 mod ids;
 mod io;
 mod job;
@@ -30,6 +31,7 @@ mod options;
 mod page;
 mod shape;
 mod sse;
+mod stored;
 mod turn;
 
 use std::future::Future;

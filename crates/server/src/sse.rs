@@ -1,4 +1,4 @@
-//! Server-sent events: the body of an answer that comes piece by piece.
+//! The body of an answer that comes piece by piece: server-sent events, or lines of JSON.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,12 +17,22 @@ use crate::job::Piece;
 
 /// Writes the events of an answer.
 pub(crate) trait Script: Send + Unpin + 'static {
+    /// Whether it writes lines of JSON in place of events. These have no comments.
+    const IS_LINES: bool = false;
     /// What comes before everything.
     fn begin(&mut self, out: &mut Events);
     /// A piece; not of those that [`stream`] writes itself.
     fn piece(&mut self, piece: Piece, out: &mut Events);
-    /// What comes after the last piece, before the mark of the end.
+    /// What comes after the last piece.
     fn finish(&mut self, out: &mut Events);
+    /// What a failure looks like when there is no status any more. Nothing follows.
+    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+        out.data(&error.body());
+    }
+    /// What tells that the answer is still being made.
+    fn ping(&mut self, out: &mut Events) {
+        out.comment("ping");
+    }
 }
 
 /// Text of events that is not sent yet.
@@ -32,8 +42,27 @@ pub(crate) struct Events(String);
 impl Events {
     /// An event with this as JSON.
     pub(crate) fn data(&mut self, value: &impl Serialize) {
+        self.write("data: ", value, "\n\n");
+    }
+
+    /// The same with a name.
+    pub(crate) fn event(&mut self, name: &str, value: &impl Serialize) {
+        self.write(&format!("event: {name}\ndata: "), value, "\n\n");
+    }
+
+    /// A line with this as JSON.
+    pub(crate) fn line(&mut self, value: &impl Serialize) {
+        self.write("", value, "\n");
+    }
+
+    /// The mark of the end, as OpenAI's first streams have it.
+    pub(crate) fn done(&mut self) {
+        self.0.push_str("data: [DONE]\n\n");
+    }
+
+    fn write(&mut self, before: &str, value: &impl Serialize, after: &str) {
         match serde_json::to_string(value) {
-            Ok(json) => self.0.push_str(&format!("data: {json}\n\n")),
+            Ok(json) => self.0.extend([before, &json, after]),
             Err(error) => tracing::error!(%error, "an event could not be written"),
         }
     }
@@ -45,10 +74,10 @@ impl Events {
 
 /// The response to a stream of `count` continuations, once the first of `pieces` is there: that may still be an error
 /// with a status of its own.
-pub(crate) async fn stream(
+pub(crate) async fn stream<S: Script>(
     mut pieces: mpsc::Receiver<Piece>,
     count: usize,
-    script: impl Script,
+    script: S,
 ) -> Result<Response> {
     let first = match pieces.recv().await {
         Some(Piece::Failed(error)) => return Err(error),
@@ -63,8 +92,9 @@ pub(crate) async fn stream(
         has_begun: false,
         is_over: false,
     };
+    let kind = if S::IS_LINES { "application/x-ndjson" } else { "text/event-stream" };
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
@@ -89,10 +119,11 @@ impl<S: Script> SseBody<S> {
             self.script.begin(&mut out);
         }
         match piece {
+            Some(Piece::Progress { .. } | Piece::Ping) if S::IS_LINES => {}
             Some(Piece::Progress { done, total }) => {
                 out.comment(&format!("prefill {done}/{total}"));
             }
-            Some(Piece::Ping) => out.comment("ping"),
+            Some(Piece::Ping) => self.script.ping(&mut out),
             Some(Piece::Failed(error)) => self.fail(&error, &mut out),
             Some(piece) => {
                 let ended = matches!(piece, Piece::Finished { .. });
@@ -100,7 +131,6 @@ impl<S: Script> SseBody<S> {
                 self.running -= usize::from(ended && self.running > 0);
                 if self.running == 0 {
                     self.script.finish(&mut out);
-                    out.0.push_str("data: [DONE]\n\n");
                     self.is_over = true;
                 }
             }
@@ -109,9 +139,8 @@ impl<S: Script> SseBody<S> {
         out.0
     }
 
-    /// There is no status any more: the error is the last event.
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
-        out.data(&error.body());
+        self.script.fail(error, out);
         self.is_over = true;
     }
 }

@@ -1,16 +1,14 @@
 //! The configuration of a model, of any family.
 
-use std::any::{TypeId, type_name};
 use std::fmt;
 use std::sync::Arc;
 
-use super::family::Builder;
-use super::{Families, Family, Layer, MAX_SIZE, gguf};
+use super::{Families, Family, MAX_SIZE, gguf};
 use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{LayerSpec, Params, Part, Slot, SlotSize};
+use crate::nn::{Layer, LayerSpec, Params, Part, Slot, SlotSize};
 
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
@@ -96,18 +94,9 @@ impl Config {
     }
 
     /// The layers with the weights of `params`.
-    pub(crate) fn load<B: Backend>(
-        &self,
-        params: &Params<'_, B>,
-    ) -> Result<Vec<Box<dyn Layer<B>>>> {
-        let builder = self.0.builder(TypeId::of::<B>());
-        let Some(load) = builder.as_ref().and_then(|of| of.downcast_ref::<Builder<B>>()) else {
-            let what = format!("models on the backend {}", type_name::<B>());
-            return Err(Error::Unsupported { what });
-        };
-        let layers = params.under(self.0.frame().names.layers);
-        let count = self.0.layers().len();
-        layers.each(count, |i| load(&*self.0, i, &layers.under(&i.to_string())))
+    pub(crate) fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Vec<Layer<B>>> {
+        let (params, layers) = (params.under(self.0.frame().names.layers), self.0.layers());
+        params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
     }
 
     /// Refuses sizes that are impossible, by an `error` made of the field and the reason.

@@ -316,14 +316,16 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Bounds of steps, `[low, high]`; `(0, infinity)` when missing.
+    /// Bounds of steps, `[low, high]`, under names as [`Names`] has them; `(0, infinity)` when missing.
     ///
     /// # Errors
     ///
     /// [`Error::Config`](crate::Error::Config) for what is no such pair.
     pub fn limits(&mut self, json: &str, value: &mut (f32, f32)) -> Result<()> {
+        let (first, _) = json.split_once('|').unwrap_or((json, ""));
         if let Some(file) = self.json() {
-            *value = read_limits(file, json)?;
+            let there = json.split('|').find(|key| file.has(key));
+            *value = read_limits(file, there.unwrap_or(first))?;
         }
         let (low, high) = *value;
         let high = if high.is_finite() {
@@ -331,7 +333,7 @@ impl<'a> Fields<'a> {
         } else {
             json!({ "__float__": "Infinity" })
         };
-        self.constant(json, json!([shortest(low), high]));
+        self.constant(first, json!([shortest(low), high]));
         Ok(())
     }
 

@@ -77,7 +77,7 @@ const MODULES: [(&str, &[&str]); 21] = [
             "engine",
         ],
     ),
-    ("evaluate", &["error", "ops", "backend", "models"]),
+    ("evaluate", &["error", "ops", "backend", "models", "sample"]),
     (
         "train",
         &[

@@ -3,9 +3,12 @@
 //! A line of the input is a request of the server's API, a line of the output its answer, both as in
 //! OpenAI's batch files. The output is its own record of progress: a stopped run resumes after the last
 //! whole line. A line has a checksum of its request, so the answers of another input are not resumed.
+//!
+//! Requests that failed are asked again into a file beside, `OUT.retry`, which takes over the other
+//! answers and then the name.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +22,7 @@ use boostr::load;
 use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
 use clap::Args;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
@@ -35,7 +39,8 @@ Examples:
 const NOTES: &str = "\
 A line of the input is the body of a request to the server, {\"messages\": [..], \"max_tokens\": 64} or {\"prompt\": ..} \
 or {\"input\": ..}, or a line of OpenAI's batch files with custom_id, url and body. Answers are in the order of the lines. \
-The same command goes on where a run was stopped, killed or not.";
+The same command goes on where a run was stopped, killed or not. A request that failed has its status and error in `response`, \
+as in OpenAI's batch files; while there are any, the exit code is 1, and --retry-failed asks them again.";
 
 /// Answer a file of requests, many at once
 #[derive(Debug, Args)]
@@ -54,6 +59,9 @@ pub struct BatchArgs {
     #[arg(long, value_name = "N", default_value_t = 8)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: u16,
+    /// Ask those again that failed
+    #[arg(long)]
+    pub retry_failed: bool,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -89,12 +97,22 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let mut input = Input::open(&args.input)?;
     let total = input.count()?;
     let mut output = Output::open(&args.out)?;
-    let done = output.resume(&mut input)?;
-    if done > 0 {
+    let mut answered = output.resume(&mut input)?;
+    let mut before = None;
+    let retry = beside(&args.out);
+    if args.retry_failed && (failed_of(&answered) > 0 || retry.exists()) {
+        input.rewind()?;
+        let mut again = Output::open(&retry)?;
+        let asked = again.resume(&mut input)?;
+        before = Some((std::mem::replace(&mut output, again), answered));
+        answered = asked;
+    }
+    let (done, failed_before) = (answered.len(), failed_of(&answered));
+    if done > 0 && before.is_none() {
         term.say(format_args!("{done} of {total} lines are answered already"));
     }
     if done == total {
-        return Ok(());
+        return finish(before.is_some(), &retry, args, (failed_before, total));
     }
 
     let lm = Arc::new(
@@ -120,7 +138,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
     server.load(lm, engine, None, None).map_err(exit::of_server)?;
 
-    stream::catch_interrupt();
+    stream::catch_signals();
     let bar = term.bar("{bar:32} {pos}/{len} requests, {eta} left {msg}");
     bar.set_length(total as u64);
     bar.set_position(done as u64);
@@ -129,13 +147,20 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         .enable_all()
         .build()
         .context("starting threads")?;
-    let failed =
-        runtime.block_on(answer_all(&server, input, &mut output, done, parallel, |failed| {
+    let failed = runtime.block_on(answer_all(
+        &server,
+        input,
+        &mut output,
+        before.as_mut(),
+        done,
+        parallel,
+        |failed| {
             bar.inc(1);
             if failed > 0 {
                 bar.set_message(format!("({failed} failed)"));
             }
-        }))?;
+        },
+    ))?;
     output.sync()?;
     bar.finish_and_clear();
     if stream::is_interrupted() {
@@ -143,10 +168,37 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         return Err(Interrupted.into());
     }
     term.say(format_args!("{} answers in {}", total, args.out.display()));
+    finish(before.is_some(), &retry, args, (failed + failed_before, total))
+}
+
+/// Gives the answers of a second try their name, and says whether some requests failed.
+fn finish(
+    is_retry: bool,
+    retry: &Path,
+    args: &BatchArgs,
+    (failed, total): (usize, usize),
+) -> Result<()> {
+    if is_retry {
+        fs::rename(retry, &args.out).with_context(|| format!("`{}`", args.out.display()))?;
+    }
     if failed > 0 {
-        bail!("{failed} of {} requests failed: their lines have `error`", total - done);
+        bail!(
+            "{failed} of {total} requests failed: their lines have the status and the error in `response`; \
+             --retry-failed asks them again"
+        );
     }
     Ok(())
+}
+
+/// Where requests are asked again before the answers take the name of the first.
+fn beside(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".retry");
+    name.into()
+}
+
+fn failed_of(answered: &[Answered]) -> usize {
+    answered.iter().filter(|line| line.is_failure).count()
 }
 
 /// Answers what is left of `input`, and writes the answers in its order. Returns how many failed.
@@ -154,6 +206,7 @@ async fn answer_all(
     server: &Server<Cpu>,
     mut input: Input,
     output: &mut Output,
+    mut before: Option<&mut (Output, Vec<Answered>)>,
     done: usize,
     parallel: usize,
     mut progress: impl FnMut(usize),
@@ -170,6 +223,12 @@ async fn answer_all(
         {
             match input.next()? {
                 Some(line) => {
+                    let kept =
+                        before.as_mut().map(|(output, lines)| output.answer(lines, line.number));
+                    if let Some(text) = kept.transpose()?.flatten() {
+                        ready.insert(line.number, (text, false));
+                        continue;
+                    }
                     let server = server.clone();
                     running.spawn(async move { (line.number, answer(&server, &line).await) });
                 }
@@ -178,9 +237,12 @@ async fn answer_all(
             continue;
         }
         // What runs is finished after an interrupt too, so that no answer is computed for nothing; a second one ends all.
-        let Some(result) = running.join_next().await else { return Ok(failed) };
-        let (number, answer) = result.context("answering")?;
-        ready.insert(number, answer);
+        if let Some(result) = running.join_next().await {
+            let (number, answer) = result.context("answering")?;
+            ready.insert(number, answer);
+        } else if !ready.contains_key(&next) {
+            return Ok(failed);
+        }
         while let Some((text, is_failure)) = ready.remove(&next) {
             output.write(&text)?;
             failed += usize::from(is_failure);
@@ -192,35 +254,34 @@ async fn answer_all(
 
 /// The line of the output for one of the input, and whether it is an error.
 async fn answer(server: &Server<Cpu>, line: &Line) -> (String, bool) {
-    let (custom_id, response) = match request(&line.text) {
-        Ok((custom_id, url, body)) => (custom_id, server.answer(&url, body.to_string()).await),
+    let value = serde_json::from_str(&line.text).map_err(|error| format!("no JSON: {error}"));
+    // Whatever is wrong with the rest, the answer has its name.
+    let custom_id = value.as_ref().ok().and_then(|value: &Value| value.get("custom_id"));
+    let custom_id = custom_id.cloned().unwrap_or_default();
+    let (status, body) = match value.and_then(request) {
+        Ok((url, body)) => server.answer(&url, body.to_string()).await,
         Err(reason) => {
             let message = format!("line {}: {reason}", line.number);
             let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
-            (Value::Null, (400, json!({"error": error})))
+            (400, json!({"error": error}))
         }
     };
-    let (status, body) = response;
-    let is_failure = status != 200;
-    let error =
-        if is_failure { body.get("error").cloned().unwrap_or_default() } else { Value::Null };
-    let line = json!({
+    let answer = json!({
         "id": format!("line-{}", line.number),
         "custom_id": custom_id,
-        "response": if is_failure { Value::Null } else { json!({"status_code": status, "body": body}) },
-        "error": error,
+        "response": {"status_code": status, "body": body},
+        "error": null,
         "request_crc32": line.checksum(),
     });
-    (line.to_string(), is_failure)
+    (answer.to_string(), status != 200)
 }
 
-/// What a line asks: the name that it has for its answer, the path, and the body.
-fn request(text: &str) -> Result<(Value, String, Value), String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+/// What a line asks: the path and the body.
+fn request(value: Value) -> Result<(String, Value), String> {
     let Value::Object(mut line) = value else {
         return Err("expected an object with `messages`, `prompt`, or `body`".into());
     };
-    let custom_id = line.remove("custom_id").unwrap_or_default();
+    line.remove("custom_id");
     let url = line.remove("url");
     let method = line.remove("method");
     if method.as_ref().is_some_and(|method| method != "POST") {
@@ -242,7 +303,7 @@ fn request(text: &str) -> Result<(Value, String, Value), String> {
         let paths = "/v1/chat/completions, /v1/completions or /v1/embeddings";
         return Err(format!("`url`: expected {paths}, found \"{url}\""));
     }
-    Ok((custom_id, url, Value::Object(body)))
+    Ok((url, Value::Object(body)))
 }
 
 fn path_for(body: &Map<String, Value>) -> Result<&'static str, String> {
@@ -272,15 +333,30 @@ impl Input {
         Ok(Self { file: BufReader::new(file), number: 0, is_start: true })
     }
 
-    /// How many lines there are; the next is the first again.
+    /// How many lines there are, no two of one `custom_id`; the next is the first again.
     fn count(&mut self) -> Result<usize> {
+        let mut names: HashMap<String, usize> = HashMap::new();
         let mut count = 0;
-        while self.next()?.is_some() {
+        while let Some(line) = self.next()? {
             count += 1;
+            let Ok(Named { custom_id: Some(name) }) = serde_json::from_str(&line.text) else {
+                continue;
+            };
+            if let Some(first) = names.insert(name.to_string(), line.number) {
+                return Err(usage(format!(
+                    "--in: lines {first} and {} have one `custom_id`, {name}: expected one for each",
+                    line.number
+                )));
+            }
         }
+        self.rewind()?;
+        Ok(count)
+    }
+
+    fn rewind(&mut self) -> Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         (self.number, self.is_start) = (0, true);
-        Ok(count)
+        Ok(())
     }
 
     fn next(&mut self) -> Result<Option<Line>> {
@@ -306,6 +382,19 @@ impl Input {
     }
 }
 
+/// The name that a line has for its answer.
+#[derive(Deserialize)]
+struct Named {
+    custom_id: Option<Value>,
+}
+
+/// A line of answers.
+struct Answered {
+    start: u64,
+    len: u64,
+    is_failure: bool,
+}
+
 /// The answers so far.
 struct Output {
     file: File,
@@ -320,10 +409,8 @@ impl Output {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.with_context(|| name.clone())?;
         match file.try_lock() {
-            Err(std::fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
-            Err(std::fs::TryLockError::Error(error))
-                if error.kind() != io::ErrorKind::Unsupported =>
-            {
+            Err(fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
+            Err(fs::TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
                 Err(error).context(name)
             }
             _ => Ok(Self { file, name }),
@@ -331,9 +418,9 @@ impl Output {
     }
 
     /// Cuts off what was not written to its end, checks that the rest answers `input`, and leaves both at the first line
-    /// that is not answered. Returns how many are.
-    fn resume(&mut self, input: &mut Input) -> Result<usize> {
-        let (mut done, mut end) = (0, 0);
+    /// that is not answered. Returns those that are.
+    fn resume(&mut self, input: &mut Input) -> Result<Vec<Answered>> {
+        let (mut answers, mut end) = (Vec::new(), 0);
         let mut reader = BufReader::new(&self.file);
         loop {
             let mut text = Vec::new();
@@ -341,7 +428,7 @@ impl Output {
             if text.last() != Some(&b'\n') {
                 break;
             }
-            done += 1;
+            let done = answers.len() + 1;
             let answered: Option<Value> = serde_json::from_slice(&text).ok();
             let checksum = answered.as_ref().and_then(|line| line.get("request_crc32")?.as_str());
             let line = input.next()?;
@@ -353,12 +440,31 @@ impl Output {
                     self.name
                 );
             }
-            end += read as u64;
+            let (start, len) = (end, read as u64);
+            answers.push(Answered {
+                start,
+                len,
+                is_failure: answered.as_ref().is_none_or(is_failure),
+            });
+            end += len;
         }
         drop(reader);
         self.file.set_len(end)?;
         self.file.seek(SeekFrom::Start(end))?;
-        Ok(done)
+        Ok(answers)
+    }
+
+    /// The answer to a line of the input, unless it failed or there is none.
+    fn answer(&mut self, lines: &[Answered], number: usize) -> Result<Option<String>> {
+        let line = number.checked_sub(1).and_then(|index| lines.get(index));
+        let Some(line) = line.filter(|line| !line.is_failure) else { return Ok(None) };
+        let mut text = String::new();
+        self.file.seek(SeekFrom::Start(line.start))?;
+        (&mut self.file)
+            .take(line.len)
+            .read_to_string(&mut text)
+            .with_context(|| self.name.clone())?;
+        Ok(Some(text.trim_end().to_owned()))
     }
 
     fn write(&mut self, line: &str) -> Result<()> {
@@ -369,4 +475,10 @@ impl Output {
     fn sync(&self) -> Result<()> {
         self.file.sync_all().with_context(|| self.name.clone())
     }
+}
+
+/// Whether an answer is none: of another status, or as earlier versions wrote it, with an error.
+fn is_failure(answer: &Value) -> bool {
+    let status = answer.pointer("/response/status_code").and_then(Value::as_u64);
+    status != Some(200) || answer.get("error").is_some_and(|error| !error.is_null())
 }

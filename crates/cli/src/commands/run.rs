@@ -167,7 +167,12 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         banner(&source, &summary, is_own_prompt, term);
     }
 
-    stream::catch_interrupt();
+    // What is to be saved is saved however the process is asked to end.
+    if out.is_some() {
+        stream::catch_signals()
+    } else {
+        stream::catch_interrupt()
+    }
     let show = match (&prompt, args.json) {
         (_, true) => Show::Nothing,
         (Prompt::Text(_), _) => Show::Text,
@@ -330,15 +335,15 @@ fn banner(source: &Source, summary: &Summary, is_own_prompt: bool, term: &Term) 
         system::bytes(summary.bytes as u64),
         term.cpu.level(),
     );
-    term.say(term.on_stderr(Style::Bold, &head));
+    term.say_in(Style::Bold, &head);
     let words = "a demo, not an assistant: it writes prose like its sources, and knows nothing";
-    term.say(term.on_stderr(Style::Dim, words));
+    term.say_in(Style::Dim, words);
     #[cfg(feature = "demo")]
     if is_own_prompt {
         let prompt = crate::model::demo::PROMPT;
         if term.stderr_tty && term.stdout_tty {
             // On one screen the prompt and its continuation read as one text.
-            term.say_part(term.on_stderr(Style::Dim, prompt));
+            term.say_part_in(Style::Dim, prompt);
         } else {
             term.say(format_args!("> {prompt}"));
         }
@@ -415,7 +420,7 @@ impl Report<'_> {
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {
-            term.say(term.on_stderr(Style::Dim, &line));
+            term.say_in(Style::Dim, &line);
         }
     }
 

@@ -75,6 +75,9 @@ pub struct ServeArgs {
     /// Conversations that are kept; no more can be begun
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub max_sessions: usize,
+    /// Answers of /v1/responses that are kept for later requests; 0 keeps none
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub responses: usize,
     /// Requests that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -206,6 +209,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         page: args.ui == Switch::On,
         metrics: args.metrics == Switch::On,
         max_sessions: args.max_sessions,
+        max_responses: args.responses,
         limits: Limits {
             max_body: args.max_body,
             max_tokens: args.max_new_tokens,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::model::{Source, bad};
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,7 +80,7 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", term.on_stdout(Style::Bold, &facts.name))?;
     for (label, value) in facts.lines() {
-        writeln!(out, "  {label:16}{value}")?;
+        writeln!(out, "  {label:16}{}", shown(&value))?;
     }
     writeln!(out)?;
     if args.tensors {

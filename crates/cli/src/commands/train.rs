@@ -12,7 +12,7 @@ use clap::Args;
 use crate::exit::usage;
 use crate::term::{BYTES, Term};
 use crate::training::{
-    NOTES, TrainingArgs, files, out_of, prepare, read_config, refuse_old, resume, set, start,
+    NOTES, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start,
 };
 
 const EXAMPLES: &str = "\
@@ -75,7 +75,8 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     if data.is_empty() {
         return Err(usage("--data FILE: expected text to train on"));
     }
-    refuse_old(&out)?;
+    let valid = files(&training.valid, training)?;
+    let checkpoints = claim(&out, &file.run)?;
     let tokenizer = match &args.tokenizer {
         Some(path) => files::read_text(path, MAX_FILE as u64)?,
         None => {
@@ -99,6 +100,6 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
         None => file.model.to_config(parsed.max_id() as usize + 1, end),
     };
     let model = TrainableModel::new(&config, tokenizer, file.run.seed)?.on(term.cpu.clone());
-    let tokens = prepare(&out, &data, &files(&training.valid, training)?, &encoder, term)?;
-    start(&out, file.run, model, tokens, training, term)
+    let tokens = prepare(&checkpoints, &data, &valid, &encoder, term)?;
+    start(checkpoints, file.run, model, tokens, training, term)
 }

@@ -17,6 +17,8 @@ mod run;
 mod serve;
 mod state;
 mod talk;
+#[cfg(unix)]
+mod terminal;
 mod tokenizer;
 #[cfg(target_os = "linux")]
 mod traced;

@@ -428,6 +428,75 @@ fn a_wrong_path_suggests_what_is_near() {
     assert!(run.stderr.contains("models/default`"), "{}", run.stderr);
     let run = boostr(&["show", parent.to_str().unwrap()]).fails(3);
     assert!(run.stderr.contains("models in this folder"), "{}", run.stderr);
-    let run = boostr(&["shwo"]).fails(3);
-    assert!(run.stderr.contains("did you mean the command `boostr show`"), "{}", run.stderr);
+    for (word, command) in [("shwo", "show"), ("rnu", "run"), ("ps", "list"), ("ls", "list")] {
+        let run = boostr(&[word]).fails(3);
+        let told = format!("did you mean the command `boostr {command}`");
+        assert!(run.stderr.contains(&told), "{}", run.stderr);
+    }
+    assert!(boostr(&["pull"]).fails(3).stderr.contains("boostr downloads nothing"));
+    assert!(boostr(&["qqqq"]).fails(3).stderr.contains("`boostr --help` lists the commands"));
+}
+
+#[test]
+fn p_help_all_error_the_help_of_all_commands_is_no_error() {
+    let all = boostr(&["--help-all"]).ok();
+    let first = all.stdout.lines().next().unwrap();
+    assert!(
+        first.starts_with("boostr ") && first.ends_with("language models on your CPU"),
+        "{first}"
+    );
+    for command in ["run", "list", "batch", "completions"] {
+        assert!(all.stdout.contains(&format!("\nboostr {command}\n")), "{command}");
+    }
+    assert!(all.stderr.is_empty());
+}
+
+#[test]
+fn the_models_of_named_folders_and_of_the_hubs_cache_are_listed() {
+    let folder = folder("list");
+    let make = |path: &str, bytes: usize| {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, vec![0; bytes]).unwrap();
+    };
+    make("models/one.gguf", 10);
+    make("models/big-00001-of-00002.gguf", 5);
+    make("models/big-00002-of-00002.gguf", 5);
+    make("models/group/two/config.json", 2);
+    make("models/group/two/model-00001-of-00002.safetensors", 30);
+    make("models/group/two/model-00002-of-00002.safetensors", 12);
+    make("models/empty/config.json", 2);
+    make("models/notes.txt", 9);
+    let hub = "home/hub/models--state-spaces--mamba2-130m/snapshots/0123abc";
+    make(&format!("{hub}/config.json"), 2);
+    make(&format!("{hub}/model.safetensors"), 70);
+    make("home/hub/models--a--b-GGUF/snapshots/9/b-q8_0.gguf", 8);
+    make("home/hub/datasets--c--d/snapshots/9/x.gguf", 8);
+    let list = |json: bool, models: &str| {
+        let mut command = command(if json { &["list", "--json"] } else { &["list"] });
+        command.env("BOOSTR_MODELS", folder.join(models)).env("HF_HOME", folder.join("home"));
+        command.env_remove("HF_HUB_CACHE");
+        end(command, "").ok()
+    };
+    let found = list(true, "models").json();
+    let found: Vec<(&str, u64)> = found["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| (model["name"].as_str().unwrap(), model["bytes"].as_u64().unwrap()))
+        .collect();
+    let want = [
+        ("a/b-GGUF/b-q8_0.gguf", 8),
+        ("big-00001-of-00002.gguf", 5),
+        ("group/two", 42),
+        ("one.gguf", 10),
+        ("state-spaces/mamba2-130m", 70),
+    ];
+    assert_eq!(found, want);
+    let shown = list(false, "models").stdout;
+    assert_eq!(shown.lines().count(), want.len());
+    let path = folder.join(hub);
+    assert!(shown.contains(path.to_str().unwrap()), "{shown}");
+    fs::remove_dir_all(folder.join("home")).unwrap();
+    assert!(list(false, "nowhere").stderr.contains("no models found: looked in"));
 }
