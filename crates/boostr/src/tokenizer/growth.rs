@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 /// Largest product of a file's normalizers. Published files reach about 1500 (ALBERT), most 12.
-const MAX_NORMALIZERS: u64 = 1 << 16;
+const MAX_NORMALIZERS: u64 = 1 << 12;
 
 /// The same of pre-tokenizers, whose text is not measured when it is made. Published files reach 21.
 const MAX_PRE_TOKENIZERS: u64 = 1 << 8;

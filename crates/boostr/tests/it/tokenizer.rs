@@ -633,13 +633,13 @@ fn split_string(pattern: &str) -> Value {
 
 #[test]
 fn p_tokenizer_normalizer_growth_of_a_long_text_is_an_error_about_the_text() {
-    let file = letters(json!({"normalizer": replaced("a", &"b".repeat(10_000))}));
+    let file = letters(json!({"normalizer": replaced("a", &"b".repeat(4000))}));
     let tokenizer = from_json(&file).unwrap();
-    assert_eq!(tokenizer.encode("ca", false).unwrap().len(), 10_001);
-    let message = tokenizer.encode(&"a".repeat(10_000), false).unwrap_err().to_string();
+    assert_eq!(tokenizer.encode("ca", false).unwrap().len(), 4001);
+    let message = tokenizer.encode(&"a".repeat(20_000), false).unwrap_err().to_string();
     assert!(message.contains("bytes once this tokenizer has normalized it"), "{message}");
     // The same length is fine where nothing grows.
-    assert_eq!(tokenizer.encode(&"c".repeat(10_000), false).unwrap().len(), 10_000);
+    assert_eq!(tokenizer.encode(&"c".repeat(20_000), false).unwrap().len(), 20_000);
 }
 
 #[test]
