@@ -3,6 +3,8 @@
 
 #[path = "../../../../fuzz/src/adapter.rs"]
 mod adapter;
+#[path = "../../../../fuzz/src/calls.rs"]
+mod calls;
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
 #[path = "../../../../fuzz/src/session.rs"]
@@ -41,6 +43,11 @@ fn templates_of_the_fuzzer_are_refused_or_run() {
 #[test]
 fn tokenizers_of_the_fuzzer_are_refused_or_used() {
     replay(include_str!("../corpus/tokenizers.jsonl"), tokenizer::check);
+}
+
+#[test]
+fn calls_of_the_fuzzer_are_the_same_however_they_are_cut() {
+    replay(include_str!("../corpus/calls.jsonl"), calls::check);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::documents::{Content, pieces};
-use crate::chat::{self, ChatTemplate};
+use crate::chat::{self, ChatTemplate, normalized};
 use crate::checkpoint::Fnv;
 use crate::error::{Error, Result};
 use crate::tokenizer::{Part, Tokenizer};
@@ -142,8 +142,12 @@ impl Encoder {
                 };
                 let mut options = options.clone();
                 options.tools = tools.clone().or(options.tools);
+                let messages = normalized(messages).map_err(|error| Error::Argument {
+                    name: "messages",
+                    reason: error.to_string(),
+                })?;
                 let answers =
-                    template.encode_answers_after(&self.tokenizer, messages, *given, &options)?;
+                    template.encode_answers_after(&self.tokenizer, &messages, *given, &options)?;
                 if !answers.is_answer.contains(&true) {
                     let reason = "no message of the assistant, so nothing to learn".into();
                     return Err(Error::Argument { name: "messages", reason });

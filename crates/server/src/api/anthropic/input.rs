@@ -212,7 +212,7 @@ mod tests {
                  "tool_calls": [call("t1", "f", json!({"x": 1})), call("t2", "g", json!({}))]},
                 {"role": "tool", "content": "2", "tool_call_id": "t1"},
                 {"role": "tool", "content": "3", "tool_call_id": "t2"},
-                {"role": "user", "content": "And\nnow?"}
+                {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]}
             ])
         );
     }
