@@ -61,6 +61,11 @@ impl ConfigFile {
         self.fields.iter().map(|(name, value)| (name.as_str(), value))
     }
 
+    /// Whether the file has the key, be its value null.
+    pub fn states(&self, key: &str) -> bool {
+        self.fields.contains_key(key)
+    }
+
     /// Whether there is a value that is not null.
     pub fn has(&self, key: &str) -> bool {
         self.value(&[key]).is_some()
