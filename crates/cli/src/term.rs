@@ -122,11 +122,9 @@ impl Term {
         }
     }
 
-    /// Writes what is odd about a model to stderr.
-    pub fn warn(&self, warnings: &[String]) {
-        for warning in warnings {
-            self.say(format_args!("{} {warning}", self.on_stderr(Style::Careful, "warning:")));
-        }
+    /// The same for each of what is odd about a model.
+    pub fn warn_all(&self, warnings: &[String]) {
+        warnings.iter().for_each(|warning| self.warn(warning));
     }
 
     /// Writes text to stderr, without a newline.

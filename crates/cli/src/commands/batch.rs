@@ -118,7 +118,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let lm = Arc::new(
         source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
     );
-    term.warn(&lm.warnings);
+    term.warn_all(&lm.warnings);
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,

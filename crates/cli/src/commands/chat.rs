@@ -149,7 +149,7 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
 
     let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
     template::apply(&args.chat, &mut lm)?;
-    term.warn(&lm.warnings);
+    term.warn_all(&lm.warnings);
     lm.tokenizer().map_err(BadModel::from)?;
     let own = if args.chat.raw { None } else { template::template(&lm)? };
     let has_template = own.is_some();

@@ -45,7 +45,7 @@ pub fn run(args: &EvalArgs, term: &Term) -> Result<()> {
     let named = args.path.as_deref().or(args.model.model.as_deref());
     let (source, options) = args.model.source(named)?;
     let lm: LanguageModel<Cpu> = source.open(&options, &term.cpu)?;
-    term.warn(&lm.warnings);
+    term.warn_all(&lm.warnings);
     let kind = DataFile::new(&args.data).map_err(|error| usage(error.to_string()))?.kind;
     match kind {
         Kind::Text { .. } => text(args, &lm, &source.name(), term),

@@ -138,7 +138,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
     let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
     template::apply(&args.chat, &mut lm)?;
-    term.warn(&lm.warnings);
+    term.warn_all(&lm.warnings);
     let (state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),

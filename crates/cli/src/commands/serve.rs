@@ -411,7 +411,7 @@ fn announce(
     plan: &Plan,
     term: &Term,
 ) -> Result<()> {
-    term.warn(&lm.warnings);
+    term.warn_all(&lm.warnings);
     let Plan { engine, state_bytes, grows, .. } = plan;
     let parameters = system::count(lm.model.parameters().0 as u64);
     let growth = if *grows {

@@ -76,7 +76,7 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
         json["warnings"] = json!(warnings);
         return term.print_json(&json);
     }
-    term.warn(&warnings);
+    term.warn_all(&warnings);
     let mut out = io::stdout().lock();
     writeln!(out, "{}", term.on_stdout(Style::Bold, &facts.name))?;
     for (label, value) in facts.lines() {

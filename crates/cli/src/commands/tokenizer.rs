@@ -162,7 +162,7 @@ fn open(input: &TokenizerInput, model: Option<&Path>, term: &Term) -> Result<Tex
     };
     let options = OpenOptions { tokenizer: input.tokenizer.clone(), ..OpenOptions::default() };
     let text = source.text_side(&options)?;
-    term.warn(&text.warnings);
+    term.warn_all(&text.warnings);
     Ok(text)
 }
 

@@ -55,7 +55,7 @@ impl Input {
     }
 
     pub fn is_terminal(&self) -> bool {
-        !matches!(self, Self::Pipe(_))
+        !matches!(self, Self::Pipe(..))
     }
 
     /// The next line, or all lines between two `"""`.
