@@ -98,7 +98,7 @@ fn one(message: &Value) -> Result<Value> {
     let role = match out.get_mut("role") {
         Some(Value::String(role)) => {
             if role == "developer" {
-                *role = "system".to_owned();
+                "system".clone_into(role);
             }
             role.clone()
         }

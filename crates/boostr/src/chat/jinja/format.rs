@@ -160,7 +160,7 @@ impl Spec {
             Some(separator) => {
                 let mut out = String::new();
                 for (i, c) in digits.chars().enumerate() {
-                    if i > 0 && (digits.len() - i) % size == 0 {
+                    if i > 0 && (digits.len() - i).is_multiple_of(size) {
                         out.push(separator);
                     }
                     out.push(c);
