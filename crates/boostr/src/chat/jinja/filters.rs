@@ -871,7 +871,10 @@ fn rounded(value: &Value, precision: i128, method: &str) -> Result {
                 let unit = 10_i128.pow(precision.unsigned_abs());
                 let (down, rest) = (whole.div_euclid(unit), whole.rem_euclid(unit));
                 let up = rest * 2 > unit || rest * 2 == unit && down % 2 != 0;
-                return Ok(Value::Int((down + i128::from(up)) * unit));
+                let rounded = (down + i128::from(up)).checked_mul(unit);
+                return rounded
+                    .map(Value::Int)
+                    .ok_or_else(|| Failure::new("a number that is too large"));
             }
             if !number.is_finite() {
                 return Ok(Value::Float(number));
@@ -914,7 +917,7 @@ fn truncated(text: &str, length: i128, kill: bool, end: &str, leeway: i128) -> R
     if length < end_len || leeway < 0 {
         return Err(Failure::new("truncate: expected a length of at least that of the end"));
     }
-    if text.chars().count() as i128 <= length + leeway {
+    if text.chars().count() as i128 <= length.saturating_add(leeway) {
         return Ok(text.to_owned());
     }
     let cut: String = text.chars().take((length - end_len) as usize).collect();

@@ -366,7 +366,8 @@ pub(super) fn percent(
                 return Ok(digits(rest)?.map(|number| number as i128));
             };
             *rest = after;
-            let number = next()?.as_int().filter(|number| number.abs() <= MAX_TEXT as i128);
+            let number =
+                next()?.as_int().filter(|number| number.unsigned_abs() <= MAX_TEXT as u128);
             number.map(Some).ok_or_else(|| Failure::new("`%`: `*` needs a whole number"))
         };
         if let Some(width) = star(&mut rest)? {
