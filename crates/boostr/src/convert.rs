@@ -23,9 +23,11 @@ use crate::checkpoint::{
 };
 use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
-use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
-use crate::models::Config;
-use crate::nn::{Change, Stored, decay_rate};
+use crate::load::{
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, template_file,
+};
+use crate::models::{Config, Family};
+use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
 use crate::tokenizer::Tokenizer;
 
@@ -290,7 +292,12 @@ impl ModelFiles {
             let reason = "expected a model alone: merge them into it first";
             return Err(Error::Argument { name: "adapter", reason: reason.into() });
         }
-        let mut checkpoint = Checkpoint::open_by(source, options.allow_pickle, options.access())?;
+        let opened = Checkpoint::open_by(source, options.allow_pickle, options.access());
+        let of_file = |error: Error| match folder_of(source).and_then(|f| config_file(&f)) {
+            Ok(file) => of_quantized(&file, error),
+            Err(_) => error,
+        };
+        let mut checkpoint = opened.map_err(of_file)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {
                 let reason =
@@ -308,7 +315,7 @@ impl ModelFiles {
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
-        let tied = config.prepare(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint).map_err(of_file)?;
         let folder = folder_of(source)?;
         let full = fs::canonicalize(&folder).unwrap_or(folder);
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -344,6 +351,10 @@ impl ModelFiles {
         } else {
             (family.hf_layout(self.rows_of(checkpoint), !self.tied)?, gguf.ok())
         };
+        let mut layout = layout;
+        if to_gguf {
+            zero_biases(family, &mut layout);
+        }
         // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
         let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
         for stored in gguf.iter().flat_map(|layout| &layout.0) {
@@ -459,7 +470,7 @@ impl ModelFiles {
     /// The text files of the new folder, by name.
     fn folder_files(&self, rows: usize) -> Result<Vec<(String, String)>> {
         let family = self.config.family();
-        let mut config = family.to_json()?;
+        let mut config = family.folder_json()?;
         config["vocab_size"] = rows.into();
         config["tie_word_embeddings"] = self.tied.into();
         let mut out = Vec::new();
@@ -528,6 +539,17 @@ impl ModelFiles {
         let text = serde_json::to_string_pretty(value);
         let text = text.map_err(|e| Error::format(self.checkpoint.path(), e.to_string()))?;
         Ok(text + "\n")
+    }
+}
+
+/// Adds a bias of zeros to each convolution without a bias: programs that run GGUF files look for one.
+fn zero_biases(family: &dyn Family, layout: &mut Layout) {
+    for (i, layer) in family.layers().iter().enumerate() {
+        let mixer = layer.part::<MixerConfig>();
+        if let Some(mixer) = mixer.filter(|mixer| !mixer.conv_bias) {
+            let channels = mixer.conv_dim();
+            layout.given(format!("blk.{i}.ssm_conv1d.bias"), vec![0.0; channels]);
+        }
     }
 }
 

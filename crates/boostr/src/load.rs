@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Device};
 use crate::chat;
 use crate::checkpoint::gguf::{self, Metadata};
-use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
+use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary, snapshots};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
 use crate::models::{Config, Families, Fingerprint, Model};
@@ -176,10 +176,13 @@ impl<B: Backend> LanguageModel<B> {
             // Before the weights: a folder without it is no model.
             let config = config_file(&folder)?;
             let files = TextFiles::read(&folder, options)?;
-            let checkpoint = options.checkpoint(path)?;
             let adapter = adapters_of(options)?;
-            let weights = Weights { checkpoint, adapter, options, is_embedded: false };
-            return Self::assemble(path, &config, files, weights, client);
+            let checkpoint = options.checkpoint(path);
+            let model = checkpoint.and_then(|checkpoint| {
+                let weights = Weights { checkpoint, adapter, options, is_embedded: false };
+                Self::assemble(path, &config, files, weights, client)
+            });
+            return model.map_err(|error| of_quantized(&config, error));
         }
         let file = options.checkpoint(path)?;
         let mut checkpoint = file.clone();
@@ -585,6 +588,29 @@ pub(crate) fn folder_of(path: &Path) -> Result<PathBuf> {
     Ok(if is_folder { path } else { parent }.to_path_buf())
 }
 
+/// An error about a model's weights, or the way in which they are quantized, where the configuration says that they are:
+/// none of these ways is read.
+pub(crate) fn of_quantized(config: &ConfigFile, error: Error) -> Error {
+    if !matches!(error, Error::Tensors { .. } | Error::Format { .. } | Error::Unsupported { .. }) {
+        return error;
+    }
+    for key in ["quantization_config", "quantization", "compression_config"] {
+        let Ok(about) = config.object(key) else { continue };
+        let bits = about.usize(&["bits"], 1..=64).ok().flatten();
+        let way = match (about.text("quant_method"), bits) {
+            (Ok(Some(method)), _) => format!("`{}`", method.escape_debug()),
+            (_, Some(bits)) => format!("MLX, {bits} bits"),
+            _ => continue,
+        };
+        let path = config.path().display();
+        let what = format!(
+            "weights quantized by {way} (`{key}` in `{path}`): take the model as its author trained it, or its GGUF file"
+        );
+        return Error::Unsupported { what };
+    }
+    error
+}
+
 /// The configuration file of a model folder.
 pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
     for name in ["config.json", "params.json"] {
@@ -593,11 +619,16 @@ pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
             return ConfigFile::parse(path, &text);
         }
     }
+    let cached = snapshots(folder);
     let reason = if adapters::is_adapter(folder)? {
         "adapters beside a model, no model: `boostr tune MODEL --merge ADAPTERS --out NEW` makes one"
-    } else {
+            .to_owned()
+    } else if cached.is_empty() {
         "no config.json (or params.json) in this folder: a model needs one beside its weights; take \
          it from where the weights came from"
+            .to_owned()
+    } else {
+        format!("no config.json in this folder{cached}")
     };
     Err(Error::format(folder, reason))
 }

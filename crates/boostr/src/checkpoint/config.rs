@@ -55,6 +55,11 @@ impl ConfigFile {
         &self.path
     }
 
+    /// Whether the file has the key, be its value null.
+    pub fn states(&self, key: &str) -> bool {
+        self.fields.contains_key(key)
+    }
+
     /// Whether there is a value that is not null.
     pub fn has(&self, key: &str) -> bool {
         self.value(&[key]).is_some()

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::{Families, Family, MAX_SIZE, gguf};
 use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
-use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
 use crate::error::{Error, Result};
-use crate::nn::{Layer, LayerSpec, Params, Part, Slot, SlotSize};
+use crate::nn::{AttentionConfig, Layer, LayerSpec, Params, Part, Slot, SlotSize};
 
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
@@ -18,17 +18,22 @@ const MAX_EXPERTS: usize = 1 << 17;
 
 /// Sizes and options of a model, of any family: a shared value that never changes.
 #[derive(Clone)]
-pub struct Config(Arc<dyn Family>);
+pub struct Config {
+    family: Arc<dyn Family>,
+    /// Tokens of the longest context, where the file says so. No default of a family takes its place, and no
+    /// fingerprint knows of it.
+    trained: Option<usize>,
+}
 
 impl<F: Family> From<F> for Config {
     fn from(family: F) -> Self {
-        Self(Arc::new(family))
+        Self { family: Arc::new(family), trained: None }
     }
 }
 
 impl PartialEq for Config {
     fn eq(&self, other: &Self) -> bool {
-        self.0.is_equal(&*other.0)
+        self.family.is_equal(&*other.family)
     }
 }
 
@@ -36,13 +41,13 @@ impl PartialEq for Config {
 /// `FalconH1(Config { .. })`.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let module = self.0.type_name().rsplit("::").nth(1).unwrap_or_default();
+        let module = self.family.type_name().rsplit("::").nth(1).unwrap_or_default();
         for word in module.split('_') {
             let (first, rest) = word.split_at(word.len().min(1));
             write!(f, "{}{rest}", first.to_uppercase())?;
         }
         write!(f, "(")?;
-        self.0.fmt(f)?;
+        self.family.fmt(f)?;
         write!(f, ")")
     }
 }
@@ -51,13 +56,55 @@ impl Config {
     /// The family's own view.
     #[must_use]
     pub fn family(&self) -> &dyn Family {
-        &*self.0
+        &*self.family
+    }
+
+    /// Tokens of the longest context that the model was made for, if its file says so.
+    #[must_use]
+    pub fn trained_length(&self) -> Option<usize> {
+        self.trained
+    }
+
+    /// Tokens that a sequence may have: those that the file states, where a layer keeps keys of all positions.
+    ///
+    /// A scaling of positions that reaches further counts: YaRN's factor times its original context, and a linear or
+    /// dynamic factor times the length that is stated. `None` for recurrent models, for those whose attention has
+    /// windows only, and for files that state no length.
+    ///
+    /// ```
+    /// use boostr::checkpoint::ConfigFile;
+    /// use boostr::models::Config;
+    ///
+    /// let config = |more: &str| Config::read(&ConfigFile::parse("config.json", &format!(r#"{{
+    ///     "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+    ///     "intermediate_size": 8, "vocab_size": 32 {more}
+    /// }}"#))?);
+    /// assert_eq!(config(r#", "max_position_embeddings": 4096"#)?.context_limit(), Some(4096));
+    /// assert_eq!(config("")?.context_limit(), None);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    #[must_use]
+    pub fn context_limit(&self) -> Option<usize> {
+        let trained = self.trained?;
+        let layers = self.family.layers();
+        let keeps_all = |slot: &Slot| matches!(slot.size(), SlotSize::Rows { window: None, .. });
+        if !layers.iter().flat_map(LayerSpec::slots).any(|slot| keeps_all(&slot)) {
+            return None;
+        }
+        let ropes =
+            layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
+        Some(ropes.map(|rope| rope.reach(trained)).fold(trained, usize::max))
+    }
+
+    /// The same, of a file that states a length.
+    pub(super) fn trained_for(self, length: Option<usize>) -> Self {
+        Self { trained: length, ..self }
     }
 
     /// The configuration of a family, if it is of that.
     #[must_use]
     pub fn get<F: Family>(&self) -> Option<&F> {
-        self.0.as_any().downcast_ref()
+        self.family.as_any().downcast_ref()
     }
 
     /// Reads a `config.json` of transformers or mamba_ssm, or a `params.json` of Codestral, of one of the
@@ -95,7 +142,8 @@ impl Config {
 
     /// The layers with the weights of `params`.
     pub(crate) fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Vec<Layer<B>>> {
-        let (params, layers) = (params.under(self.0.frame().names.layers), self.0.layers());
+        let (params, layers) =
+            (params.under(self.family.frame().names.layers), self.family.layers());
         params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
     }
 
@@ -147,7 +195,9 @@ impl Config {
     }
 
     /// Gives the tensors of any supported layout the model's names and shapes, once they are found to
-    /// be all there; returns whether the embedding is the head.
+    /// be all there; returns whether the embedding is the head. A head with other values than the embedding is used
+    /// whatever the configuration says. Tensors of a model that was saved without what stands around it, and so without
+    /// `model.` before their names, get it.
     ///
     /// What stays different is GGUF's `A`, which is `-exp(A_log)`.
     ///
@@ -161,6 +211,9 @@ impl Config {
         let family = self.family();
         let frame = family.frame();
         let is_gguf = checkpoint.gguf().is_some();
+        if !is_gguf {
+            with_prefix(checkpoint, frame.names.embeddings)?;
+        }
         family.normalise(checkpoint)?;
         let weight = |name: &str| format!("{name}.weight");
         let [embedding, head] = if is_gguf {
@@ -188,23 +241,46 @@ impl Config {
         layout.read(checkpoint)?;
         let tied = frame.tie_embeddings.unwrap_or(!with_head);
         if with_head && tied {
-            check_tied(checkpoint, &weight(frame.names.head), &weight(frame.names.embeddings))?;
+            // A head of its own is used whatever the configuration says, as in transformers.
+            let [head, embedding] = [frame.names.head, frame.names.embeddings].map(weight);
+            return are_equal(checkpoint.get(&head), checkpoint.get(&embedding));
         }
         Ok(tied)
     }
 }
 
-/// A head that is stored although it is tied must be the embedding.
-fn check_tied(checkpoint: &Checkpoint, head_name: &str, embedding_name: &str) -> Result<()> {
-    let [head, embedding] = [head_name, embedding_name].map(|name| checkpoint.get(name));
-    if let (Some(head), Some(embedding)) = (head, embedding)
-        && (head.dtype != embedding.dtype || *head.data != *embedding.data)
-    {
-        let reason = format!(
-            "the head is tied by the configuration, but `{head_name}` is not equal to \
-             `{embedding_name}`: set tie_word_embeddings to false, or remove one"
-        );
-        return Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason });
+/// Puts before all names but the head's what stands before that of the embedding, where the file has none of that: as
+/// transformers saves the part of a model below its head.
+fn with_prefix(checkpoint: &mut Checkpoint, embeddings: &str) -> Result<()> {
+    let Some((prefix, bare)) = embeddings.split_once('.') else { return Ok(()) };
+    let lacks = !checkpoint.names().any(|name| name.starts_with(&format!("{prefix}.")));
+    if !lacks || checkpoint.get(&format!("{bare}.weight")).is_none() {
+        return Ok(());
     }
-    Ok(())
+    checkpoint.rename(|name| (!name.starts_with("lm_head.")).then(|| format!("{prefix}.{name}")))
+}
+
+/// Whether two matrices have the same values, whatever their types.
+fn are_equal(head: Option<&TensorEntry>, embedding: Option<&TensorEntry>) -> Result<bool> {
+    /// Values that are compared at once.
+    const PIECE: usize = 1 << 20;
+    let (Some(head), Some(embedding)) = (head, embedding) else { return Ok(true) };
+    if head.dtype == embedding.dtype {
+        return Ok(*head.data == *embedding.data);
+    }
+    let count = head.shape.iter().product::<usize>();
+    let values = |entry: &TensorEntry, range: std::ops::Range<usize>| -> Result<Vec<f32>> {
+        let bytes = |count: usize| entry.dtype.bytes_of(&[count]).unwrap_or(0);
+        match entry.data.slice(bytes(range.start)..bytes(range.end)) {
+            Some(data) => TensorEntry { data, shape: vec![range.len()], ..entry.clone() }.to_f32(),
+            None => Ok(Vec::new()),
+        }
+    };
+    for first in (0..count).step_by(PIECE) {
+        let range = first..(first + PIECE).min(count);
+        if values(head, range.clone())? != values(embedding, range)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

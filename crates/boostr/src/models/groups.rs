@@ -184,16 +184,21 @@ impl Fields<'_> {
     }
 }
 
-/// Each layer's window: `sliding_window` where it is in use.
+/// Each layer's window: `sliding_window` where it is in use. Where the file has no such key, it is that of
+/// transformers' class; null is no window.
 fn read_windows(file: &ConfigFile, n_layer: usize, used: bool) -> Result<Vec<Option<usize>>> {
-    let window = file.usize(&["sliding_window"], 1..=1 << 40)?;
+    let model_type = file.text("model_type")?;
+    let has_class = matches!(model_type, Some("mistral" | "qwen2" | "qwen3"));
+    let of_class = (has_class && !file.states("sliding_window")).then_some(4096);
+    let window = file.usize(&["sliding_window"], 1..=1 << 40)?.or(of_class);
     let in_use = file.bool(&["use_sliding_window"])?.unwrap_or(used);
     let Some(window) = window.filter(|_| in_use) else { return Ok(vec![None; n_layer]) };
     let kind = |word: &str| Some((word == "sliding_attention").then_some(window));
     if let Some(windows) = layer_kinds((file, "layer_types"), Some(n_layer), kind, "")? {
         return Ok(windows);
     }
-    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(0);
+    let of_class = if matches!(model_type, Some("qwen2" | "qwen3")) { 28 } else { 0 };
+    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(of_class);
     Ok((0..n_layer).map(|layer| (layer >= first).then_some(window)).collect())
 }
 

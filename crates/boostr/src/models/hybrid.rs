@@ -66,7 +66,8 @@ impl Hybrid {
         let mut n_layer = self.is_attention.len();
         f.n_layer("num_hidden_layers", &mut n_layer)?;
         f.size(["num_attention_heads", ""], &mut a.nheads, Required)?;
-        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+        let of_class = f.class_heads_kv(a.nheads)?;
+        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
         f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
         a.out_bias = a.qkv_bias;
         f.activation("hidden_act", SILU)?;

@@ -174,7 +174,8 @@ impl Block {
             }
             Self::Attention(a) => {
                 f.size(["num_attention_heads", "attention.head_count"], &mut a.nheads, Required)?;
-                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+                let of_class = f.class_heads_kv(a.nheads)?;
+                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
                 let width = if f.gguf().is_some() { a.d_model / a.nheads } else { 128 };
                 let names = ["head_dim|attention_head_dim", "attention.key_length"];
                 f.size(names, &mut a.headdim, Or(width))?;

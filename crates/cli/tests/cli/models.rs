@@ -82,6 +82,21 @@ fn a_split_that_is_not_all_tokens_is_wrong_usage() {
 }
 
 #[test]
+fn p_kv_f16_overflow_names_the_option() {
+    let model = root().join("crates/boostr/tests/data/people/kv-f16-overflow");
+    let (model, out) = (model.to_str().unwrap(), folder("kv-f16").join("out.safetensors"));
+    let tokens = ["--tokens", "5,9,30,2,17,11,8,25", "--kv-type"];
+    let logits = ["logits", model, "--out", out.to_str().unwrap()];
+    for line in [[&logits[..], &tokens, &["f16"]], [&["run", model, "-n", "2"], &tokens, &["f16"]]]
+    {
+        let run = boostr(&line.concat()).fails(1);
+        assert!(run.stderr.contains("--kv-type"), "{}", run.stderr);
+    }
+    assert!(!out.exists());
+    boostr(&[&logits[..], &tokens, &["bf16"]].concat()).ok();
+}
+
+#[test]
 fn logits_that_cannot_be_written_are_a_failure() {
     let out = folder("unwritable").join("no/such/folder/out.safetensors");
     let run = boostr(&["logits", &tiny(), "--tokens", "5", "--out", out.to_str().unwrap()]);
@@ -343,6 +358,10 @@ fn bad_values_are_found_when_looked_for() {
     boostr(&["verify", path]).ok();
     is_bad(&model, "`backbone.norm_f.weight` has 1 NaN and 1 infinite values, the first at 3");
     assert!(boostr(&["run", path, "--tokens", "5"]).fails(3).stderr.contains("NaN"));
+    let out = folder("no-numbers").join("out.safetensors");
+    let run = boostr(&["logits", path, "--tokens", "5", "--out", out.to_str().unwrap()]).fails(3);
+    assert!(run.stderr.contains("its logits are not to be used: position 0"), "{}", run.stderr);
+    assert!(!out.exists());
 }
 
 type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
