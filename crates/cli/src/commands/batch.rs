@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::files;
 use boostr::load;
 use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
@@ -128,6 +129,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let lm = Arc::new(
         source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
     );
+    term.warn_all(&lm.warnings);
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,
@@ -335,17 +337,24 @@ fn path_for(body: &Map<String, Value>) -> Result<&'static str, String> {
 struct Input {
     file: BufReader<File>,
     number: usize,
+    /// Nothing is read yet.
+    is_start: bool,
     /// Of lines whose `custom_id` an earlier one has, that line and the name.
     repeated: BTreeMap<usize, (usize, String)>,
 }
 
 impl Input {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("`{}`", path.display()))?;
+        let file = files::open(path)?;
         if !file.metadata()?.is_file() {
             bail!("`{}`: expected a file: it is read twice", path.display());
         }
-        Ok(Self { file: BufReader::new(file), number: 0, repeated: BTreeMap::new() })
+        Ok(Self {
+            file: BufReader::new(file),
+            number: 0,
+            is_start: true,
+            repeated: BTreeMap::new(),
+        })
     }
 
     /// How many lines there are, and which have the `custom_id` of another; the next is the first again.
@@ -373,7 +382,7 @@ impl Input {
 
     fn rewind(&mut self) -> Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
-        self.number = 0;
+        (self.number, self.is_start) = (0, true);
         Ok(())
     }
 
@@ -390,10 +399,12 @@ impl Input {
             let text = String::from_utf8(bytes);
             let text =
                 text.with_context(|| format!("--in: line {} is not UTF-8", self.number + 1))?;
-            if !text.trim().is_empty() {
+            let is_first = std::mem::take(&mut self.is_start);
+            let text = if is_first { files::without_bom(&text) } else { &text }.trim();
+            if !text.is_empty() {
                 self.number += 1;
                 let same = self.repeated.get(&self.number).map(|(first, _)| *first);
-                return Ok(Some(Line { number: self.number, text: text.trim().to_owned(), same }));
+                return Ok(Some(Line { number: self.number, text: text.to_owned(), same }));
             }
         }
     }
