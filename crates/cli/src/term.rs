@@ -124,7 +124,9 @@ impl Term {
 
     /// The same for each of what is odd about a model.
     pub fn warn_all(&self, warnings: &[String]) {
-        warnings.iter().for_each(|warning| self.warn(warning));
+        for warning in warnings {
+            self.warn(warning);
+        }
     }
 
     /// Writes text to stderr, without a newline.

@@ -1,7 +1,6 @@
 //! What `boostr train` and `boostr tune` share: their options, the data, and a run that is followed.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
