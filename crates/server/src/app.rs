@@ -16,13 +16,15 @@ use boostr::tokenizer::Tokenizer;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
+use crate::desk::{Desks, Room};
 use crate::error::{ApiError, Result};
 use crate::ids::Ids;
+use crate::inflight::InFlight;
 use crate::metrics::Metrics;
 use crate::turn::Kept;
 
-/// Texts that are encoded at once, and the like.
-const HANDS: usize = 4;
+/// Memory for texts that are being encoded, and for sessions that are being read.
+const TEXT_MEMORY: usize = 160 << 20;
 
 /// What a server knows. Handlers have no state of their own.
 pub(crate) struct App<B: Backend> {
@@ -31,8 +33,10 @@ pub(crate) struct App<B: Backend> {
     pub(crate) ids: Ids,
     /// When the server was made.
     pub(crate) begun: Instant,
-    /// How much may be done at once outside of the engine: to encode a text takes about a hundred times its memory.
-    pub(crate) hands: Arc<Semaphore>,
+    /// The queues of work outside of the engine.
+    pub(crate) desks: Desks,
+    /// The bodies under way.
+    pub(crate) inflight: InFlight,
     loaded: OnceLock<Arc<Loaded<B>>>,
     draining: AtomicBool,
     work: Work,
@@ -41,11 +45,12 @@ pub(crate) struct App<B: Backend> {
 impl<B: Backend> App<B> {
     pub(crate) fn new(config: Config) -> Result<Self, prometheus::Error> {
         Ok(Self {
+            desks: Desks::new(&config.limits),
+            inflight: InFlight::new(config.limits.max_inflight),
             config,
             metrics: Metrics::new()?,
             ids: Ids::new(),
             begun: Instant::now(),
-            hands: Arc::new(Semaphore::new(HANDS)),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),
             work: Work::default(),
@@ -124,6 +129,8 @@ pub(crate) struct Loaded<B: Backend> {
     vocabulary: OnceLock<boostr::Result<Vocabulary>>,
     /// Conversations that are kept, if any are.
     pub(crate) sessions: Option<Kept<B>>,
+    /// The memory that work outside of the engine shares.
+    pub(crate) room: Room,
     /// Tells builds and weights apart, for `system_fingerprint`.
     pub(crate) fingerprint: String,
     /// When the model was loaded, in seconds since 1970.
@@ -160,6 +167,7 @@ impl<B: Backend> Loaded<B> {
             tool_format: lm.chat_template.as_ref().and_then(ToolFormat::detect),
             vocabulary: OnceLock::new(),
             sessions: sessions.map(Kept::new),
+            room: Room::new(TEXT_MEMORY),
             engine,
             draft,
             template,

@@ -69,7 +69,7 @@ fn read_one(path: &str, message: Value) -> Result<Value> {
             out.insert(name.into(), text.into());
         }
     }
-    fields.finish();
+    fields.finish()?;
     Ok(out.into())
 }
 

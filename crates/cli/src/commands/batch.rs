@@ -109,6 +109,9 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;
     let limits = Limits {
         max_body: usize::MAX,
+        max_inflight: usize::MAX,
+        waiting_prompts: usize::MAX,
+        waiting_texts: usize::MAX,
         max_prompt: usize::MAX,
         max_tokens: usize::MAX,
         queue_time: NO_LIMIT,

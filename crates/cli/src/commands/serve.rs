@@ -75,6 +75,9 @@ pub struct ServeArgs {
     /// Conversations that are kept; no more can be begun
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub max_sessions: usize,
+    /// Bytes that conversations may take on disk; nothing is added beyond
+    #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = parse_bytes)]
+    pub sessions_quota: usize,
     /// Requests that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -85,12 +88,18 @@ pub struct ServeArgs {
     /// Most tokens of an answer, whatever a request says
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_new_tokens: usize,
+    /// Memory of all bodies that are under way; one more is refused. 128MiB by default, and at least 4 of --max-body
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_inflight_bytes: Option<usize>,
     /// Longest body of a request
     #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes)]
     pub max_body: usize,
     /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
+    /// Refuse requests with fields that are not known, in place of naming those in a header
+    #[arg(long)]
+    pub strict_fields: bool,
     /// Another name that the server goes by; may be given several times
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
@@ -187,7 +196,19 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         );
         return Err(usage(reason));
     }
+    let most = args.max_body.saturating_mul(4).max(Limits::default().max_inflight);
+    let max_inflight = args.max_inflight_bytes.unwrap_or(most);
+    if max_inflight < args.max_body {
+        let reason = format!(
+            "--max-inflight-bytes: expected at least the {} of --max-body, found {max_inflight}",
+            args.max_body
+        );
+        return Err(usage(reason));
+    }
     start_log(args.log_format, term);
+    if !loopback && keys.is_empty() && args.allowed_host.is_empty() {
+        term.say("everyone who can reach this address may use the server; a name for it needs --allowed-host");
+    }
     // Texts are made vectors, and the model is loaded, on threads of the global pool; the engine has its own.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
 
@@ -203,11 +224,14 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         loopback,
         allowed_hosts: args.allowed_host.clone(),
         cors_origins: args.cors_origin.clone(),
+        strict_fields: args.strict_fields,
         page: args.ui == Switch::On,
         metrics: args.metrics == Switch::On,
         max_sessions: args.max_sessions,
+        sessions_quota: args.sessions_quota as u64,
         limits: Limits {
             max_body: args.max_body,
+            max_inflight,
             max_tokens: args.max_new_tokens,
             drain_time: args.drain,
             ..Limits::default()
@@ -240,8 +264,9 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         announce(address, &name, lm, plan, term)?;
         if let Some(folder) = &folder {
             term.say(format!(
-                "sessions: at most {} in {}, each with up to {STATES} states from {} on",
+                "sessions: at most {} and {} in {}, each with up to {STATES} states from {} on",
                 args.max_sessions,
+                system::bytes(args.sessions_quota as u64),
                 folder.display(),
                 system::bytes(plan.saved_bytes)
             ));
@@ -268,9 +293,8 @@ async fn serve(
     load: impl FnOnce() -> Result<Ready> + Send + 'static,
     announce: impl FnOnce(SocketAddr, &LanguageModel<Cpu>, &Plan) -> Result<()>,
 ) -> Result<()> {
-    let listener = TcpListener::bind(addresses)
-        .await
-        .with_context(|| format!("listening at {addresses:?}"))?;
+    let bound = TcpListener::bind(addresses).await;
+    let listener = bound.map_err(|error| not_bound(addresses, error))?;
     let address = listener.local_addr().context("listening")?;
     let (stop, mut stopped) = watch::channel(false);
     tokio::spawn(signals(stop)?);
@@ -291,6 +315,23 @@ async fn serve(
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.await.context("serving")
+}
+
+/// Why a server cannot listen, and what to do.
+fn not_bound(addresses: &[SocketAddr], error: io::Error) -> anyhow::Error {
+    let list: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let what = format!("listening at {}", list.join(", "));
+    let port = addresses.first().map_or(0, SocketAddr::port);
+    if error.kind() != io::ErrorKind::AddrInUse {
+        return anyhow::Error::new(error).context(what);
+    }
+    let who = match system::listener_at(port) {
+        Some((process, name)) => format!("`{name}` (process {process})"),
+        None => format!("another process (`ss -ltnp 'sport = :{port}'` may name it)"),
+    };
+    let other = if port == u16::MAX { port - 1 } else { port + 1 };
+    let advice = format!("choose another, as --port {other}; --port 0 takes a free one");
+    anyhow::anyhow!("{what}: port {port} is in use by {who}: {advice}")
 }
 
 /// Tells `stop` of the first signal; a second one ends the process.

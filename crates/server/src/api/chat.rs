@@ -18,7 +18,7 @@ use super::answer::{
     AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, Delta, DeltaChoice,
     Timings, ToolCall, Usage,
 };
-use super::{blocking, prompt};
+use super::prompt;
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -121,7 +121,7 @@ pub(crate) async fn complete<B: Backend>(
     let loaded = app.ready()?;
     let options = GenerationOptions::read(&mut fields)?;
     let chat = ChatFields::read(&mut fields)?;
-    fields.finish();
+    fields.finish()?;
     options.check_model(&app.config.model_name)?;
     let sampler =
         options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
@@ -131,7 +131,8 @@ pub(crate) async fn complete<B: Backend>(
     }
     let asked = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
-        blocking(&app, move || Asked::new(&loaded, &chat, most)).await?
+        let desk = if chat.session.is_some() { &app.desks.sessions } else { &app.desks.prompts };
+        desk.blocking(&app, move || Asked::new(&loaded, &chat, most)).await?
     };
     let request = Request {
         state: asked.state,

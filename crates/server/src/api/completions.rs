@@ -21,6 +21,7 @@ use crate::auth::Scope;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
+use crate::form::Form;
 use crate::job::{self, Job, Piece};
 use crate::options::{GenerationOptions, MAX_N, MAX_TOP, texts, token_ids};
 use crate::sse::{self, Events, Script};
@@ -45,6 +46,8 @@ pub(crate) struct CompletionFields {
     /// Look for the likeliest continuations by `best_of` beams, in place of sampling; not with `stream`, `logprobs`, or
     /// options of sampling
     use_beam_search: Option<bool>,
+    #[schema(ignore)]
+    form: Option<Form>,
 }
 
 /// A text, tokens, or several of them
@@ -98,7 +101,9 @@ impl Prompt {
     ) -> Result<(Vec<u32>, String)> {
         let (ids, text) = match self {
             Self::Text(text) => {
+                let memory = prompt::memory(loaded, &text, most, param)?;
                 let ids = loaded.lm.encode(&text);
+                drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
             }
             Self::Tokens(ids) => {
@@ -128,6 +133,7 @@ impl CompletionFields {
             echo: fields.boolean("echo")?,
             best_of: fields.count("best_of", options.count()..=MAX_N)?,
             use_beam_search: fields.boolean("use_beam_search")?,
+            form: Form::read(fields)?,
         };
         if read.is_beam_search() {
             let reason = if options.is_stream() {
@@ -136,6 +142,8 @@ impl CompletionFields {
                 "not together with `logprobs`".to_owned()
             } else if let Some(option) = options.of_sampling() {
                 format!("it does not sample: not together with `{option}`")
+            } else if let Some(form) = &read.form {
+                format!("beams follow no form: not together with `{}`", form.param())
             } else {
                 return Ok(read);
             };
@@ -166,17 +174,18 @@ pub(crate) async fn complete<B: Backend>(
     let loaded = app.ready()?;
     let options = GenerationOptions::read(&mut fields)?;
     let completion = CompletionFields::read(&mut fields, &options)?;
-    fields.finish();
+    fields.finish()?;
     options.check_model(&app.config.model_name)?;
     let sampler =
         options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
     let is_beam_search = completion.is_beam_search();
-    let prompts = {
+    let (prompts, constraint) = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
-        let prompts = completion.prompt;
+        let (prompts, form) = (completion.prompt, completion.form);
         let encode = move || {
             let encoded = prompts.into_iter().map(|prompt| prompt.encode(&loaded, "prompt", most));
-            encoded.collect::<Result<Vec<_>>>()
+            let constraint = form.map(|form| form.constraint(&loaded)).transpose()?;
+            Ok((encoded.collect::<Result<Vec<_>>>()?, constraint))
         };
         blocking(&app, encode).await?
     };
@@ -207,7 +216,8 @@ pub(crate) async fn complete<B: Backend>(
         let limits = &app.config.limits;
         let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
         let logprobs = top.or(is_choosing.then_some(0));
-        let request = Request { count: tries, logprobs, ..request };
+        let constraint = constraint.as_ref().map(|constraint| constraint.fork());
+        let request = Request { count: tries, logprobs, constraint, ..request };
         let stops = options.stop.clone().unwrap_or_default();
         let job = Job { request, stops, first_index: i * tries, finder: None, turn: None };
         // Those that were started before one is refused end when `pieces` is dropped.

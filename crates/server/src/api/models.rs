@@ -134,6 +134,13 @@ pub(crate) async fn live() -> Json<Health> {
 
 pub(crate) async fn metrics<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Response> {
     let stats = app.loaded().map(|loaded| loaded.engine.stats());
-    let text = app.metrics.text(stats).map_err(|error| ApiError::internal(&error))?;
+    let (desks, waits) = (&app.desks, "Requests that wait for a hand");
+    let gauges = [
+        ("inflight_bytes", "Memory of bodies under way", app.inflight.used()),
+        ("waiting_prompts", waits, desks.prompts.waiting()),
+        ("waiting_texts", waits, desks.texts.waiting()),
+        ("waiting_sessions", waits, desks.sessions.waiting()),
+    ];
+    let text = app.metrics.text(stats, &gauges).map_err(|error| ApiError::internal(&error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }

@@ -2,6 +2,7 @@
 
 mod client;
 mod generation;
+mod limits;
 mod overload;
 mod protocol;
 mod server;
