@@ -223,6 +223,19 @@ impl<B: Backend> Model<B> {
         &self.config
     }
 
+    /// Tokens of the longest context that the model was made for, if its file says so:
+    /// [`Config::trained_length`].
+    #[must_use]
+    pub fn trained_length(&self) -> Option<usize> {
+        self.config.trained_length()
+    }
+
+    /// Tokens that a sequence may have, if there is a limit: [`Config::context_limit`].
+    #[must_use]
+    pub fn context_limit(&self) -> Option<usize> {
+        self.config.context_limit()
+    }
+
     /// What the family says of itself.
     #[must_use]
     pub fn family(&self) -> &dyn Family {

@@ -41,6 +41,7 @@ mod layer_checkpointing;
 mod loading;
 mod nemotron_h;
 mod portable_attention;
+mod positions;
 mod portable_ops;
 mod sampler;
 mod session_crashes;
