@@ -138,7 +138,9 @@ impl Yarn {
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(factor), ..) => factor,
             // A zero counts as absent.
-            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => self.growth(m) / self.growth(all),
+            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
+                self.growth(m) / self.growth(all)
+            }
             _ => self.growth(1.0),
         }
     }

@@ -137,6 +137,8 @@ pub(crate) struct Loaded<B: Backend> {
     pub(crate) created: u64,
     /// Bytes of a state that has seen nothing.
     pub(crate) state_bytes: usize,
+    /// Whether it was said that a sequence is longer than the model was made for.
+    long: AtomicBool,
     /// Held by the request that computes beside the engine: vectors, beams.
     pub(crate) alone: Arc<Semaphore>,
 }
@@ -163,6 +165,7 @@ impl<B: Backend> Loaded<B> {
             fingerprint: format!("boostr-{version}-{weights}"),
             created: unix_seconds(),
             state_bytes: lm.model.new_state()?.size_in_bytes(),
+            long: AtomicBool::new(false),
             alone: Arc::new(Semaphore::new(1)),
             tool_format: lm.chat_template.as_ref().and_then(ToolFormat::detect),
             vocabulary: OnceLock::new(),
@@ -177,6 +180,19 @@ impl<B: Backend> Loaded<B> {
 }
 
 impl<B: Backend> Loaded<B> {
+    /// Says once that a sequence is longer than the model was made for, where nothing holds it to that.
+    pub(crate) fn note_length(&self, tokens: usize) {
+        if let Some(made) = self.lm.model.trained_length().filter(|made| tokens > *made)
+            && !self.long.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                tokens,
+                made,
+                "a sequence is longer than the model was made for, and goes on"
+            );
+        }
+    }
+
     /// The vocabulary that grammars need. The first call takes half a second for a large one.
     pub(crate) fn vocabulary(&self) -> Result<&Vocabulary> {
         let new = || Vocabulary::new(&self.tokenizer, &self.lm.eos, self.lm.vocab_limit());

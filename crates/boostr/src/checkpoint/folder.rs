@@ -66,8 +66,7 @@ pub(super) fn read(path: &Path, allow_pickle: bool, access: Access) -> Result<Co
 /// Where the models are in a folder of the cache of Hugging Face's hub, for a message; empty for other folders.
 pub(crate) fn snapshots(folder: &Path) -> String {
     let inside = fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten();
-    let mut paths: Vec<String> =
-        inside.map(|entry| entry.path().display().to_string()).collect();
+    let mut paths: Vec<String> = inside.map(|entry| entry.path().display().to_string()).collect();
     paths.sort();
     if paths.is_empty() {
         return String::new();
@@ -119,8 +118,7 @@ fn only(folder: &Path, mut found: Vec<PathBuf>) -> Result<Option<PathBuf>> {
 ///
 /// [`Error::Format`] when some of them are missing.
 fn shards_by_name(folder: &Path, files: &[PathBuf]) -> Result<Option<Vec<String>>> {
-    let names: Vec<&str> =
-        files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    let names: Vec<&str> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
     let parts = |name: &'_ str| -> Option<(String, usize, usize)> {
         let (rest, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;

@@ -93,7 +93,8 @@ impl Config {
         if !layers.iter().flat_map(LayerSpec::slots).any(|slot| keeps_all(&slot)) {
             return None;
         }
-        let ropes = layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
+        let ropes =
+            layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
         Some(ropes.map(|rope| rope.reach(trained)).fold(trained, usize::max))
     }
 

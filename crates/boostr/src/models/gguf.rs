@@ -1,7 +1,7 @@
 //! Keys of GGUF metadata that families share.
 
-use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::checkpoint::gguf::{Metadata, Value};
+use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, How, MixerConfig, RopeConfig, Row};
 

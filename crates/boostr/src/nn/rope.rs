@@ -109,7 +109,10 @@ impl RopeConfig {
                 RopeScaling::Yarn(yarn) => {
                     let paper = Yarn::new(yarn.factor, yarn.original_max);
                     let lacking = [
-                        (!yarn.truncate, "YaRN whose ramp is not of whole pairs (`truncate: false`)"),
+                        (
+                            !yarn.truncate,
+                            "YaRN whose ramp is not of whole pairs (`truncate: false`)",
+                        ),
                         (
                             [yarn.beta_fast, yarn.beta_slow] != [paper.beta_fast, paper.beta_slow],
                             "YaRN with another beta_fast or beta_slow than 32 and 1",
@@ -228,9 +231,7 @@ impl RopeConfig {
     pub fn factors(&self) -> Option<Vec<f32>> {
         match &self.scaling {
             RopeScaling::PerDim { factors } => Some(factors.clone()),
-            RopeScaling::Composed { factors, .. } => {
-                (!factors.is_empty()).then(|| factors.clone())
-            }
+            RopeScaling::Composed { factors, .. } => (!factors.is_empty()).then(|| factors.clone()),
             RopeScaling::Llama3 { .. } => {
                 let plain =
                     Rope::new(self.rotary_dim, self.theta, &RopeScaling::None, RopeStyle::Half);
@@ -353,9 +354,7 @@ fn read_scaling(file: &ConfigFile, scaling: &ConfigFile) -> Result<RopeScaling> 
     Ok(match kind {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: needed("factor")? },
-        Some("dynamic") => {
-            RopeScaling::Dynamic { factor: needed("factor")?, original_max: max()? }
-        }
+        Some("dynamic") => RopeScaling::Dynamic { factor: needed("factor")?, original_max: max()? },
         Some("llama3") => RopeScaling::Llama3 {
             factor: needed("factor")?,
             low_freq_factor: needed("low_freq_factor")?,

@@ -50,11 +50,8 @@ fn close(got: &[f32], expected: &str) {
 /// A folder with the weights of the cases and their configuration with `changes`.
 fn folder(changes: &Value) -> Folder {
     let folder = Folder::new();
-    std::fs::copy(
-        people("rope/model.safetensors"),
-        folder.path().join("model.safetensors"),
-    )
-    .unwrap();
+    std::fs::copy(people("rope/model.safetensors"), folder.path().join("model.safetensors"))
+        .unwrap();
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(people("rope/config.json")).unwrap()).unwrap();
     config.as_object_mut().unwrap().remove("original_max_position_embeddings");
@@ -82,7 +79,8 @@ fn of_gguf(keys: &[(&str, gguf::Value)], factors: Option<Vec<f32>>) -> Result<Ro
 /// the original context, and the factor of the file.
 fn by_definition(factor: f64, yarn: bool, original: f64, own: f64) -> (Vec<f64>, f64) {
     let (d, base) = (16.0, 10_000f64);
-    let pair = |turns: f64| d * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
+    let pair =
+        |turns: f64| d * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
     let (low, high) = (pair(32.0).floor().max(0.0), pair(1.0).ceil().min(d - 1.0));
     let frequencies = (0..8).map(|i| {
         let plain = base.powf(-2.0 * f64::from(i) / d);
@@ -98,7 +96,11 @@ fn by_definition(factor: f64, yarn: bool, original: f64, own: f64) -> (Vec<f64>,
 fn equals(rope: &RopeConfig, (frequencies, factor): (Vec<f64>, f64)) {
     let rope = rope.rope();
     for (got, want) in rope.frequencies().iter().zip(&frequencies) {
-        assert!((got - want).abs() <= 1e-9 * want, "{:?} is not {frequencies:?}", rope.frequencies());
+        assert!(
+            (got - want).abs() <= 1e-9 * want,
+            "{:?} is not {frequencies:?}",
+            rope.frequencies()
+        );
     }
     let got = rope.attention_factor();
     assert!((got - factor).abs() <= 1e-7 * factor, "{got} is not {factor}");
@@ -207,11 +209,9 @@ fn p_yarn_lost_in_convert_is_kept_or_refused() {
             assert!(pairs.fold(0.0, f32::max) < 2e-5, "{more}: {}", path.display());
         }
     }
-    for more in [
-        json!({ "truncate": false }),
-        json!({ "beta_fast": 16.0 }),
-        json!({ "beta_slow": 2.0 }),
-    ] {
+    for more in
+        [json!({ "truncate": false }), json!({ "beta_fast": 16.0 }), json!({ "beta_slow": 2.0 })]
+    {
         let source = folder(&yarn(&more));
         if more.get("truncate").is_some() {
             close(&logits(source.path()), "rope/yarn-truncate.safetensors");
@@ -247,8 +247,7 @@ fn p_yarn_attention_factor_written_is_what_comes_on_top_of_the_scaling() {
 fn p_original_context_at_top_is_that_of_the_scaling() {
     let of_yarn = json!({ "rope_type": "yarn", "factor": 4.0 });
     let expected = "rope/original-context-at-top.safetensors";
-    let at_top =
-        json!({ "rope_scaling": of_yarn, "original_max_position_embeddings": 32 });
+    let at_top = json!({ "rope_scaling": of_yarn, "original_max_position_embeddings": 32 });
     close(&logits(folder(&at_top).path()), expected);
     close(&logits(folder(&yarn(&json!({}))).path()), expected);
     // The top wins, as in transformers.
@@ -313,7 +312,9 @@ fn p_float_original_context_is_a_whole_number() {
 
 #[test]
 fn a_scaling_starts_from_the_context_of_the_class_where_no_file_says_one() {
-    for (kind, want) in [("llama", 2048), ("mistral", 131_072), ("qwen2", 32_768), ("qwen3", 32_768)] {
+    for (kind, want) in
+        [("llama", 2048), ("mistral", 131_072), ("qwen2", 32_768), ("qwen3", 32_768)]
+    {
         let config = read(&json!({
             "model_type": kind, "num_key_value_heads": 2, "head_dim": 16,
             "rope_scaling": { "rope_type": "dynamic", "factor": 2.0 },
@@ -371,7 +372,11 @@ fn the_limit_of_a_context_is_what_the_file_states_where_keys_of_all_positions_ar
         ),
     ] {
         let config = read(&changes).unwrap();
-        assert_eq!((config.trained_length(), config.context_limit()), (trained, limit), "{changes}");
+        assert_eq!(
+            (config.trained_length(), config.context_limit()),
+            (trained, limit),
+            "{changes}"
+        );
         // No state file knows of it.
         assert!(!format!("{config:?}").contains("trained"));
     }
@@ -381,8 +386,7 @@ fn the_limit_of_a_context_is_what_the_file_states_where_keys_of_all_positions_ar
     let config = read(&recurrent).unwrap();
     assert_eq!((config.trained_length(), config.context_limit()), (Some(4096), None));
     let file = people("gguf-rope-keys/factor-without-type.gguf");
-    let lm: LanguageModel<Cpu> =
-        LanguageModel::open(&file, &Default::default(), cpu()).unwrap();
+    let lm: LanguageModel<Cpu> = LanguageModel::open(&file, &Default::default(), cpu()).unwrap();
     assert_eq!(lm.model.trained_length(), Some(128));
     // Linear positions, by 4.
     assert_eq!(lm.model.context_limit(), Some(512));

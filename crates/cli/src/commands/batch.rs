@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
 use crate::exit::{self, Interrupted, usage};
+use crate::options::context::ContextArgs;
 use crate::options::model::ModelArgs;
 use crate::stream;
 use crate::term::Term;
@@ -54,6 +55,8 @@ pub struct BatchArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: u16,
     #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -81,6 +84,7 @@ impl Line {
 pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    let options = args.context.of(options);
     source.check_exists()?;
     if args.input == args.out {
         return Err(usage("--in and --out are one file"));

@@ -67,7 +67,8 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
         if let Some(i) = rows.iter().position(|x| !x.is_finite()) {
             let at = logits.len() / 4 + i;
             let (position, token, found) = (at / vocab, at % vocab, rows[i]);
-            let reason = format!("position {position}, token {token}: expected a number, found {found}");
+            let reason =
+                format!("position {position}, token {token}: expected a number, found {found}");
             return Err(bad_logits(&lm, boostr::Error::Argument { name: "logits", reason }));
         }
         logits.extend(le_bytes(&rows));

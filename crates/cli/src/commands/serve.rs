@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::{self, usage};
+use crate::options::context::ContextArgs;
 use crate::options::draft::DraftArgs;
 use crate::options::model::ModelArgs;
 use crate::places;
@@ -121,6 +122,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -214,6 +217,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
 
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    let options = args.context.of(options);
     source.check_exists()?;
     let name = args.alias.clone().unwrap_or_else(|| source.name());
     let sessions = sessions(args, loopback, term)?;

@@ -99,7 +99,7 @@ impl<B: Backend> Asked<B> {
             Some(name) => {
                 let mut turn = Turn::begin(loaded, name, &chat.messages, &template)?;
                 let (ids, marks, state) = turn.prompt();
-                prompt::check_length(&ids, most, "messages")?;
+                prompt::check_context(loaded, &ids, most, "messages")?;
                 (ids, marks, state, Some(turn))
             }
             None => {

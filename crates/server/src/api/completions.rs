@@ -117,7 +117,7 @@ impl Prompt {
                 (ids, text)
             }
         };
-        prompt::check_length(&ids, most, param)?;
+        prompt::check_context(loaded, &ids, most, param)?;
         Ok((ids, text))
     }
 }

@@ -32,6 +32,20 @@ pub(crate) struct ModelCard {
     /// When it was loaded, in seconds since 1970
     created: u64,
     owned_by: &'static str,
+    /// Tokens that a sequence may have, or for which the model was made; by vLLM's name
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<usize>,
+    meta: ModelMeta,
+}
+
+/// More of a model, by llama.cpp's names.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelMeta {
+    n_vocab: usize,
+    /// Tokens that the model was made for, if its file says so
+    n_ctx_train: Option<usize>,
+    n_embd: usize,
+    n_params: usize,
 }
 
 /// What a page has to know.
@@ -75,8 +89,17 @@ pub(crate) struct Health {
 const OK: Health = Health { status: "ok", seconds: None, error: None };
 
 fn card<B: Backend>(app: &App<B>) -> Result<ModelCard> {
-    let created = app.ready()?.created;
+    let loaded = app.ready()?;
+    let (created, model) = (loaded.created, &loaded.lm.model);
+    let trained = model.trained_length();
     Ok(ModelCard {
+        max_model_len: model.context_limit().or(trained),
+        meta: ModelMeta {
+            n_vocab: model.vocab_rows(),
+            n_ctx_train: trained,
+            n_embd: model.width(),
+            n_params: model.parameters().0,
+        },
         id: app.config.model_name.clone(),
         object: "model",
         created,

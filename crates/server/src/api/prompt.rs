@@ -26,7 +26,7 @@ pub(crate) fn encode<B: Backend>(
     let conversation = loaded.lm.conversation(&loaded.template, messages, options).map_err(of)?;
     let _memory = memory(loaded, conversation.text(), most, "messages")?;
     let ids = conversation.encode_from(0).map_err(of)?;
-    check_length(&ids, most, "messages")?;
+    check_context(loaded, &ids, most, "messages")?;
     let marks = conversation.marks(0, &ids, messages.len()).map_err(of)?;
     Ok((ids, marks))
 }
@@ -63,7 +63,19 @@ pub(crate) fn memory<'a, B: Backend>(
     Ok(loaded.room.take(bytes.saturating_mul(ENCODING)))
 }
 
-/// Checks how long a prompt is.
+/// Checks how long a prompt is, by a server's limit and by the model's context.
+pub(crate) fn check_context<B: Backend>(
+    loaded: &Loaded<B>,
+    ids: &[u32],
+    most: usize,
+    param: &str,
+) -> Result<()> {
+    check_length(ids, most, param)?;
+    let room = loaded.lm.model.room_after(ids.len());
+    room.map(drop).map_err(|error| ApiError::of_input(param, &error))
+}
+
+/// Checks how long a prompt is, by a server's limit.
 pub(crate) fn check_length(ids: &[u32], most: usize, param: &str) -> Result<()> {
     match ids.len() {
         0 => Err(ApiError::field(param, "expected at least one token, found none")),

@@ -196,3 +196,53 @@ fn sessions_take_no_more_of_the_disk_than_they_may() {
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn p_context_overflow_silent_a_sequence_is_held_to_the_models_context() {
+    let setup = Setup { context: Some(64), sessions: Some(fresh_folder()), ..Setup::default() };
+    let folder = setup.sessions.clone().unwrap();
+    let server = TestServer::with(setup);
+    let card = server.get("/v1/models").json()["data"][0].clone();
+    assert_eq!((&card["max_model_len"], &card["meta"]["n_ctx_train"]), (&json!(64), &Value::Null));
+    let ids = |count: usize| json!({"prompt": vec![40; count], "max_tokens": -1, "logit_bias": {"0": -100}});
+    let words = "word ".repeat(200);
+    for (path, body) in [
+        ("/v1/completions", ids(65)),
+        ("/v1/completions", json!({"prompt": ids(65)["prompt"], "use_beam_search": true})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": words}]})),
+        ("/v1/embeddings", json!({"input": words})),
+    ] {
+        let reply = server.post(path, &body);
+        let code = &reply.json()["error"]["code"];
+        assert_eq!(
+            (reply.status, code),
+            (400, &json!("context_length_exceeded")),
+            "{path}: {reply:?}"
+        );
+        assert!(reply.error().contains("maximum context length is 64 tokens"), "{}", reply.error());
+    }
+    for (count, n) in [(60, 1), (62, 3), (64, 1)] {
+        let mut body = ids(count);
+        body["n"] = n.into();
+        let reply = server.post("/v1/completions", &body).json();
+        assert_eq!(reply["usage"]["completion_tokens"], (64 - count) * n, "{reply}");
+        assert!(
+            reply["choices"].as_array().unwrap().iter().all(|one| one["finish_reason"] == "length")
+        );
+    }
+    let beams = json!({"prompt": ids(60)["prompt"], "use_beam_search": true, "best_of": 2, "max_tokens": 50});
+    let reply = server.post("/v1/completions", &beams).json();
+    assert_eq!(reply["choices"][0]["finish_reason"], "length", "{reply}");
+
+    // The state of a session counts.
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 201);
+    let turn = json!({
+        "session": "s", "messages": [{"role": "user", "content": "The sea was calm and the sky was clear"}],
+        "max_tokens": 8, "logit_bias": {"0": -100}
+    });
+    let statuses: Vec<u16> =
+        (0..8).map(|_| server.post("/v1/chat/completions", &turn).status).collect();
+    assert_eq!((statuses[0], statuses[7]), (200, 400), "{statuses:?}");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}

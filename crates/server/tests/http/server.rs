@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use boostr::backend::{self, Cpu};
 use boostr::engine::{Engine, EngineConfig, Stats};
 use boostr::load::{LanguageModel, OpenOptions};
+use boostr::models::Context;
 use boostr::session::Sessions;
 use boostr::threads::Threads;
 use boostr_server::{Config, Server};
@@ -20,10 +21,13 @@ use tokio::sync::oneshot;
 use crate::client::{self, Reply};
 
 /// The embedded model, read from its folder.
-pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| {
+pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| open(Context::Model));
+
+fn open(context: Context) -> Arc<LanguageModel<Cpu>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
-    Arc::new(LanguageModel::open(path, &OpenOptions::default(), backend::cpu()).unwrap())
-});
+    let options = OpenOptions { context, ..OpenOptions::default() };
+    Arc::new(LanguageModel::open(path, &options, backend::cpu()).unwrap())
+}
 
 /// A server that is running, until it is dropped.
 pub struct TestServer {
@@ -42,6 +46,8 @@ pub struct Setup {
     /// A folder for sessions, kept afterwards by whoever names it.
     pub sessions: Option<PathBuf>,
     pub without_model: bool,
+    /// Tokens that a sequence may have.
+    pub context: Option<usize>,
 }
 
 impl TestServer {
@@ -63,9 +69,11 @@ impl TestServer {
         let server = Server::<Cpu>::new(setup.config).unwrap();
         let mut engine = None;
         if !setup.without_model {
-            let started = Engine::start(MODEL.clone(), setup.engine).unwrap();
+            let model =
+                setup.context.map_or_else(|| MODEL.clone(), |tokens| open(Context::Tokens(tokens)));
+            let started = Engine::start(model.clone(), setup.engine).unwrap();
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
-            server.load(MODEL.clone(), started.clone(), None, sessions).unwrap();
+            server.load(model, started.clone(), None, sessions).unwrap();
             engine = Some(started);
         }
         let (stop, stopped) = oneshot::channel();
