@@ -12,7 +12,7 @@ use boostr::backend::Cpu;
 use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
-use boostr::nn::LayerSpec;
+use boostr::ops::{KvType, Level};
 use boostr::session::{STATES, Sessions};
 use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
@@ -248,6 +248,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         .context("starting threads")?;
     let load = {
         let (draft, model, cpu) = (args.draft.clone(), args.model.clone(), term.cpu.clone());
+        let kept = (cpu.level(), KvType::from(model.kv_type));
         let (max_running, max_queue, state_cache) =
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
@@ -259,7 +260,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
                 ..EngineConfig::default()
             };
             let draft = draft.open(&model, &lm)?;
-            let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
+            let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache, kept)?;
             let engine = Engine::start(lm.clone(), plan.engine.clone())?;
             Ok(Ready { lm, engine, draft, sessions, plan })
         }
@@ -382,9 +383,9 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
 /// How much memory is for what.
 struct Plan {
     engine: EngineConfig,
-    /// Bytes of a sequence that has seen nothing, with all that guessing takes, and whether it grows.
+    /// Bytes of a sequence that has seen nothing, with all that guessing takes, and how it grows.
     state_bytes: u64,
-    grows: bool,
+    growth: String,
     /// Bytes of a state that a session keeps, at least.
     saved_bytes: u64,
 }
@@ -398,20 +399,40 @@ impl Plan {
         draft: Option<&Draft<Cpu>>,
         engine: EngineConfig,
         cache: Option<usize>,
+        (level, kind): (Level, KvType),
     ) -> Result<Self> {
         let bytes =
             |model: &Model<Cpu>| model.new_state().map(|state| state.size_in_bytes() as u64);
-        let grows = |model: &Model<Cpu>| model.family().layers().iter().any(LayerSpec::grows);
+        // Bytes of what attention keeps of so many tokens, and of one.
+        let kept = |model: &Model<Cpu>, tokens: usize| -> u64 {
+            let layers = model.family().layers();
+            layers.iter().map(|layer| layer.kv_bytes(level, kind, tokens) as u64).sum()
+        };
+        let of_token = |model: &Model<Cpu>| -> u64 {
+            let layers = model.family().layers();
+            layers.iter().map(|layer| layer.state_bytes(level, kind).1 as u64).sum()
+        };
         let saved_bytes = bytes(&lm.model)?;
-        let (mut state_bytes, mut grow) = (saved_bytes, grows(&lm.model));
+        let (mut state_bytes, mut token_bytes) = (saved_bytes, of_token(&lm.model));
         // Who guesses goes back to the state before wrong guesses.
         if draft.is_some() {
             state_bytes += saved_bytes;
         }
         if let Some(Draft::Model(draft)) = draft {
             state_bytes += bytes(draft)?;
-            grow |= grows(draft);
+            token_bytes += of_token(draft);
         }
+        let growth = match lm.model.context_limit() {
+            _ if token_bytes == 0 => "whatever its length".to_owned(),
+            Some(limit) => format!(
+                "and {} for each token that attention keeps, {} for the {limit} of its context",
+                system::bytes(token_bytes),
+                system::bytes(kept(&lm.model, limit))
+            ),
+            None => {
+                format!("and {} for each token that attention keeps", system::bytes(token_bytes))
+            }
+        };
         let running = state_bytes.saturating_mul(engine.max_running as u64);
         let free = free_memory();
         let most = STATE_CACHE.min(free.map_or(STATE_CACHE, |free| free / 4));
@@ -432,7 +453,7 @@ impl Plan {
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
         let engine = EngineConfig { snapshot_bytes, ..engine };
-        Ok(Self { engine, state_bytes, grows: grow, saved_bytes })
+        Ok(Self { engine, state_bytes, growth, saved_bytes })
     }
 }
 
@@ -452,16 +473,11 @@ fn announce(
     plan: &Plan,
     term: &Term,
 ) -> Result<()> {
-    let Plan { engine, state_bytes, grows, .. } = plan;
+    let Plan { engine, state_bytes, growth, .. } = plan;
     let parameters = system::count(lm.model.parameters().0 as u64);
-    let growth = if *grows {
-        ", and more for each token that attention keeps"
-    } else {
-        ", whatever its length"
-    };
     term.say(format!("boostr {}  {name} ({parameters} parameters)", env!("CARGO_PKG_VERSION")));
     term.say(format!(
-        "memory: {} a running sequence{growth}; {} at once: {}; snapshots: at most {}",
+        "memory: {} a running sequence, {growth}; {} at once: {}; snapshots: at most {}",
         system::bytes(*state_bytes),
         engine.max_running,
         system::bytes(state_bytes.saturating_mul(engine.max_running as u64)),

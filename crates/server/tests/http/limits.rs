@@ -175,6 +175,26 @@ fn p_tree_get_memory_trees_and_lists_come_in_pages() {
 }
 
 #[test]
+fn p_hands_blocked_by_a_log_sessions_have_a_queue_of_their_own() {
+    let server = TestServer::with_sessions();
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 201);
+    for _ in 0..4 {
+        say(&server, 3_000_000);
+    }
+    thread::scope(|scope| {
+        let ask = || server.get("/v1/sessions/s").status;
+        let many: Vec<_> = (0..50).map(|_| scope.spawn(ask)).collect();
+        wait(|| gauge(&server, "boostr_waiting_sessions") > 0);
+        assert_eq!(server.post("/v1/completions", &endless(1)).status, 200);
+        assert_eq!(server.post("/tokenize", &json!({"content": "a"})).status, 200);
+        let statuses: Vec<u16> = many.into_iter().map(|one| one.join().unwrap()).collect();
+        assert!(statuses.contains(&200), "{statuses:?}");
+        // The queue was full, or others held the memory.
+        assert!(statuses.iter().all(|status| [200, 429, 503].contains(status)), "{statuses:?}");
+    });
+}
+
+#[test]
 fn sessions_take_no_more_of_the_disk_than_they_may() {
     let config = Config { sessions_quota: 1, ..Config::default() };
     let folder = fresh_folder();
