@@ -86,7 +86,9 @@ pub(crate) async fn guard<B: Backend>(
 
     let mut held = app.inflight.begin();
     let size = response.body().size_hint().exact().unwrap_or(0);
-    if !is_page && let Err(error) = held.resize(usize::try_from(size).unwrap_or(usize::MAX)) {
+    // One that is larger than all that there may be is sent alone.
+    let size = usize::try_from(size).unwrap_or(usize::MAX).min(app.inflight.most());
+    if !is_page && let Err(error) = held.resize(size) {
         response = error.into_response();
     }
     let code = response.status().as_u16();

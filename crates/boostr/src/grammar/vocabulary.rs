@@ -134,6 +134,10 @@ impl Vocabulary {
         until: Instant,
     ) -> (String, String) {
         for (place, part) in annotations::parts(schema) {
+            // llguidance takes no other alone.
+            if !part.is_object() {
+                continue;
+            }
             let mut alone = part.clone();
             for key in ["$defs", "definitions"] {
                 if let (Some(fields), Some(shared)) = (alone.as_object_mut(), root.get(key)) {

@@ -19,12 +19,15 @@ fn quick(limits: Limits) -> TestServer {
 fn r_d1_a_body_that_is_no_json_object_is_refused() {
     let server = TestServer::start();
     let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
-    for body in ["{", "", "[]", "null", "\"x\"", "{\"prompt\": \"a\"", "\u{feff}{}", deep.as_str()]
+    for body in ["{", "", "[]", "null", "\"x\"", "{\"prompt\": \"a\"", "\u{feff}[]", deep.as_str()]
     {
         let reply = server.send("POST", "/v1/completions", "", body);
         assert_eq!(reply.status, 400, "{body:.20}: {reply:?}");
         assert!(reply.error().starts_with("body: "), "{reply:?}");
     }
+    // The mark that some programs begin with says nothing.
+    let marked = "\u{feff}{\"prompt\": \"a\", \"max_tokens\": 1}";
+    assert_eq!(server.send("POST", "/v1/completions", "", marked).status, 200);
     // Of a key that is there twice the last value counts.
     let twice = r#"{"prompt": "a", "max_tokens": "x", "max_tokens": 1}"#;
     assert_eq!(server.send("POST", "/v1/completions", "", twice).status, 200);
@@ -37,7 +40,7 @@ fn r_d2_wrong_types_and_ranges_are_named() {
     let server = TestServer::start();
     for (body, param) in [
         (r#"{"prompt": "a", "temperature": "hot"}"#, "temperature"),
-        (r#"{"prompt": "a", "max_tokens": -1}"#, "max_tokens"),
+        (r#"{"prompt": "a", "max_tokens": -2}"#, "max_tokens"),
         (r#"{"prompt": "a", "n": 1e9}"#, "n"),
         (r#"{"prompt": "a", "stop": [1]}"#, "stop"),
         (r#"{"prompt": "a", "min_p": 1.5}"#, "min_p"),
