@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use boostr::generation_config::GenerationDefaults;
-use boostr::sample::SamplerConfig;
+use boostr::sample::{self, OptionRange, SamplerConfig};
 use boostr::text::Sampling;
 use clap::Args;
 
@@ -18,7 +18,7 @@ pub struct SamplingArgs {
     /// Seed of the random choice; from the clock by default
     #[arg(short, long, value_name = "N", env = "BOOSTR_SEED", hide_env = true)]
     pub seed: Option<u64>,
-    /// Temperature; 0 takes the likeliest token each time
+    #[arg(help = ranged("Temperature; 0 takes the likeliest token each time", &sample::TEMPERATURE))]
     #[arg(long, alias = "temperature", value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_TEMP", hide_env = true)]
     pub temp: Option<f32>,
@@ -26,21 +26,26 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", env = "BOOSTR_TOP_K", hide_env = true)]
     #[arg(allow_negative_numbers = true, value_parser = parse_top_k)]
     pub top_k: Option<usize>,
-    /// Choose among the likeliest that together reach X; 1 for all, 0 for the likeliest alone
+    #[arg(help = ranged("Choose among the likeliest that together reach X; 1 for all, 0 for one", &sample::TOP_P))]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_TOP_P", hide_env = true)]
     pub top_p: Option<f32>,
-    /// Choose among those at least X times as likely as the likeliest; 0 for all
+    #[arg(help = ranged("Choose among those at least X times as likely as the likeliest; 0 for all", &sample::MIN_P))]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_MIN_P", hide_env = true)]
     pub min_p: Option<f32>,
-    /// Make tokens less likely that have come already; 1 is off
+    #[arg(help = ranged("Make tokens less likely that have come already; 1 is off", &sample::REPETITION_PENALTY))]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_REPEAT_PENALTY", hide_env = true)]
     pub repeat_penalty: Option<f32>,
     /// How many of the last tokens --repeat-penalty looks at; 0 for all [default: 64]
     #[arg(long, value_name = "N", env = "BOOSTR_REPEAT_LAST_N", hide_env = true)]
     pub repeat_last_n: Option<usize>,
+}
+
+/// The help of an option, with the values that it takes.
+fn ranged(text: &str, range: &OptionRange) -> String {
+    format!("{text}. Takes {}", range.text())
 }
 
 /// Most tokens of a model that does not say.
@@ -125,6 +130,21 @@ mod tests {
         repeat_penalty: None,
         repeat_last_n: None,
     };
+
+    #[test]
+    fn the_help_tells_the_values_that_an_option_takes() {
+        let mut command = SamplingArgs::augment_args(clap::Command::new("test"));
+        let help = command.render_help().to_string();
+        for (option, range) in [
+            ("--temp", sample::TEMPERATURE),
+            ("--top-p", sample::TOP_P),
+            ("--min-p", sample::MIN_P),
+            ("--repeat-penalty", sample::REPETITION_PENALTY),
+        ] {
+            let line = help.lines().find(|line| line.contains(&format!("{option} <X>"))).unwrap();
+            assert!(line.ends_with(&range.text()), "{line}");
+        }
+    }
 
     #[test]
     fn impossible_options_are_wrong_usage() {
