@@ -37,7 +37,11 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
         let (head, body) = request.into_parts();
         check(&head.headers, &app.config.limits)?;
         let mut held = app.inflight.begin();
-        let bytes = read(body, &app.config.limits, &mut held).await?;
+        let length =
+            head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        let most =
+            length.and_then(|length| length.parse().ok()).unwrap_or(app.config.limits.max_body);
+        let bytes = read(body, most, &app.config.limits, &mut held).await?;
         if bytes.is_empty() {
             return Err(ApiError::invalid("body: expected a JSON object, found nothing"));
         }
@@ -103,7 +107,8 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
-async fn read(mut body: Body, limits: &Limits, held: &mut Held) -> Result<Bytes> {
+/// Reads a body of at most `most` bytes.
+async fn read(mut body: Body, most: usize, limits: &Limits, held: &mut Held) -> Result<Bytes> {
     let start = Instant::now();
     let mut all = Vec::new();
     loop {
@@ -115,7 +120,11 @@ async fn read(mut body: Body, limits: &Limits, held: &mut Held) -> Result<Bytes>
                 if all.len() + data.len() > limits.max_body {
                     return Err(too_large(limits));
                 }
-                held.resize(all.len() + data.len())?;
+                let size = all.len() + data.len();
+                held.resize(size)?;
+                if size > all.capacity() {
+                    all.reserve_exact((2 * size).min(most.max(size)) - all.len());
+                }
                 all.extend_from_slice(data);
             }
             Ok(Some(Err(_))) => {
