@@ -52,11 +52,13 @@ mod marks;
 mod methods;
 mod python;
 mod rendered;
+mod thoughts;
 pub mod tools;
 
 pub use answers::Answers;
 use marks::Marks;
 pub use rendered::Rendered;
+pub use thoughts::{Said, Thoughts};
 
 /// Longest template, in bytes; the longest published ones have about 30 000.
 pub const MAX_SOURCE: usize = 256 << 10;

@@ -1,8 +1,12 @@
 //! How well a model predicts a text.
 
+use std::ops::ControlFlow;
+
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Model, PIECE, Run};
+use crate::models::{Logits, Model, PIECE, Run, State};
+use crate::ops;
+use crate::sample::{Choice, LogSoftmax};
 
 /// What a model gives a text: the sum over its tokens, from the second on, of -ln of their probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,4 +82,75 @@ pub fn score<B: Backend>(
         progress(i * PIECE + tokens.len(), inputs.len());
     }
     Ok(Score { nats, tokens: targets.len(), bytes })
+}
+
+/// Most logits in memory at once.
+const MAX_LOGITS: usize = 8 << 20;
+
+/// What a model gives each token of a text, from the second on: its log-probability among the ids below `vocab_limit`,
+/// and the `top` likeliest beside it. These are the numbers that generation reports.
+///
+/// `state` has seen nothing before, and all ids but the last after. `progress` is told `(done, total)` tokens and may end
+/// the work: then there are fewer choices.
+///
+/// # Errors
+///
+/// [`Error::Argument`] for an unknown id, a limit that is not in 1..=rows, or logits that are not finite.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use boostr::evaluate::choices;
+/// use boostr::load::{LanguageModel, OpenOptions};
+/// use boostr::backend;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+/// let lm = LanguageModel::open(path, &OpenOptions::default(), backend::cpu())?;
+/// let ids = lm.encode("Once upon a time")?;
+/// let mut state = lm.model.new_state()?;
+/// let go_on = |_, _| ControlFlow::Continue(());
+/// let given = choices(&lm.model, &ids, lm.vocab_limit(), 1, &mut state, go_on)?;
+/// assert_eq!((given.len(), state.position()), (ids.len() - 1, ids.len() - 1));
+/// assert!(given.iter().zip(&ids[1..]).all(|(choice, id)| choice.id == *id));
+/// assert!(given.iter().all(|choice| choice.logprob <= choice.top[0].1));
+/// # Ok::<(), boostr::Error>(())
+/// ```
+pub fn choices<B: Backend>(
+    model: &Model<B>,
+    ids: &[u32],
+    vocab_limit: usize,
+    top: usize,
+    state: &mut State<B>,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Vec<Choice>> {
+    let rows = model.vocab_rows();
+    if !(1..=rows).contains(&vocab_limit) {
+        let reason = format!("expected 1 to {rows}, found {vocab_limit}");
+        return Err(Error::Argument { name: "vocab_limit", reason });
+    }
+    let (Some((_, targets)), Some((_, inputs))) = (ids.split_first(), ids.split_last()) else {
+        return Ok(Vec::new());
+    };
+    let piece = (MAX_LOGITS / rows).clamp(1, PIECE);
+    let mut choices = Vec::with_capacity(targets.len());
+    for (tokens, next) in inputs.chunks(piece).zip(targets.chunks(piece)) {
+        let logits = model.forward(&mut [Run { tokens, state }], Logits::All)?;
+        for (row, &id) in ops::to_vec(&logits)?.chunks_exact(rows).zip(next) {
+            let (Some(&logit), Some(row)) = (row.get(id as usize), row.get(..vocab_limit)) else {
+                let reason = format!("token id {id} is not below the vocabulary's {rows} rows");
+                return Err(Error::Argument { name: "ids", reason });
+            };
+            let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+            if row.iter().any(is_wrong) || row.iter().all(|&x| x == f32::NEG_INFINITY) {
+                let reason = format!("logits after token {} are not finite", choices.len());
+                return Err(Error::Argument { name: "model", reason });
+            }
+            let distribution = LogSoftmax::of(row);
+            let top = distribution.top(row, top);
+            choices.push(Choice { id, logprob: distribution.at(logit), top });
+        }
+        if progress(choices.len(), targets.len()).is_break() {
+            break;
+        }
+    }
+    Ok(choices)
 }

@@ -15,7 +15,7 @@ use crate::models::{Config, Context, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
 use crate::threads::Threads;
-use crate::tokenizer::{Tokenizer, ensure_bos};
+use crate::tokenizer::{Part, Tokenizer, ensure_bos};
 
 pub mod adapters;
 mod conversation;
@@ -365,7 +365,16 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// When there is no tokenizer or it refuses the text.
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>> {
-        let mut ids = self.tokenizer()?.encode(prompt, true)?;
+        self.encode_parts(&[Part::Text(prompt)])
+    }
+
+    /// The same of a prompt in parts, some of which the program wrote.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_parts(&self, parts: &[Part<'_>]) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer()?.encode_parts(parts, true)?;
         if let Some(bos) = self.bos {
             ensure_bos(&mut ids, bos);
         }

@@ -18,9 +18,11 @@ use tokio::sync::Semaphore;
 use crate::config::Config;
 use crate::desk::{Desks, Room};
 use crate::error::{ApiError, Result};
+use crate::hole::Hole;
 use crate::ids::Ids;
 use crate::inflight::InFlight;
 use crate::metrics::Metrics;
+use crate::stored::Responses;
 use crate::turn::Kept;
 
 /// Memory for texts that are being encoded, and for sessions that are being read.
@@ -31,6 +33,8 @@ pub(crate) struct App<B: Backend> {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     pub(crate) ids: Ids,
+    /// Answers that later requests may go on from.
+    pub(crate) responses: Responses,
     /// When the server was made.
     pub(crate) begun: Instant,
     /// The queues of work outside of the engine.
@@ -47,6 +51,7 @@ impl<B: Backend> App<B> {
         Ok(Self {
             desks: Desks::new(&config.limits),
             inflight: InFlight::new(config.limits.max_inflight),
+            responses: Responses::new(config.max_responses),
             config,
             metrics: Metrics::new()?,
             ids: Ids::new(),
@@ -125,6 +130,10 @@ pub(crate) struct Loaded<B: Backend> {
     pub(crate) template: ChatTemplate,
     /// How the model calls tools, if its template shows it.
     pub(crate) tool_format: Option<ToolFormat>,
+    /// How the model fills in, if it does.
+    pub(crate) hole: Option<Hole>,
+    /// Whether thoughts end with a control token.
+    pub(crate) thinks_by_control: bool,
     /// Made when an answer first has to follow a grammar.
     vocabulary: OnceLock<boostr::Result<Vocabulary>>,
     /// Conversations that are kept, if any are.
@@ -158,10 +167,14 @@ impl<B: Backend> Loaded<B> {
                 ChatTemplate::plain()?
             }
         };
+        let tokenizer = lm.tokenizer()?.clone();
+        let closing = tokenizer.id("</think>");
         let version = env!("CARGO_PKG_VERSION");
         let weights = lm.model.fingerprint().unwrap_or("none");
         Ok(Self {
-            tokenizer: lm.tokenizer()?.clone(),
+            hole: Hole::of(&tokenizer),
+            thinks_by_control: closing.is_some_and(|id| tokenizer.is_special(id)),
+            tokenizer,
             fingerprint: format!("boostr-{version}-{weights}"),
             created: unix_seconds(),
             state_bytes: lm.model.new_state()?.size_in_bytes(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use boostr::backend::Backend;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -56,6 +56,22 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
         let value: Value = serde_json::from_slice(bytes.strip_prefix(BOM).unwrap_or(&bytes))
             .map_err(|error| ApiError::invalid(format!("body: not JSON: {error}")))?;
         Fields::of(value).map(|fields| Self(fields.strict(app.config.strict_fields)))
+    }
+}
+
+/// The same whatever the content type says, as Ollama's clients and examples have it. A page of another site always says
+/// its origin, and then the type counts.
+pub(crate) struct UntypedJson(pub(crate) Fields);
+
+impl<B: Backend> FromRequest<Arc<App<B>>> for UntypedJson {
+    type Rejection = ApiError;
+
+    async fn from_request(mut request: Request, app: &Arc<App<B>>) -> Result<Self> {
+        let headers = request.headers_mut();
+        if !headers.contains_key(header::ORIGIN) {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        JsonBody::from_request(request, app).await.map(|JsonBody(fields)| Self(fields))
     }
 }
 

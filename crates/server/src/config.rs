@@ -29,6 +29,9 @@ pub struct Config {
     pub max_sessions: usize,
     /// Bytes of all of them on disk; nothing is added once there are so many.
     pub sessions_quota: u64,
+    /// Answers of `/v1/responses` that are kept in memory for later requests, at most 64 MiB of them; the least recently
+    /// used make room.
+    pub max_responses: usize,
     /// Limits of sizes and times.
     pub limits: Limits,
 }
@@ -46,6 +49,7 @@ impl Default for Config {
             metrics: true,
             max_sessions: 1000,
             sessions_quota: 16 << 30,
+            max_responses: 1000,
             limits: Limits::default(),
         }
     }

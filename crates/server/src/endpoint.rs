@@ -101,6 +101,13 @@ impl<B: Backend> Endpoint<B> {
         self.responds("200", "Done", &content)
     }
 
+    /// A success is a `T` as JSON, or lines of which each is one.
+    pub(crate) fn streams_lines<T: ToSchema>(mut self) -> Self {
+        let mut content = self.json::<T>();
+        content["application/x-ndjson"] = json!({"schema": self.reference::<T>()});
+        self.responds("200", "Done", &content)
+    }
+
     /// A success is plain text.
     pub(crate) fn gives_text(self) -> Self {
         self.responds("200", "Done", &json!({"text/plain": {"schema": {"type": "string"}}}))

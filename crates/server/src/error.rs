@@ -80,6 +80,17 @@ impl ApiError {
         }
     }
 
+    /// The same about a field that goes by another name.
+    pub(crate) fn renamed(mut self, from: &str, to: &str) -> Self {
+        let rest = self.param.as_deref().and_then(|param| param.strip_prefix(from));
+        let Some(rest) = rest.filter(|rest| rest.is_empty() || rest.starts_with(['.', '['])) else {
+            return self;
+        };
+        self.param = Some(format!("{to}{rest}"));
+        self.message = self.message.replacen(&format!("`{from}"), &format!("`{to}"), 1);
+        self
+    }
+
     pub(crate) fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
@@ -144,7 +155,10 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// The response knows the error, so that it can be told in other words.
     fn into_response(self) -> Response {
-        self.with_body(&self.body())
+        let mut response = self.with_body(&self.body());
+        response.extensions_mut().insert(self);
+        response
     }
 }

@@ -18,6 +18,7 @@ use hyper::body::Body as HttpBody;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::api;
 use crate::app::App;
 use crate::body::Noticed;
 use crate::config::Config;
@@ -58,8 +59,9 @@ pub(crate) async fn guard<B: Backend>(
     let route = matched.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
     let origin = request.headers().get(header::ORIGIN).cloned();
+    let path = request.uri().path().to_owned();
     // Its files lie in the program.
-    let is_page = page::has(request.uri().path());
+    let is_page = page::has(&path);
     let span = tracing::info_span!("request", id);
 
     let mut response = async {
@@ -91,6 +93,7 @@ pub(crate) async fn guard<B: Backend>(
     if !is_page && let Err(error) = held.resize(size) {
         response = error.into_response();
     }
+    response = api::in_own_form(&path, response);
     let code = response.status().as_u16();
     app.metrics.answered(&route, code);
     let headers = response.headers_mut();

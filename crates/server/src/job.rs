@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use boostr::backend::Backend;
-use boostr::chat::tools::{Piece as Part, ToolFormat};
+use boostr::chat::tools::{self, Call, ToolFormat};
+use boostr::chat::{Said, Thoughts};
 use boostr::engine::{Event, Finish, Outcome, Rejected, Request, Ticket};
 use boostr::sample::Choice;
 use boostr::text::{Delta, TextDecoder, TextEvent};
@@ -39,6 +40,8 @@ pub(crate) enum Piece {
     Ping,
     /// Text of a continuation, and tokens where they were asked for.
     Text { index: usize, text: String, tokens: Vec<Choice> },
+    /// The same of its thought.
+    Thought { index: usize, text: String, tokens: Vec<Choice> },
     /// A call of a tool, the `number`-th of its continuation.
     Call { index: usize, number: usize, call: Called },
     /// A continuation ended.
@@ -51,8 +54,12 @@ pub(crate) enum Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct Finished {
     pub(crate) reason: FinishReason,
+    /// The stop string that ended it.
+    pub(crate) stop: Option<String>,
     /// Tokens that were generated.
     pub(crate) tokens: usize,
+    /// Tokens of the thought's text.
+    pub(crate) thought_tokens: usize,
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) prompt_time: Duration,
@@ -78,6 +85,8 @@ pub(crate) struct Job<B: Backend> {
     pub(crate) stops: Vec<String>,
     /// Added to the index of each continuation.
     pub(crate) first_index: usize,
+    /// What divides each continuation into thought and text.
+    pub(crate) thoughts: Option<Thoughts>,
     /// What finds calls of tools in each continuation.
     pub(crate) finder: Option<Finder>,
     /// The turn of a session that the answer becomes; of a job with one continuation.
@@ -93,8 +102,9 @@ pub(crate) fn start<B: Backend>(
 ) -> Result<()> {
     let times = (app.metrics.first_token.clone(), app.metrics.inter_token.clone());
     let (count, prompt_tokens) = (job.request.count, job.request.prompt.len());
-    // Control tokens may be what calls of tools are found by.
-    let stream = || loaded.tokenizer.stream(job.finder.is_none());
+    // Control tokens may be what calls of tools, and thoughts, are found by.
+    let skips = job.finder.is_none() && !(job.thoughts.is_some() && loaded.thinks_by_control);
+    let stream = || loaded.tokenizer.stream(skips);
     let with_tokens = job.request.logprobs.is_some();
     let decoders = (0..count).map(|_| TextDecoder::new(stream(), &job.stops, with_tokens));
     let decoders = decoders.collect::<boostr::Result<_>>();
@@ -112,7 +122,8 @@ pub(crate) fn start<B: Backend>(
         running: count,
         first_index: job.first_index,
         prompt_tokens,
-        continuations: (0..count).map(|_| Continuation::new(job.finder.clone())).collect(),
+        continuations: vec![Continuation::new(job.thoughts, job.finder); count],
+        stops: job.stops,
         turn: job.turn,
         loaded: loaded.clone(),
         _work: app.begin_work(),
@@ -144,15 +155,59 @@ fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
 }
 
 /// What a continuation has said so far.
+#[derive(Clone)]
 struct Continuation {
+    thoughts: Option<Thoughts>,
     finder: Option<Finder>,
+    thought: String,
     text: String,
     called: Vec<Called>,
 }
 
+/// A part of what a continuation says.
+enum Part {
+    Thought(String),
+    Text(String),
+    Call(Call),
+}
+
 impl Continuation {
-    fn new(finder: Option<Finder>) -> Self {
-        Self { finder, text: String::new(), called: Vec::new() }
+    fn new(thoughts: Option<Thoughts>, finder: Option<Finder>) -> Self {
+        let (thought, text, called) = (String::new(), String::new(), Vec::new());
+        Self { thoughts, finder, thought, text, called }
+    }
+
+    /// What the next text is, as far as it is known.
+    fn take(&mut self, text: String) -> Vec<Part> {
+        let said = match &mut self.thoughts {
+            Some(thoughts) => thoughts.push(&text),
+            None => vec![Said::Text(text)],
+        };
+        self.find_calls(said)
+    }
+
+    /// The rest of it.
+    fn take_rest(&mut self) -> Vec<Part> {
+        let said = self.thoughts.as_mut().map(Thoughts::finish).unwrap_or_default();
+        let mut parts = self.find_calls(said);
+        if let Some(finder) = &mut self.finder {
+            parts.extend(finder.calls.finish().into_iter().map(Part::from));
+        }
+        parts
+    }
+
+    fn find_calls(&mut self, said: Vec<Said>) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for said in said {
+            match (said, &mut self.finder) {
+                (Said::Thought(text), _) => parts.push(Part::Thought(text)),
+                (Said::Text(text), None) => parts.push(Part::Text(text)),
+                (Said::Text(text), Some(finder)) => {
+                    parts.extend(finder.calls.push(&text).into_iter().map(Part::from));
+                }
+            }
+        }
+        parts
     }
 
     /// Whether there may be no other call.
@@ -163,6 +218,9 @@ impl Continuation {
     /// It as a message that templates understand.
     fn message(&self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.text});
+        if !self.thought.is_empty() {
+            message["reasoning_content"] = self.thought.as_str().into();
+        }
         if !self.called.is_empty() {
             let calls = self.called.iter().map(|call| {
                 let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
@@ -172,6 +230,15 @@ impl Continuation {
             message["tool_calls"] = calls.collect();
         }
         message
+    }
+}
+
+impl From<tools::Piece> for Part {
+    fn from(piece: tools::Piece) -> Self {
+        match piece {
+            tools::Piece::Text(text) => Self::Text(text),
+            tools::Piece::Call(call) => Self::Call(call),
+        }
     }
 }
 
@@ -185,6 +252,7 @@ struct Driver<B: Backend> {
     running: usize,
     first_index: usize,
     prompt_tokens: usize,
+    stops: Vec<String>,
     turn: Option<Turn<B>>,
     loaded: Arc<Loaded<B>>,
     continuations: Vec<Continuation>,
@@ -267,18 +335,14 @@ impl<B: Backend> Driver<B> {
         if delta.is_empty() {
             return;
         }
-        let parts = match &mut said.finder {
-            Some(finder) => finder.calls.push(&delta.text),
-            None => vec![Part::Text(delta.text)],
-        };
+        let parts = said.take(delta.text);
         self.pass(index, parts, delta.tokens).await;
     }
 
     /// The same at the end of a continuation.
     async fn say_rest(&mut self, index: usize) {
-        let finder = self.continuations.get_mut(index).and_then(|said| said.finder.as_mut());
-        if let Some(finder) = finder {
-            let parts = finder.calls.finish();
+        if let Some(said) = self.continuations.get_mut(index) {
+            let parts = said.take_rest();
             self.pass(index, parts, Vec::new()).await;
         }
     }
@@ -292,6 +356,10 @@ impl<B: Backend> Driver<B> {
         for part in parts {
             let Some(said) = self.continuations.get_mut(index) else { return };
             let piece = match part {
+                Part::Thought(text) => {
+                    said.thought.push_str(&text);
+                    Piece::Thought { index: id, text, tokens: std::mem::take(&mut tokens) }
+                }
                 Part::Text(_) if said.finder.as_ref().is_some_and(|finder| finder.is_forced) => {
                     if tokens.is_empty() {
                         continue;
@@ -330,7 +398,10 @@ impl<B: Backend> Driver<B> {
 
     /// `None` when the engine was told to stop.
     fn finished(&self, index: usize, outcome: &Outcome<B>, is_late: bool) -> Option<Finished> {
-        let has_called = self.continuations.get(index).is_some_and(|said| !said.called.is_empty());
+        let said = self.continuations.get(index);
+        let has_called = said.is_some_and(|said| !said.called.is_empty());
+        let thought = said.map_or("", |said| &said.thought);
+        let tokenizer = &self.loaded.tokenizer;
         let reason = match outcome.finish {
             Finish::Cancelled if is_late => FinishReason::Length,
             Finish::Cancelled => return None,
@@ -340,12 +411,24 @@ impl<B: Backend> Driver<B> {
             }
             Finish::Eos | Finish::StopString | Finish::Stopped => FinishReason::Stop,
         };
+        let stop = (outcome.finish == Finish::StopString).then(|| {
+            // Its text as the decoder had it, which holds the string that was complete first.
+            let text = tokenizer.decode(&outcome.ids, false).unwrap_or_default();
+            let found = |stop: &&String| Some(text.find(*stop)? + stop.len());
+            let found = self.stops.iter().filter_map(|stop| Some((found(&stop)?, stop)));
+            found.min_by_key(|(end, stop)| (*end, usize::MAX - stop.len())).map(|(_, s)| s.clone())
+        });
         let timings = &outcome.timings;
         let state = outcome.state.as_ref();
         self.loaded.note_length(self.prompt_tokens + outcome.ids.len());
         Some(Finished {
             reason,
+            stop: stop.flatten(),
             tokens: outcome.ids.len(),
+            thought_tokens: match thought {
+                "" => 0,
+                text => tokenizer.encode(text, false).map_or(0, |ids| ids.len()),
+            },
             prompt_tokens: self.prompt_tokens,
             cached_tokens: timings.cached,
             prompt_time: timings.prompt,

@@ -21,6 +21,7 @@ mod error;
 mod fields;
 mod form;
 mod guard;
+mod hole;
 mod ids;
 mod inflight;
 mod io;
@@ -33,6 +34,7 @@ mod options;
 mod page;
 mod shape;
 mod sse;
+mod stored;
 mod turn;
 
 use std::future::Future;

@@ -20,10 +20,11 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Vec<Value>> {
         return Err(ApiError::field("messages", reason));
     }
     let messages = messages.into_iter().enumerate();
-    messages.map(|(i, message)| read_one(&format!("messages[{i}]"), message)).collect()
+    messages.map(|(i, message)| one(&format!("messages[{i}]"), message)).collect()
 }
 
-fn read_one(path: &str, message: Value) -> Result<Value> {
+/// Checks one message, whose fields are at `path`.
+pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
     let mut fields = Fields::at(path, message)?;
     let role = fields.word("role", &ROLES)?;
     let role = fields.required("role", role)?;

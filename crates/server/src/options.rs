@@ -39,10 +39,10 @@ pub(crate) struct GenerationOptions {
     max_completion_tokens: Option<usize>,
     /// 0 takes the likeliest token
     #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
+    pub(crate) temperature: Option<f32>,
     /// Keep the likeliest tokens that together have this probability; 0 keeps the likeliest alone
     #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
+    pub(crate) top_p: Option<f32>,
     /// Keep this many of the likeliest tokens; 0 and -1 keep all
     #[schema(minimum = -1, maximum = 16_777_216)]
     top_k: Option<usize>,
@@ -275,15 +275,15 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>> {
 fn stops(fields: &mut Fields) -> Result<Option<Vec<String>>> {
     let Some(value) = fields.take("stop") else { return Ok(None) };
     let Some(stops) = texts(&value) else {
-        return Err(wrong("stop", "a string or an array of strings", &value));
+        return Err(wrong(&fields.name("stop"), "a string or an array of strings", &value));
     };
     if stops.len() > MAX_STOPS {
         let reason = format!("expected at most {MAX_STOPS} strings, found {}", stops.len());
-        return Err(ApiError::field("stop", reason));
+        return Err(ApiError::field(fields.name("stop"), reason));
     }
     if stops.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
         let reason = format!("expected strings of 1 to {MAX_STOP_BYTES} bytes");
-        return Err(ApiError::field("stop", reason));
+        return Err(ApiError::field(fields.name("stop"), reason));
     }
     Ok(Some(stops))
 }

@@ -1,6 +1,7 @@
 //! What an answer has to look like: JSON, or calls of tools.
 
 use boostr::backend::Backend;
+use boostr::chat::Thoughts;
 use boostr::chat::tools::{Calls, MAX_CALLS, Tool, ToolChoice, ToolFormat};
 use boostr::grammar::Grammar;
 use boostr::sample::Constraint;
@@ -77,17 +78,35 @@ impl Shape {
         if self.parallel_tool_calls == Some(false) { 1 } else { MAX_CALLS }
     }
 
-    /// What finds calls in an answer to a prompt.
-    pub(crate) fn finder<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> Option<Finder> {
+    /// What divides an answer to a prompt into thought and text.
+    pub(crate) fn thoughts<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> Thoughts {
+        Thoughts::after(&self.before(loaded, prompt))
+    }
+
+    /// What finds calls in an answer to a prompt; one `is_divided` has no thoughts.
+    pub(crate) fn finder<B: Backend>(
+        &self,
+        loaded: &Loaded<B>,
+        prompt: &[u32],
+        is_divided: bool,
+    ) -> Option<Finder> {
         if !self.has_tools() {
             return None;
         }
         let calls = Calls::new(tool_format(loaded), self.read_tools.clone());
-        // An answer that is forced begins with a call, whatever the prompt ends with; without a template it ends with
-        // what a user says.
-        let is_begun = !self.is_forced() && !loaded.template.is_plain();
-        let calls = if is_begun { calls.after(&end_of(loaded, prompt)) } else { calls };
+        let calls = if is_divided { calls } else { calls.after(&self.before(loaded, prompt)) };
         Some(Finder { calls, most: self.most_calls(), is_forced: self.is_forced() })
+    }
+
+    /// The end of a prompt, in which it is seen whether an answer begins in a thought. One that a grammar holds never does.
+    /// Without a template a prompt ends with what a user says.
+    fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
+        let is_held = self.is_forced() || self.form.is_some();
+        if is_held || loaded.template.is_plain() {
+            return String::new();
+        }
+        let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();
+        loaded.tokenizer.decode(last, false).unwrap_or_default()
     }
 
     /// What the answer may be, unless it may be any text. Takes a while.
@@ -129,12 +148,6 @@ impl Shape {
             Some(unsupported("tools", &fault))
         })
     }
-}
-
-/// The text of the last tokens of a prompt.
-fn end_of<B: Backend>(loaded: &Loaded<B>, prompt: &[u32]) -> String {
-    let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();
-    loaded.tokenizer.decode(last, false).unwrap_or_default()
 }
 
 /// How the model writes calls; as most do, where its template does not show it.
@@ -196,7 +209,7 @@ mod tests {
             let fields = json!({"tools": tools, "tool_choice": choice});
             let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
             let prompt = loaded.lm.encode(prompt).unwrap();
-            let mut calls = shape.finder(loaded, &prompt).unwrap().calls;
+            let mut calls = shape.finder(loaded, &prompt, false).unwrap().calls;
             matches!(calls.push(call)[..], [Piece::Call(_)])
         };
         let is_found = |choice: &str, prompt: &str| is_found_by(&loaded, choice, prompt);

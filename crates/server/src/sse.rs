@@ -1,4 +1,4 @@
-//! Server-sent events: the body of an answer that comes piece by piece.
+//! The body of an answer that comes piece by piece: server-sent events, or lines of JSON.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,12 +20,22 @@ use crate::job::Piece;
 
 /// Writes the events of an answer.
 pub(crate) trait Script: Send + Unpin + 'static {
+    /// Whether it writes lines of JSON in place of events. These have no comments.
+    const IS_LINES: bool = false;
     /// What comes before everything.
     fn begin(&mut self, out: &mut Events);
     /// A piece; not of those that [`stream`] writes itself.
     fn piece(&mut self, piece: Piece, out: &mut Events);
-    /// What comes after the last piece, before the mark of the end.
+    /// What comes after the last piece.
     fn finish(&mut self, out: &mut Events);
+    /// What a failure looks like when there is no status any more. Nothing follows.
+    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+        out.data(&error.body());
+    }
+    /// What tells that the answer is still being made.
+    fn ping(&mut self, out: &mut Events) {
+        out.comment("ping");
+    }
 }
 
 /// Text of events that is not sent yet.
@@ -35,8 +45,27 @@ pub(crate) struct Events(String);
 impl Events {
     /// An event with this as JSON.
     pub(crate) fn data(&mut self, value: &impl Serialize) {
+        self.write("data: ", value, "\n\n");
+    }
+
+    /// The same with a name.
+    pub(crate) fn event(&mut self, name: &str, value: &impl Serialize) {
+        self.write(&format!("event: {name}\ndata: "), value, "\n\n");
+    }
+
+    /// A line with this as JSON.
+    pub(crate) fn line(&mut self, value: &impl Serialize) {
+        self.write("", value, "\n");
+    }
+
+    /// The mark of the end, as OpenAI's first streams have it.
+    pub(crate) fn done(&mut self) {
+        self.0.push_str("data: [DONE]\n\n");
+    }
+
+    fn write(&mut self, before: &str, value: &impl Serialize, after: &str) {
         match serde_json::to_string(value) {
-            Ok(json) => self.0.push_str(&format!("data: {json}\n\n")),
+            Ok(json) => self.0.extend([before, &json, after]),
             Err(error) => tracing::error!(%error, "an event could not be written"),
         }
     }
@@ -75,10 +104,10 @@ impl Pace {
 
 /// The response to a stream of `count` continuations, once the first of `pieces` is there: that may still be an error
 /// with a status of its own.
-pub(crate) async fn stream(
+pub(crate) async fn stream<S: Script>(
     mut pieces: mpsc::Receiver<Piece>,
     count: usize,
-    script: impl Script,
+    script: S,
 ) -> Result<Response> {
     let first = match pieces.recv().await {
         Some(Piece::Failed(error)) => return Err(error),
@@ -94,8 +123,9 @@ pub(crate) async fn stream(
         has_begun: false,
         is_over: false,
     };
+    let kind = if S::IS_LINES { "application/x-ndjson" } else { "text/event-stream" };
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
@@ -121,6 +151,7 @@ impl<S: Script> SseBody<S> {
             self.script.begin(&mut out);
         }
         match piece {
+            Some(Piece::Progress { .. } | Piece::Ping) if S::IS_LINES => {}
             Some(Piece::Progress { done, total }) => {
                 if self.pace.takes(now) {
                     out.comment(&format!("prefill {done}/{total}"));
@@ -128,7 +159,7 @@ impl<S: Script> SseBody<S> {
             }
             Some(Piece::Ping) => {
                 if self.pace.takes(now) {
-                    out.comment("ping");
+                    self.script.ping(&mut out);
                 }
             }
             Some(Piece::Failed(error)) => self.fail(&error, &mut out),
@@ -139,7 +170,6 @@ impl<S: Script> SseBody<S> {
                 self.running -= usize::from(ended && self.running > 0);
                 if self.running == 0 {
                     self.script.finish(&mut out);
-                    out.0.push_str("data: [DONE]\n\n");
                     self.is_over = true;
                 }
             }
@@ -148,9 +178,8 @@ impl<S: Script> SseBody<S> {
         out.0
     }
 
-    /// There is no status any more: the error is the last event.
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
-        out.data(&error.body());
+        self.script.fail(error, out);
         self.is_over = true;
     }
 }

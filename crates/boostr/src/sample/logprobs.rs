@@ -16,7 +16,7 @@ impl LogSoftmax {
     }
 
     /// The log-probability of a token of this logit; the most negative number of f32 stands for less.
-    pub(super) fn at(&self, logit: f32) -> f32 {
+    pub(crate) fn at(&self, logit: f32) -> f32 {
         (self.exact(logit) as f32).max(f32::MIN)
     }
 
@@ -26,7 +26,7 @@ impl LogSoftmax {
     }
 
     /// The `count` likeliest tokens, likeliest first; of equal ones the lower id first. -inf is left out.
-    pub(super) fn top(&self, logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    pub(crate) fn top(&self, logits: &[f32], count: usize) -> Vec<(u32, f32)> {
         let mut all: Vec<(u32, f32)> = (0..)
             .zip(logits.iter().map(|&l| l + 0.0))
             .filter(|&(_, l)| l != f32::NEG_INFINITY)

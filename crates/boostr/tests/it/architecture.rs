@@ -74,7 +74,7 @@ const MODULES: [(&str, &[&str]); 20] = [
             "engine",
         ],
     ),
-    ("evaluate", &["error", "ops", "backend", "models"]),
+    ("evaluate", &["error", "ops", "backend", "models", "sample"]),
     (
         "train",
         &[

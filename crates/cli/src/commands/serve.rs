@@ -79,6 +79,9 @@ pub struct ServeArgs {
     /// Bytes that conversations may take on disk; nothing is added beyond
     #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = parse_bytes)]
     pub sessions_quota: usize,
+    /// Answers of /v1/responses that are kept for later requests; 0 keeps none
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub responses: usize,
     /// Requests that are computed at once
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -233,6 +236,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         metrics: args.metrics == Switch::On,
         max_sessions: args.max_sessions,
         sessions_quota: args.sessions_quota as u64,
+        max_responses: args.responses,
         limits: Limits {
             max_body: args.max_body,
             max_inflight,

@@ -14,7 +14,7 @@ import { summary } from './words.js';
 /** The request for an answer: with a session the message alone, without one all that was said. */
 function body(text) {
   const { settings } = choices;
-  const fields = { model: page.props.model, stream: true, stream_options: { include_usage: true } };
+  const fields = { model: page.props.model, stream: true, stream_options: { include_usage: true }, reasoning_format: 'none' };
   for (const name of NUMBERS) if (typeof settings[name] === 'number') fields[name] = settings[name];
   const user = { role: 'user', content: text };
   if (chat.info) return { ...fields, session: chat.info.id, messages: [user] };

@@ -3,7 +3,7 @@
 use boostr::sample::Choice;
 use boostr::tokenizer::Tokenizer;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::job::{FinishReason, Finished};
@@ -42,6 +42,9 @@ pub(crate) struct AnswerMessage {
     pub(crate) role: &'static str,
     /// `null` when it only calls tools
     pub(crate) content: Option<String>,
+    /// The thought before it, without `<think>` and `</think>`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<ToolCall>,
 }
@@ -107,6 +110,8 @@ pub(crate) struct Delta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tool_calls: Option<Vec<ToolCall>>,
 }
@@ -180,8 +185,9 @@ pub(crate) struct TextChoice {
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub(crate) struct TextLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    #[schema(value_type = Vec<Object>)]
+    /// `null` for the first token of a prompt
+    token_logprobs: Vec<Option<f32>>,
+    #[schema(value_type = Vec<Option<Object>>)]
     top_logprobs: Vec<Value>,
     /// Where each token begins, in characters of the text
     text_offset: Vec<usize>,
@@ -194,13 +200,36 @@ impl TextLogprobs {
             let text = text_of(tokenizer, token.id);
             let length = text.chars().count();
             self.tokens.push(text);
-            self.token_logprobs.push(finite(token.logprob));
-            let top = token.top.iter();
-            let top = top.map(|&(id, logprob)| (text_of(tokenizer, id), finite(logprob).into()));
-            self.top_logprobs.push(Value::Object(top.collect()));
+            self.token_logprobs.push(Some(finite(token.logprob)));
+            let mut top = Map::new();
+            for &(id, logprob) in &token.top {
+                // Of tokens of one text the likeliest stays.
+                top.entry(text_of(tokenizer, id)).or_insert_with(|| decimal(logprob).into());
+            }
+            self.top_logprobs.push(top.into());
             self.text_offset.push(*offset);
             *offset += length;
         }
+    }
+
+    /// Those of a prompt, of which the first comes after nothing and `tokens` are the rest.
+    pub(crate) fn of_prompt(
+        tokenizer: &Tokenizer,
+        ids: &[u32],
+        text: &str,
+        tokens: &[Choice],
+    ) -> Self {
+        let mut all = Self::default();
+        let Some(&first) = ids.first() else { return all };
+        let first = text_of(tokenizer, first);
+        // The token that begins a text is put before it by the tokenizer.
+        let mut offset = if text.starts_with(&first) { first.chars().count() } else { 0 };
+        all.tokens.push(first);
+        all.token_logprobs.push(None);
+        all.top_logprobs.push(Value::Null);
+        all.text_offset.push(0);
+        all.add(tokenizer, tokens, &mut offset);
+        all
     }
 
     /// Adds the tokens that come after these.
@@ -217,6 +246,12 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
+/// It as a value that is written as the number of 32 bits is, so that equal ones are equal to whoever reads them.
+fn decimal(logprob: f32) -> f64 {
+    let logprob = finite(logprob);
+    logprob.to_string().parse().unwrap_or(f64::from(logprob))
+}
+
 fn text_of(tokenizer: &Tokenizer, id: u32) -> String {
     tokenizer.decode(&[id], false).unwrap_or_default()
 }
@@ -228,6 +263,7 @@ pub(crate) struct Usage {
     pub(crate) completion_tokens: usize,
     pub(crate) total_tokens: usize,
     pub(crate) prompt_tokens_details: PromptDetails,
+    pub(crate) completion_tokens_details: CompletionDetails,
 }
 
 /// What the prompt's tokens were.
@@ -235,6 +271,13 @@ pub(crate) struct Usage {
 pub(crate) struct PromptDetails {
     /// Those that were not computed again
     pub(crate) cached_tokens: usize,
+}
+
+/// What the answer's tokens were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct CompletionDetails {
+    /// Those of its thought, by its text
+    pub(crate) reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -252,6 +295,7 @@ impl Usage {
             self.prompt_tokens_details.cached_tokens += how.cached_tokens;
         }
         self.completion_tokens += how.tokens;
+        self.completion_tokens_details.reasoning_tokens += how.thought_tokens;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }

@@ -6,30 +6,25 @@ use axum::extract;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use boostr::backend::Backend;
-use boostr::chat;
-use boostr::engine::Request;
-use boostr::models::State;
-use boostr::sample::Constraint;
+use boostr::sample::Choice;
 use serde_json::{Map, Value};
-use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
 use super::answer::{
     AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, Delta, DeltaChoice,
     Timings, ToolCall, Usage,
 };
-use super::prompt;
+use super::conversation::{Begun, Conversation};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::job::{self, FinishReason, Job, Piece};
+use crate::job::{FinishReason, Piece};
 use crate::messages;
 use crate::options::{GenerationOptions, MAX_TOP};
-use crate::shape::{Finder, Shape};
+use crate::shape::Shape;
 use crate::sse::{self, Events, Script};
-use crate::turn::Turn;
 
 /// A conversation whose next turn is wanted.
 #[derive(Debug, ToSchema)]
@@ -47,6 +42,9 @@ pub(crate) struct ChatFields {
     /// More variables of the chat template
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// `auto` gives the thought as `reasoning_content`, `none` leaves it in the content with its markers
+    #[schema(value_type = Option<String>)]
+    reasoning_format: Option<&'static str>,
     #[schema(ignore)]
     shape: Shape,
 }
@@ -59,6 +57,7 @@ impl ChatFields {
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.count("top_logprobs", 0..=MAX_TOP)?,
             chat_template_kwargs: fields.object("chat_template_kwargs")?,
+            reasoning_format: fields.word("reasoning_format", &["auto", "none"])?,
             shape: Shape::read(fields)?,
         })
     }
@@ -71,46 +70,6 @@ impl ChatFields {
             _ => Err(ApiError::field("top_logprobs", "it needs `logprobs`: true")),
         }
     }
-
-    fn template_options(&self) -> chat::Options {
-        chat::Options {
-            add_generation_prompt: true,
-            tools: self.shape.template_tools(),
-            kwargs: self.chat_template_kwargs.clone().unwrap_or_default(),
-            ..chat::Options::default()
-        }
-    }
-}
-
-/// What the engine is asked for a conversation.
-struct Asked<B: Backend> {
-    ids: Vec<u32>,
-    marks: Vec<usize>,
-    state: Option<State<B>>,
-    constraint: Option<Box<dyn Constraint>>,
-    finder: Option<Finder>,
-    turn: Option<Turn<B>>,
-}
-
-impl<B: Backend> Asked<B> {
-    fn new(loaded: &Loaded<B>, chat: &ChatFields, most: usize) -> Result<Self> {
-        let template = chat.template_options();
-        let (ids, marks, state, turn) = match &chat.session {
-            Some(name) => {
-                let mut turn = Turn::begin(loaded, name, &chat.messages, &template)?;
-                let (ids, marks, state) = turn.prompt();
-                prompt::check_context(loaded, &ids, most, "messages")?;
-                (ids, marks, state, Some(turn))
-            }
-            None => {
-                let (ids, marks) = prompt::encode(loaded, &chat.messages, &template, most)?;
-                (ids, marks, None, None)
-            }
-        };
-        let (constraint, finder) =
-            (chat.shape.constraint(loaded)?, chat.shape.finder(loaded, &ids));
-        Ok(Self { ids, marks, state, constraint, finder, turn })
-    }
 }
 
 pub(crate) async fn complete<B: Backend>(
@@ -118,76 +77,62 @@ pub(crate) async fn complete<B: Backend>(
     Extension(scope): Extension<Scope>,
     JsonBody(mut fields): JsonBody,
 ) -> Result<Response> {
-    let loaded = app.ready()?;
     let options = GenerationOptions::read(&mut fields)?;
     let chat = ChatFields::read(&mut fields)?;
     fields.finish()?;
-    options.check_model(&app.config.model_name)?;
-    let sampler =
-        options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
     let (top, count) = (chat.top()?, options.count());
-    if chat.session.is_some() && count > 1 {
-        return Err(ApiError::field("n", "a session has one answer to each turn"));
-    }
-    let asked = {
-        let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
-        let desk = if chat.session.is_some() { &app.desks.sessions } else { &app.desks.prompts };
-        desk.blocking(&app, move || Asked::new(&loaded, &chat, most)).await?
+    let (is_stream, with_usage) = (options.is_stream(), options.includes_usage());
+    let conversation = Conversation {
+        options,
+        messages: chat.messages,
+        shape: chat.shape,
+        kwargs: chat.chat_template_kwargs.unwrap_or_default(),
+        is_divided: chat.reasoning_format != Some("none"),
+        session: chat.session,
+        top,
     };
-    let request = Request {
-        state: asked.state,
-        marks: asked.marks,
-        logprobs: top,
-        constraint: asked.constraint,
-        ..options.request(&loaded, &app.config.limits, scope, sampler, asked.ids)
-    };
-    let is_forced = asked.finder.as_ref().is_some_and(|finder| finder.is_forced);
-    let stops = options.stop.clone().unwrap_or_default();
-    let (sender, mut pieces) = job::channel();
-    let job = Job { request, stops, first_index: 0, finder: asked.finder, turn: asked.turn };
-    job::start(&app, &loaded, job, sender)?;
-
+    let begun = conversation.begin(&app, scope).await?;
     let head = ChatChunk {
         id: app.ids.name("chatcmpl-"),
         object: "chat.completion.chunk",
         created: unix_seconds(),
         model: app.config.model_name.clone(),
-        system_fingerprint: loaded.fingerprint.clone(),
+        system_fingerprint: begun.loaded.fingerprint.clone(),
         choices: Vec::new(),
         usage: None,
         timings: None,
         session: None,
     };
-    if !options.is_stream() {
-        return collect(&loaded, head, count, top.is_some(), is_forced, &mut pieces).await;
+    if !is_stream {
+        return collect(begun, head, count, top.is_some()).await;
     }
     let script = ChatScript {
-        loaded,
+        loaded: begun.loaded,
         head,
         count,
-        with_usage: options.includes_usage(),
+        with_usage,
         with_tokens: top.is_some(),
         usage: Usage::default(),
         ended: 0,
     };
-    sse::stream(pieces, count, script).await
+    sse::stream(begun.pieces, count, script).await
 }
 
-/// The whole answer at once; one that `is_forced` to call tools has no words.
+/// The whole answer at once.
 async fn collect<B: Backend>(
-    loaded: &Loaded<B>,
+    begun: Begun<B>,
     head: ChatChunk,
     count: usize,
     with_tokens: bool,
-    is_forced: bool,
-    pieces: &mut mpsc::Receiver<Piece>,
 ) -> Result<Response> {
+    let Begun { loaded, mut pieces, is_forced, .. } = begun;
     let mut choices: Vec<ChatChoice> = (0..count)
         .map(|index| ChatChoice {
             index,
             message: AnswerMessage {
                 role: "assistant",
                 content: Some(String::new()),
+                reasoning_content: None,
                 tool_calls: Vec::new(),
             },
             logprobs: with_tokens.then(ChatLogprobs::default),
@@ -198,11 +143,18 @@ async fn collect<B: Backend>(
     let mut session = None;
     while ended < count {
         match pieces.recv().await {
-            Some(Piece::Text { index, text, tokens }) => {
+            Some(
+                ref piece @ (Piece::Text { index, ref text, ref tokens }
+                | Piece::Thought { index, ref text, ref tokens }),
+            ) => {
                 let Some(choice) = choices.get_mut(index) else { continue };
-                choice.message.content.get_or_insert_default().push_str(&text);
+                let message = &mut choice.message;
+                let is_thought = matches!(piece, Piece::Thought { .. });
+                let said =
+                    if is_thought { &mut message.reasoning_content } else { &mut message.content };
+                said.get_or_insert_default().push_str(text);
                 if let Some(logprobs) = &mut choice.logprobs {
-                    logprobs.content.extend(ChatLogprobs::new(&loaded.tokenizer, &tokens).content);
+                    logprobs.content.extend(ChatLogprobs::new(&loaded.tokenizer, tokens).content);
                 }
             }
             Some(Piece::Call { index, call, .. }) => {
@@ -256,6 +208,17 @@ struct ChatScript<B: Backend> {
 }
 
 impl<B: Backend> ChatScript<B> {
+    /// What a piece adds, and its tokens.
+    fn said(&self, index: usize, delta: Delta, tokens: &[Choice]) -> ChatChunk {
+        let mut chunk = self.chunk(index, delta);
+        if self.with_tokens
+            && let Some(choice) = chunk.choices.first_mut()
+        {
+            choice.logprobs = Some(ChatLogprobs::new(&self.loaded.tokenizer, tokens));
+        }
+        chunk
+    }
+
     fn chunk(&self, index: usize, delta: Delta) -> ChatChunk {
         let choice = DeltaChoice { index, delta, logprobs: None, finish_reason: None };
         ChatChunk { choices: vec![choice], ..self.head.clone() }
@@ -266,7 +229,7 @@ impl<B: Backend> Script for ChatScript<B> {
     fn begin(&mut self, out: &mut Events) {
         for index in 0..self.count {
             let content = Some(String::new());
-            let delta = Delta { role: Some("assistant"), content, tool_calls: None };
+            let delta = Delta { role: Some("assistant"), content, ..Delta::default() };
             out.data(&self.chunk(index, delta));
         }
     }
@@ -274,14 +237,12 @@ impl<B: Backend> Script for ChatScript<B> {
     fn piece(&mut self, piece: Piece, out: &mut Events) {
         match piece {
             Piece::Text { index, text, tokens } => {
-                let mut chunk =
-                    self.chunk(index, Delta { content: Some(text), ..Delta::default() });
-                if self.with_tokens
-                    && let Some(choice) = chunk.choices.first_mut()
-                {
-                    choice.logprobs = Some(ChatLogprobs::new(&self.loaded.tokenizer, &tokens));
-                }
-                out.data(&chunk);
+                let delta = Delta { content: Some(text), ..Delta::default() };
+                out.data(&self.said(index, delta, &tokens));
+            }
+            Piece::Thought { index, text, tokens } => {
+                let delta = Delta { reasoning_content: Some(text), ..Delta::default() };
+                out.data(&self.said(index, delta, &tokens));
             }
             Piece::Call { index, number, call } => {
                 let tool_calls = Some(vec![ToolCall::new(call, Some(number))]);
@@ -308,5 +269,6 @@ impl<B: Backend> Script for ChatScript<B> {
         if self.with_usage {
             out.data(&ChatChunk { usage: Some(self.usage), ..self.head.clone() });
         }
+        out.done();
     }
 }

@@ -13,8 +13,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
+use super::alone::alone;
 use super::answer::{TextChoice, TextCompletion, TextLogprobs, Timings, Usage};
 use super::beams::{self, Beams};
+use super::scored::{self, Scored};
 use super::{blocking, prompt};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
@@ -37,8 +39,10 @@ pub(crate) struct CompletionFields {
     /// Report the probabilities of the tokens, and of so many of the likeliest with each
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<usize>,
-    /// Begin the answer with the prompt
+    /// Begin the answer with the prompt, and with `logprobs` report its tokens too
     echo: Option<bool>,
+    /// What comes after the hole that is filled in, for models that have tokens for it
+    suffix: Option<String>,
     /// So many continuations are made, and of those the `n` with the highest mean logarithm of a token's probability
     /// are given, best first; not with `stream`
     #[schema(minimum = 1, maximum = 8)]
@@ -66,6 +70,11 @@ pub(crate) enum AnyPrompt {
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
+    /// A text with a hole.
+    Hole {
+        prefix: String,
+        suffix: String,
+    },
 }
 
 /// Reads the field `field`: a text, tokens, or up to `most` of either.
@@ -106,6 +115,12 @@ impl Prompt {
                 drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
             }
+            Self::Hole { prefix, suffix } => {
+                let reason = "this model has no tokens to fill in with, it only goes on";
+                let hole = loaded.hole.ok_or_else(|| ApiError::field("suffix", reason))?;
+                let ids = hole.encode(&loaded.lm, &prefix, &suffix);
+                (ids.map_err(|error| ApiError::of_input(param, &error))?, prefix)
+            }
             Self::Tokens(ids) => {
                 let rows = loaded.lm.model.vocab_rows();
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
@@ -124,11 +139,18 @@ impl Prompt {
 
 impl CompletionFields {
     fn read(fields: &mut Fields, options: &GenerationOptions) -> Result<Self> {
-        if fields.take("suffix").is_some_and(|suffix| suffix != "") {
-            return Err(ApiError::field("suffix", "this model only goes on, it does not fill in"));
+        let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+        let mut prompt = prompts(fields, "prompt", MAX_PROMPTS)?;
+        if let Some(suffix) = &suffix {
+            let with_hole = |prompt: Prompt| match prompt {
+                Prompt::Text(prefix) => Ok(Prompt::Hole { prefix, suffix: suffix.clone() }),
+                _ => Err(ApiError::field("prompt", "expected texts beside `suffix`")),
+            };
+            prompt = prompt.into_iter().map(with_hole).collect::<Result<_>>()?;
         }
         let read = Self {
-            prompt: prompts(fields, "prompt", MAX_PROMPTS)?,
+            prompt,
+            suffix,
             logprobs: fields.count("logprobs", 0..=MAX_TOP)?,
             echo: fields.boolean("echo")?,
             best_of: fields.count("best_of", options.count()..=MAX_N)?,
@@ -155,10 +177,15 @@ impl CompletionFields {
                 "which are best is known at the end: not together with `stream`",
             ));
         }
-        if read.echo == Some(true) && read.logprobs.is_some() {
-            return Err(ApiError::field("echo", "not together with `logprobs`"));
+        if read.scores_prompt() && read.suffix.is_some() {
+            return Err(ApiError::field("suffix", "not together with `echo` and `logprobs`"));
         }
         Ok(read)
+    }
+
+    /// Whether the tokens of the prompt are reported.
+    fn scores_prompt(&self) -> bool {
+        self.echo == Some(true) && self.logprobs.is_some()
     }
 
     fn is_beam_search(&self) -> bool {
@@ -179,6 +206,7 @@ pub(crate) async fn complete<B: Backend>(
     let sampler =
         options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
     let is_beam_search = completion.is_beam_search();
+    let is_scored = completion.scores_prompt();
     let (prompts, constraint) = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
         let (prompts, form) = (completion.prompt, completion.form);
@@ -210,19 +238,46 @@ pub(crate) async fn complete<B: Backend>(
         return beams::complete(&app, &loaded, prompts, ask, head).await;
     }
     let count = tries * prompts.len();
+    let scored: Vec<_> = match top {
+        Some(top) if is_scored => {
+            let ids: Vec<_> = prompts.iter().map(|(ids, _)| ids.clone()).collect();
+            let model = loaded.clone();
+            let score = move |waiting: &_| scored::score(&model, &ids, top, waiting);
+            alone(&app, &loaded, score).await?.into_iter().map(Some).collect()
+        }
+        _ => prompts.iter().map(|_| None).collect(),
+    };
     let (sender, mut pieces) = job::channel();
     let mut echoes = Vec::with_capacity(count);
-    for (i, (ids, text)) in prompts.into_iter().enumerate() {
+    for (i, ((ids, text), scored)) in prompts.into_iter().zip(scored).enumerate() {
         let limits = &app.config.limits;
+        let mut echo = Echo::default();
+        let state = scored.map(|Scored { tokens, state }| {
+            echo.logprobs = Some(TextLogprobs::of_prompt(&loaded.tokenizer, &ids, &text, &tokens));
+            state
+        });
+        if completion.echo == Some(true) {
+            echo.text = text;
+        }
         let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
         let logprobs = top.or(is_choosing.then_some(0));
         let constraint = constraint.as_ref().map(|constraint| constraint.fork());
-        let request = Request { count: tries, logprobs, constraint, ..request };
+        let mut request = Request { count: tries, logprobs, constraint, state, ..request };
+        if is_scored && request.max_tokens == 1 {
+            // Who wants one token beside those of the prompt counts on it, also where it would end the text.
+            request.eos.clear();
+        }
         let stops = options.stop.clone().unwrap_or_default();
-        let job = Job { request, stops, first_index: i * tries, finder: None, turn: None };
+        let job = Job {
+            request,
+            stops,
+            first_index: i * tries,
+            thoughts: None,
+            finder: None,
+            turn: None,
+        };
         // Those that were started before one is refused end when `pieces` is dropped.
         job::start(&app, &loaded, job, sender.clone())?;
-        let echo = if completion.echo == Some(true) { text } else { String::new() };
         echoes.extend(std::iter::repeat_n(echo, tries));
     }
     drop(sender);
@@ -234,7 +289,7 @@ pub(crate) async fn complete<B: Backend>(
         with_usage: options.includes_usage(),
         n,
         tries,
-        offsets: vec![0; count],
+        offsets: echoes.iter().map(Echo::length).collect(),
         scores: vec![Score::default(); count],
         ended: vec![false; count],
         echoes,
@@ -245,6 +300,21 @@ pub(crate) async fn complete<B: Backend>(
         return answer.collect(count, &mut pieces).await;
     }
     sse::stream(pieces, count, answer).await
+}
+
+/// The prompt in front of a continuation.
+#[derive(Debug, Clone, Default)]
+struct Echo {
+    text: String,
+    /// Its tokens, where they are reported.
+    logprobs: Option<TextLogprobs>,
+}
+
+impl Echo {
+    /// Where the continuation begins, in characters of what is reported.
+    fn length(&self) -> usize {
+        if self.logprobs.is_some() { self.text.chars().count() } else { 0 }
+    }
 }
 
 /// How likely the tokens of a continuation were.
@@ -291,7 +361,7 @@ struct Answer<B: Backend> {
     offsets: Vec<usize>,
     scores: Vec<Score>,
     ended: Vec<bool>,
-    echoes: Vec<String>,
+    echoes: Vec<Echo>,
     usage: Usage,
     timings: Timings,
 }
@@ -320,7 +390,11 @@ impl<B: Backend> Answer<B> {
                 let finish_reason = Some(how.reason.name());
                 Some(TextChoice { index, text: String::new(), logprobs: None, finish_reason })
             }
-            Piece::Call { .. } | Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => None,
+            Piece::Thought { .. }
+            | Piece::Call { .. }
+            | Piece::Progress { .. }
+            | Piece::Ping
+            | Piece::Failed(_) => None,
         }
     }
 
@@ -332,8 +406,8 @@ impl<B: Backend> Answer<B> {
         let mut choices: Vec<TextChoice> = std::mem::take(&mut self.echoes)
             .into_iter()
             .enumerate()
-            .map(|(index, text)| {
-                let logprobs = self.with_tokens.then(TextLogprobs::default);
+            .map(|(index, Echo { text, logprobs })| {
+                let logprobs = logprobs.or_else(|| self.with_tokens.then(TextLogprobs::default));
                 TextChoice { index, text, logprobs, finish_reason: None }
             })
             .collect();
@@ -361,9 +435,10 @@ impl<B: Backend> Answer<B> {
 
 impl<B: Backend> Script for Answer<B> {
     fn begin(&mut self, out: &mut Events) {
-        for (index, text) in std::mem::take(&mut self.echoes).into_iter().enumerate() {
-            if !text.is_empty() {
-                let choice = TextChoice { index, text, logprobs: None, finish_reason: None };
+        let echoes = std::mem::take(&mut self.echoes).into_iter().enumerate();
+        for (index, Echo { text, logprobs }) in echoes {
+            if !text.is_empty() || logprobs.is_some() {
+                let choice = TextChoice { index, text, logprobs, finish_reason: None };
                 out.data(&TextCompletion { choices: vec![choice], ..self.head.clone() });
             }
         }
@@ -380,5 +455,6 @@ impl<B: Backend> Script for Answer<B> {
         if self.with_usage {
             out.data(&TextCompletion { usage: Some(self.usage), ..self.head.clone() });
         }
+        out.done();
     }
 }

@@ -2,12 +2,17 @@
 
 mod alone;
 mod answer;
+mod anthropic;
 mod beams;
 mod chat;
 mod completions;
+mod conversation;
 mod embeddings;
 mod models;
+mod ollama;
 mod prompt;
+mod responses;
+mod scored;
 mod sessions;
 mod text;
 
@@ -31,10 +36,16 @@ use crate::options::GenerationOptions;
 use crate::shape::Shape;
 
 use answer::{ChatChunk, ChatCompletion, TextCompletion};
+use anthropic::{Message, MessageEvent, MessageFields, TokenCount};
 use chat::ChatFields;
 use completions::CompletionFields;
 use embeddings::{EmbeddingFields, Embeddings};
 use models::{Health, ModelCard, ModelList, Props};
+use ollama::{
+    OllamaAnswer, OllamaChatFields, OllamaFields, OllamaPromptFields, OllamaShow, OllamaShowFields,
+    OllamaTags, OllamaVersion,
+};
+use responses::{ResponseDeleted, ResponseEvent, ResponseFields, ResponseObject};
 use sessions::{
     BranchFields, Deleted, NewFields, RewindFields, SessionCard, SessionList, SessionTree,
 };
@@ -42,6 +53,9 @@ use text::{DetokenizeFields, Prompt, TemplateFields, Text, TokenizeFields, Token
 
 /// Where counters are, unless they are turned off.
 const METRICS: &str = "/metrics";
+/// Where Anthropic's API is, and what begins all paths of Ollama's.
+const MESSAGES: &str = "/v1/messages";
+const OLLAMA: &str = "/api/";
 
 /// All endpoints. [`endpoint::document`] makes `/openapi.json` of this list.
 fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
@@ -56,11 +70,30 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
         .takes::<Shape>()
         .takes::<FormFields>()
         .streams::<ChatCompletion, ChatChunk>(),
+        Endpoint::post("/v1/responses", "The assistant's turn, in items", responses::create::<B>)
+            .takes::<GenerationOptions>()
+            .takes::<ResponseFields>()
+            .streams::<ResponseObject, ResponseEvent>(),
+        Endpoint::get("/v1/responses/{id}", "A response that is kept", responses::one::<B>)
+            .gives::<ResponseObject>(),
+        Endpoint::delete("/v1/responses/{id}", "No more of a response", responses::delete::<B>)
+            .gives::<ResponseDeleted>(),
         Endpoint::post("/v1/completions", "A text goes on", completions::complete::<B>)
             .takes::<GenerationOptions>()
             .takes::<CompletionFields>()
             .takes::<FormFields>()
             .streams::<TextCompletion, TextCompletion>(),
+        Endpoint::post(MESSAGES, "The assistant's turn, in blocks", anthropic::create::<B>)
+            .takes::<GenerationOptions>()
+            .takes::<MessageFields>()
+            .streams::<Message, MessageEvent>(),
+        Endpoint::post(
+            "/v1/messages/count_tokens",
+            "How long a conversation is",
+            anthropic::count_tokens::<B>,
+        )
+        .takes::<MessageFields>()
+        .gives::<TokenCount>(),
         Endpoint::post("/v1/embeddings", "Texts as vectors", embeddings::embed::<B>)
             .takes::<EmbeddingFields>()
             .gives::<Embeddings>(),
@@ -95,6 +128,21 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
             sessions::save::<B>,
         )
         .gives::<SessionCard>(),
+        Endpoint::post("/api/chat", "The assistant's turn, in lines", ollama::chat::<B>)
+            .takes::<OllamaChatFields>()
+            .takes::<OllamaFields>()
+            .streams_lines::<OllamaAnswer>(),
+        Endpoint::post("/api/generate", "A text goes on, in lines", ollama::generate::<B>)
+            .takes::<OllamaPromptFields>()
+            .takes::<OllamaFields>()
+            .streams_lines::<OllamaAnswer>(),
+        Endpoint::get("/api/tags", "What models there are: one", ollama::tags::<B>)
+            .gives::<OllamaTags>(),
+        Endpoint::post("/api/show", "The properties of a model", ollama::show::<B>)
+            .takes::<OllamaShowFields>()
+            .gives::<OllamaShow>(),
+        Endpoint::get("/api/version", "The version of the server", ollama::version)
+            .gives::<OllamaVersion>(),
         Endpoint::post("/tokenize", "The tokens of a text", text::tokenize::<B>)
             .takes::<TokenizeFields>()
             .gives::<Tokens>(),
@@ -116,6 +164,19 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
         Endpoint::get("/livez", "Whether the process is up", models::live).gives::<Health>(),
         Endpoint::get(METRICS, "Counters, for Prometheus", models::metrics::<B>).gives_text(),
     ]
+}
+
+/// An answer to a request for `path`: an error is written as the API there writes it.
+pub(crate) fn in_own_form(path: &str, response: Response) -> Response {
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let after = path.strip_prefix(MESSAGES);
+    if after.is_some_and(|after| after.is_empty() || after.starts_with('/')) {
+        error.with_body(&anthropic::error(error))
+    } else if path.starts_with(OLLAMA) {
+        error.with_body(&ollama::error(error))
+    } else {
+        response
+    }
 }
 
 /// All paths, behind the guard.

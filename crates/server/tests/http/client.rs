@@ -54,6 +54,29 @@ impl Reply {
     }
 }
 
+impl Reply {
+    /// The named events, each with its JSON, which has the name as type.
+    #[track_caller]
+    pub fn named_events(&self) -> Vec<Value> {
+        assert_eq!(self.header("content-type"), Some("text/event-stream"), "{self:?}");
+        let events = self.body.split_terminator("\n\n").filter(|event| !event.starts_with(':'));
+        let named = events.map(|event| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("{event}"));
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event}");
+            data
+        });
+        named.collect()
+    }
+
+    /// The lines of JSON.
+    #[track_caller]
+    pub fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.header("content-type"), Some("application/x-ndjson"), "{self:?}");
+        self.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

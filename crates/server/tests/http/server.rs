@@ -8,7 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use boostr::backend::{self, Cpu};
+use boostr::chat::Source;
 use boostr::engine::{Engine, EngineConfig, Stats};
+use boostr::generation_config::SpecialTokens;
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::Context;
 use boostr::session::Sessions;
@@ -27,6 +29,49 @@ fn open(context: Context) -> Arc<LanguageModel<Cpu>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
     let options = OpenOptions { context, ..OpenOptions::default() };
     Arc::new(LanguageModel::open(path, &options, backend::cpu()).unwrap())
+}
+
+/// The embedded model with other names for its last tokens, as a model has them that thinks and fills in.
+pub const THINK: u32 = 2046;
+pub const THINK_END: u32 = 2047;
+const RENAMED: [(&str, u32); 5] = [
+    ("<|fim_prefix|>", 2043),
+    ("<|fim_suffix|>", 2044),
+    ("<|fim_middle|>", 2045),
+    ("<think>", THINK),
+    ("</think>", THINK_END),
+];
+
+/// That model with this chat template.
+pub fn thinker(template: &str) -> Arc<LanguageModel<Cpu>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
+    let text = std::fs::read_to_string(format!("{path}/tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_str(&text).unwrap();
+    let model = &mut json["model"];
+    for (name, id) in RENAMED {
+        let vocab = model["vocab"].as_object_mut().unwrap();
+        vocab.retain(|_, old| *old != id);
+        vocab.insert(name.into(), id.into());
+    }
+    // The last merges are those that made them.
+    let merges = model["merges"].as_array_mut().unwrap();
+    merges.truncate(merges.len() - RENAMED.len());
+    for (content, id) in RENAMED {
+        let is_special = content.contains('|');
+        json["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": is_special
+        }));
+    }
+    let folder = fresh_folder();
+    std::fs::create_dir(&folder).unwrap();
+    let tokenizer = folder.join("tokenizer.json");
+    std::fs::write(&tokenizer, json.to_string()).unwrap();
+    let options = OpenOptions { tokenizer: Some(tokenizer), ..OpenOptions::default() };
+    let mut lm = LanguageModel::open(path, &options, backend::cpu()).unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    lm.chat_template = Some(Source::new("template", template, SpecialTokens::default()));
+    Arc::new(lm)
 }
 
 /// A server that is running, until it is dropped.
@@ -48,6 +93,8 @@ pub struct Setup {
     pub without_model: bool,
     /// Tokens that a sequence may have.
     pub context: Option<usize>,
+    /// Another model than the embedded one.
+    pub model: Option<Arc<LanguageModel<Cpu>>>,
 }
 
 impl TestServer {
@@ -69,8 +116,8 @@ impl TestServer {
         let server = Server::<Cpu>::new(setup.config).unwrap();
         let mut engine = None;
         if !setup.without_model {
-            let model =
-                setup.context.map_or_else(|| MODEL.clone(), |tokens| open(Context::Tokens(tokens)));
+            let given = setup.model.unwrap_or_else(|| MODEL.clone());
+            let model = setup.context.map_or(given, |tokens| open(Context::Tokens(tokens)));
             let started = Engine::start(model.clone(), setup.engine).unwrap();
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
             server.load(model, started.clone(), None, sessions).unwrap();

@@ -1,0 +1,235 @@
+//! A conversation on its way to the engine, whichever door it came by.
+
+use std::sync::Arc;
+
+use boostr::backend::Backend;
+use boostr::chat::{self, Thoughts};
+use boostr::engine::Request;
+use boostr::models::State;
+use boostr::sample::{Constraint, SamplerConfig};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::completions::Prompt;
+use super::{blocking, prompt};
+use crate::app::{App, Loaded};
+use crate::auth::Scope;
+use crate::error::{ApiError, Result};
+use crate::job::{self, Job, Piece};
+use crate::options::GenerationOptions;
+use crate::shape::{Finder, Shape};
+use crate::turn::Turn;
+
+/// A conversation whose next turn is wanted.
+pub(crate) struct Conversation {
+    pub(crate) options: GenerationOptions,
+    pub(crate) messages: Vec<Value>,
+    pub(crate) shape: Shape,
+    /// More variables of the chat template.
+    pub(crate) kwargs: Map<String, Value>,
+    /// Whether the thought comes apart from the text.
+    pub(crate) is_divided: bool,
+    /// A session that it goes on with.
+    pub(crate) session: Option<String>,
+    /// How many likely tokens to report with each, if any report is wanted.
+    pub(crate) top: Option<usize>,
+}
+
+/// An answer that has been asked for.
+pub(crate) struct Begun<B: Backend> {
+    pub(crate) loaded: Arc<Loaded<B>>,
+    pub(crate) pieces: mpsc::Receiver<Piece>,
+    pub(crate) prompt_tokens: usize,
+    /// It has calls of tools and no words.
+    pub(crate) is_forced: bool,
+}
+
+impl<B: Backend> Begun<B> {
+    /// Reads the whole answer, of which there is one; `take` is told each piece of it.
+    pub(crate) async fn read(mut self, mut take: impl FnMut(Piece)) -> Result<()> {
+        loop {
+            let piece = match self.pieces.recv().await {
+                Some(Piece::Failed(error)) => return Err(error),
+                Some(piece) => piece,
+                None => return Err(ApiError::internal(&"an answer was given up")),
+            };
+            let is_last = matches!(piece, Piece::Finished { .. });
+            take(piece);
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// What the engine is asked for a conversation.
+struct Asked<B: Backend> {
+    ids: Vec<u32>,
+    marks: Vec<usize>,
+    state: Option<State<B>>,
+    constraint: Option<Box<dyn Constraint>>,
+    thoughts: Option<Thoughts>,
+    finder: Option<Finder>,
+    turn: Option<Turn<B>>,
+}
+
+impl<B: Backend> Asked<B> {
+    fn new(loaded: &Loaded<B>, asked: &Conversation, most: usize) -> Result<Self> {
+        let template = asked.template_options();
+        let (ids, marks, state, turn) = match &asked.session {
+            Some(name) => {
+                let mut turn = Turn::begin(loaded, name, &asked.messages, &template)?;
+                let (ids, marks, state) = turn.prompt();
+                prompt::check_context(loaded, &ids, most, "messages")?;
+                (ids, marks, state, Some(turn))
+            }
+            None => {
+                let (ids, marks) = prompt::encode(loaded, &asked.messages, &template, most)?;
+                (ids, marks, None, None)
+            }
+        };
+        let shape = &asked.shape;
+        Ok(Self {
+            constraint: shape.constraint(loaded)?,
+            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, &ids)),
+            finder: shape.finder(loaded, &ids, asked.is_divided),
+            ids,
+            marks,
+            state,
+            turn,
+        })
+    }
+}
+
+impl<B: Backend> Asked<B> {
+    fn submit(
+        self,
+        app: &Arc<App<B>>,
+        loaded: Arc<Loaded<B>>,
+        scope: Scope,
+        options: &GenerationOptions,
+        sampler: SamplerConfig,
+        top: Option<usize>,
+    ) -> Result<Begun<B>> {
+        let prompt_tokens = self.ids.len();
+        let is_forced = self.finder.as_ref().is_some_and(|finder| finder.is_forced);
+        let request = Request {
+            state: self.state,
+            marks: self.marks,
+            logprobs: top,
+            constraint: self.constraint,
+            ..options.request(&loaded, &app.config.limits, scope, sampler, self.ids)
+        };
+        let (sender, pieces) = job::channel();
+        let job = Job {
+            request,
+            stops: options.stop.clone().unwrap_or_default(),
+            first_index: 0,
+            thoughts: self.thoughts,
+            finder: self.finder,
+            turn: self.turn,
+        };
+        job::start(app, &loaded, job, sender)?;
+        Ok(Begun { loaded, pieces, prompt_tokens, is_forced })
+    }
+}
+
+/// Goes on with a prompt that is no conversation; the answer has the form of `shape`.
+pub(crate) async fn go_on<B: Backend>(
+    app: &Arc<App<B>>,
+    scope: Scope,
+    options: GenerationOptions,
+    prompt: Prompt,
+    shape: Shape,
+) -> Result<Begun<B>> {
+    let loaded = app.ready()?;
+    let sampler =
+        options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
+    let asked = {
+        let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
+        let ask = move || {
+            let (ids, _) = prompt.encode(&loaded, "prompt", most)?;
+            let constraint = shape.constraint(&loaded)?;
+            let (marks, state, turn) = (Vec::new(), None, None);
+            Ok(Asked { ids, marks, state, constraint, thoughts: None, finder: None, turn })
+        };
+        blocking(app, ask).await?
+    };
+    asked.submit(app, loaded, scope, &options, sampler, None)
+}
+
+impl Conversation {
+    fn template_options(&self) -> chat::Options {
+        chat::Options {
+            add_generation_prompt: true,
+            tools: self.shape.template_tools(),
+            kwargs: self.kwargs.clone(),
+            ..chat::Options::default()
+        }
+    }
+
+    /// Checks it and hands it to the engine.
+    pub(crate) async fn begin<B: Backend>(
+        self,
+        app: &Arc<App<B>>,
+        scope: Scope,
+    ) -> Result<Begun<B>> {
+        let loaded = app.ready()?;
+        let options = &self.options;
+        options.check_model(&app.config.model_name)?;
+        let sampler =
+            options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
+        if self.session.is_some() && options.count() > 1 {
+            return Err(ApiError::field("n", "a session has one answer to each turn"));
+        }
+        let (asked, conversation) = {
+            let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
+            let desk =
+                if self.session.is_some() { &app.desks.sessions } else { &app.desks.prompts };
+            desk.blocking(app, move || Ok((Asked::new(&loaded, &self, most)?, self))).await?
+        };
+        asked.submit(app, loaded, scope, &conversation.options, sampler, conversation.top)
+    }
+
+    /// How many tokens it has.
+    pub(crate) async fn count<B: Backend>(self, app: &Arc<App<B>>) -> Result<usize> {
+        let loaded = app.ready()?;
+        self.options.check_model(&app.config.model_name)?;
+        let most = app.config.limits.max_prompt;
+        let count = move || {
+            let template = self.template_options();
+            Ok(prompt::encode(&loaded, &self.messages, &template, most)?.0.len())
+        };
+        blocking(app, count).await
+    }
+}
+
+/// Messages after instructions. What instructs the model at the beginning is one message, as templates have it.
+pub(crate) fn instructed(messages: Vec<Value>, instructions: Option<String>) -> Vec<Value> {
+    let first = messages.iter().take_while(|message| message["role"] == "system").count();
+    if first + usize::from(instructions.is_some()) < 2 {
+        let system = instructions.map(|text| json!({"role": "system", "content": text}));
+        return system.into_iter().chain(messages).collect();
+    }
+    let mut texts: Vec<String> = instructions.into_iter().collect();
+    let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
+    texts.extend(messages.iter().take(first).map(text));
+    let system = json!({"role": "system", "content": texts.join("\n\n")});
+    std::iter::once(system).chain(messages.into_iter().skip(first)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_instructs_the_model_is_one_message() {
+        let system = |text: &str| json!({"role": "system", "content": text});
+        let user = json!({"role": "user", "content": "Hi"});
+        let all = instructed(vec![system("b"), system("c"), user.clone()], Some("a".to_owned()));
+        assert_eq!(all, [system("a\n\nb\n\nc"), user.clone()]);
+        let all = instructed(vec![user.clone(), system("b")], Some("a".to_owned()));
+        assert_eq!(all, [system("a"), user.clone(), system("b")]);
+        assert_eq!(instructed(vec![user.clone()], None), [user]);
+    }
+}

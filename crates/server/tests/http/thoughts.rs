@@ -1,0 +1,101 @@
+//! The thought of an answer, apart from its text.
+
+use serde_json::{Value, json};
+
+use crate::server::{Setup, THINK, THINK_END, TestServer, thinker, with};
+
+/// A template that shows thoughts of the history, and ends with `end`.
+pub fn template(end: &str) -> String {
+    let message = "{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n";
+    format!("{{% for m in messages %}}{message}{{% endfor %}}{end}")
+}
+
+pub fn server(end: &str) -> TestServer {
+    TestServer::with(Setup { model: Some(thinker(&template(end))), ..Setup::default() })
+}
+
+/// A request whose answer is likely to end a thought soon, and to begin none.
+pub fn ask(seed: u64) -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "What is the sea?"}], "max_tokens": 24, "temperature": 1, "seed": seed,
+        "logit_bias": {THINK.to_string(): -100, THINK_END.to_string(): 7, "0": -100}
+    })
+}
+
+fn message(reply: &Value) -> (String, String) {
+    let message = &reply["choices"][0]["message"];
+    let text = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
+    (text("reasoning_content"), text("content"))
+}
+
+#[test]
+fn a_thought_is_given_apart_from_the_text() {
+    let server = server("assistant: <think>\n");
+    let mut both = 0;
+    for seed in 0..8 {
+        let raw = with(ask(seed), json!({"reasoning_format": "none"}));
+        let raw = server.post("/v1/chat/completions", &raw).json();
+        let (nothing, all) = message(&raw);
+        assert_eq!(nothing, "", "{raw}");
+        let whole = server.post("/v1/chat/completions", &ask(seed)).json();
+        let (thought, text) = message(&whole);
+        let (expected, rest) = all.split_once("</think>").unwrap_or((&all, ""));
+        assert_eq!(
+            (thought.as_str(), text.as_str()),
+            (expected.trim(), rest.trim_start()),
+            "{raw}"
+        );
+        both += u32::from(!thought.is_empty() && !text.is_empty());
+        let counted = &whole["usage"]["completion_tokens_details"]["reasoning_tokens"];
+        assert!((1..=24).contains(&counted.as_u64().unwrap()) || thought.is_empty(), "{whole}");
+
+        let body = with(ask(seed), json!({"stream": true, "logprobs": true}));
+        let (mut streamed, mut tokens) = ((String::new(), String::new()), 0);
+        for event in server.post("/v1/chat/completions", &body).events(true) {
+            let choice = &event["choices"][0];
+            let delta = &choice["delta"];
+            if let Some(part) = delta["reasoning_content"].as_str() {
+                assert!(streamed.1.is_empty(), "a thought after the text");
+                streamed.0.push_str(part);
+            }
+            streamed.1.push_str(delta["content"].as_str().unwrap_or_default());
+            tokens += choice["logprobs"]["content"].as_array().map_or(0, Vec::len);
+        }
+        assert_eq!(streamed, (thought, text));
+        assert_eq!(tokens, whole["usage"]["completion_tokens"].as_u64().unwrap() as usize);
+    }
+    assert!(both > 0, "no answer had a thought and a text");
+}
+
+#[test]
+fn an_answer_without_a_thought_has_no_field_for_one() {
+    let server = server("assistant:");
+    let body = with(ask(1), json!({"logit_bias": {}}));
+    let reply = server.post("/v1/chat/completions", &body).json();
+    let message = reply["choices"][0]["message"].as_object().unwrap();
+    assert!(!message.contains_key("reasoning_content"), "{reply}");
+    // One that a grammar holds begins with what the grammar says, whatever the prompt ends with.
+    let server = self::server("assistant: <think>\n");
+    let body = with(
+        body,
+        json!({"max_tokens": 40, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["cat"]}}}}),
+    );
+    let reply = server.post("/v1/chat/completions", &body).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], "\"cat\"", "{reply}");
+    let wrong = with(ask(1), json!({"reasoning_format": "loud"}));
+    let reply = server.post("/v1/chat/completions", &wrong);
+    assert_eq!(reply.json()["error"]["param"], "reasoning_format");
+}
+
+#[test]
+fn thoughts_of_the_history_reach_the_template() {
+    let server = server("assistant:");
+    let messages = json!([
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "Two.", "reasoning_content": "Hm."},
+        {"role": "user", "content": "Three?"}
+    ]);
+    let reply = server.post("/apply-template", &json!({"messages": messages}));
+    let prompt = "user: One?\nassistant: <think>Hm.</think>Two.\nuser: Three?\nassistant:";
+    assert_eq!(reply.json()["prompt"], prompt);
+}
