@@ -1,20 +1,16 @@
 //! Chat templates: a conversation as the text that its model was trained on.
 //!
-//! A template is a program in Jinja, part of a model's files, and so written by a stranger. The
-//! minijinja crate runs it with the environment that transformers gives it in Python; the tests compare
-//! with version 5.24:
+//! A template is a program in Jinja, part of a model's files, and so written by a stranger. It runs as jinja2 3.1 runs
+//! it in the environment that transformers gives it; the tests compare with version 5.24:
 //!
 //! - blocks trimmed, `tojson`, `strftime_now`, `raise_exception`, `{% break %}`;
 //! - `{% generation %}`, whose content is the assistant's for [`ChatTemplate::encode_answers`];
 //! - methods of strings and dicts, and values printed as Python prints them.
 //!
-//! One thing differs: a loop over `none` is one over nothing, and no error.
+//! One thing differs: a loop over `none` is one over nothing, and no error. `docs/templates.md` lists what is left out.
 //!
 //! A template reaches only its conversation, and it ends: steps are counted (`FUEL`) and texts are
-//! bounded. It runs on a stack of its own, deep enough for any value that so many steps can build. One
-//! gap is left: minijinja 3.1 does not count the items of `list + list`, nor those in lists that are
-//! compared or put into a text by `~`. A list that holds itself twice, thirty times over, has a billion
-//! of them, and a template made to do harm can ask for that.
+//! bounded. It runs on a stack of its own, deep enough for any value that so many steps can build.
 //!
 //! ```
 //! use boostr::chat::{ChatTemplate, Options};
@@ -33,10 +29,10 @@
 use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::thread;
 use std::time::SystemTime;
 
-use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ConfigFile;
@@ -47,16 +43,19 @@ use crate::tokenizer::Tokenizer;
 
 mod answers;
 mod clock;
+mod fit;
 mod jinja;
 mod marks;
-mod methods;
-mod python;
+mod messages;
 mod rendered;
 mod thoughts;
 pub mod tools;
 
 pub use answers::Answers;
+use fit::Reads;
+use jinja::{Failure, MAX_TEXT, Meter, Reason, Template};
 use marks::Marks;
+pub use messages::{MessageError, normalized};
 pub use rendered::Rendered;
 pub use thoughts::{Said, Thoughts};
 
@@ -75,8 +74,7 @@ const TOOL_USE: &str = "tool_use";
 const DEFAULT: &str = "default";
 
 /// What stands for the template of a model without one: the texts of all messages, each on lines of its own.
-const PLAIN: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
-{% for part in m.content or [] %}{{ part.text or '' }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}";
+const PLAIN: &str = "{% for m in messages %}{{ m.content }}{{ '\\n' }}{% endfor %}";
 
 /// Where a GGUF file has the template named `default`, with `.NAME` another one, and the names of these.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
@@ -225,14 +223,11 @@ impl Source {
         let special = special
             .into_iter()
             .filter_map(|(name, token)| Some((name.to_owned(), Value::String(token.clone()?))));
-        let env = || {
-            jinja::environment(FUEL).map_err(|error| Error::format(&self.path, error.to_string()))
-        };
         let mut template = ChatTemplate {
             path: self.path.clone(),
-            env: env()?,
-            answers: env()?,
+            templates: HashMap::new(),
             special: special.collect(),
+            reads: Mutex::default(),
             broken: HashMap::new(),
             is_plain: false,
         };
@@ -280,10 +275,10 @@ pub struct Options {
 #[derive(Debug)]
 pub struct ChatTemplate {
     path: PathBuf,
-    env: Environment<'static>,
-    /// Of those with `{% generation %}`, what marks the text that this encloses.
-    answers: Environment<'static>,
+    templates: HashMap<String, Template>,
     special: Map<String, Value>,
+    /// What each template reads, once it was tried.
+    reads: Mutex<HashMap<&'static str, Reads>>,
     /// Why templates could not be compiled, by name.
     broken: HashMap<String, String>,
     is_plain: bool,
@@ -331,14 +326,9 @@ impl ChatTemplate {
                 format!("chat template has {} bytes, expected at most {MAX_SOURCE}", text.len());
             return Err(Error::format(&self.path, reason));
         }
-        let plain = jinja::without_generation(text);
-        let marked = jinja::with_answers(text);
-        let (env, answers) = (&mut self.env, &mut self.answers);
-        let added = deep(&self.path, || {
-            env.add_template_owned(name.to_owned(), plain)?;
-            marked.map_or(Ok(()), |text| answers.add_template_owned(name.to_owned(), text))
-        })?;
-        added.map_err(|error| self.error(&error))
+        let read = Template::new(text).map_err(|failure| self.error(name, failure))?;
+        self.templates.insert(name.to_owned(), read);
+        Ok(())
     }
 
     /// The text of a conversation. A message is an object with `role`, `content` (a text, or a list of parts) and what
@@ -350,37 +340,25 @@ impl ChatTemplate {
     /// [`Error::Argument`] when the template refuses the conversation, in its own words; [`Error::Format`] when it
     /// fails otherwise, takes too many steps or makes too long a text.
     pub fn render(&self, messages: &[Value], options: &Options) -> Result<String> {
-        self.render_in(&self.env, messages, options)
+        self.render_in(messages, options, false)
     }
 
-    /// The text that the template of this conversation makes in one of the environments.
+    /// The text that the template of this conversation makes, what the assistant says between marks if it is asked for.
     fn render_in(
         &self,
-        env: &Environment<'_>,
         messages: &[Value],
         options: &Options,
+        with_answers: bool,
     ) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             let reason = format!("expected objects, found {other}");
             return Err(Error::Argument { name: "messages", reason });
         }
-        let mut variables = self.special.clone();
-        variables.extend(options.kwargs.clone());
-        for (name, value) in [
-            ("messages", messages.iter().map(prepared).collect()),
-            ("tools", options.tools.clone().map_or(Value::Null, Value::from)),
-            ("documents", options.documents.clone().map_or(Value::Null, Value::from)),
-            ("add_generation_prompt", options.add_generation_prompt.into()),
-        ] {
-            variables.insert(name.to_owned(), value);
-        }
-        let name = self.name(options.tools.is_some())?;
-        if let Some(reason) = self.broken.get(name) {
-            return Err(Error::format(&self.path, reason.as_str()));
-        }
+        let variables = variables(&self.special, messages, options);
+        let (name, template) = self.template(options.tools.is_some())?;
         let now = options.now.unwrap_or_else(SystemTime::now);
-        deep(&self.path, || jinja::render(env, name, &variables, now))?
-            .map_err(|error| self.error(&error))
+        let run = || template.render(&variables, now, with_answers, &Meter::new(FUEL));
+        deep(&self.path, run)?.map_err(|failure| self.error(name, failure))
     }
 
     /// The ids of a conversation's text. Control tokens that the template writes are control tokens; those that stand
@@ -416,44 +394,62 @@ impl ChatTemplate {
         options: &Options,
     ) -> Result<Rendered> {
         let (messages, options) = marked(tokenizer, messages, options)?;
+        let (messages, options) = self.fitted(&messages, &options)?;
         Ok(Rendered::new(self.render(&messages, &options)?))
     }
 
     /// The template for a conversation, by whether it has tools.
-    fn name(&self, has_tools: bool) -> Result<&'static str> {
-        let has =
-            |name: &str| self.env.get_template(name).is_ok() || self.broken.contains_key(name);
-        if has_tools && has(TOOL_USE) {
-            return Ok(TOOL_USE);
+    fn template(&self, has_tools: bool) -> Result<(&'static str, &Template)> {
+        let names = if has_tools { &[TOOL_USE, DEFAULT][..] } else { &[DEFAULT] };
+        for &name in names {
+            if let Some(reason) = self.broken.get(name) {
+                return Err(Error::format(&self.path, reason.as_str()));
+            }
+            if let Some(template) = self.templates.get(name) {
+                return Ok((name, template));
+            }
         }
-        if has(DEFAULT) {
-            return Ok(DEFAULT);
-        }
-        let names: Vec<&str> = self.env.templates().map(|(name, _)| name).collect();
+        let mut names: Vec<&str> = self.templates.keys().map(String::as_str).collect();
+        names.sort_unstable();
         let reason = format!("chat templates have the names {names:?}, none is `{DEFAULT}`");
         Err(Error::format(&self.path, reason))
     }
 
-    fn error(&self, error: &minijinja::Error) -> Error {
-        if let Some(reason) = jinja::raised(error) {
-            return Error::Argument { name: "messages", reason };
-        }
-        let what = match error.kind() {
-            ErrorKind::OutOfFuel => {
+    fn error(&self, name: &str, failure: Failure) -> Error {
+        let what = match failure.reason {
+            Reason::Raised(reason) => return Error::Argument { name: "messages", reason },
+            Reason::Steps => {
                 format!("it takes more than {FUEL} steps, of which 64 bytes of text are one")
             }
-            ErrorKind::WriteFailure => format!("a text of more than {} bytes", python::MAX_TEXT),
-            kind => error
-                .detail()
-                .map_or_else(|| kind.to_string(), |detail| format!("{kind}, {detail}")),
+            Reason::Length => format!("a text of more than {MAX_TEXT} bytes"),
+            Reason::Other(what) => what,
         };
         // Some show the values that they are about.
         let what: String = what.chars().take(MAX_REASON).collect();
-        let line = error.line().map_or_else(String::new, |line| format!(" line {line}:"));
-        let name = error.name().filter(|&name| name != DEFAULT);
+        let line = failure.line.map_or_else(String::new, |line| format!(" line {line}:"));
+        let name = Some(name).filter(|&name| name != DEFAULT);
         let name = name.map_or_else(String::new, |name| format!(" `{}`", name.escape_debug()));
         Error::format(&self.path, format!("chat template{name}:{line} {what}"))
     }
+}
+
+/// What a template is given.
+fn variables(
+    special: &Map<String, Value>,
+    messages: &[Value],
+    options: &Options,
+) -> Map<String, Value> {
+    let mut variables = special.clone();
+    variables.extend(options.kwargs.clone());
+    for (name, value) in [
+        ("messages", messages.iter().map(prepared).collect()),
+        ("tools", options.tools.clone().map_or(Value::Null, Value::from)),
+        ("documents", options.documents.clone().map_or(Value::Null, Value::from)),
+        ("add_generation_prompt", options.add_generation_prompt.into()),
+    ] {
+        variables.insert(name.to_owned(), value);
+    }
+    variables
 }
 
 /// A conversation with the control tokens in it marked, but for the template's own.

@@ -22,12 +22,16 @@ use crate::checkpoint::{
     Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, create_beside, safetensors,
 };
 use crate::error::{Error, Result};
+use crate::files;
 use crate::generation_config::SpecialTokens;
-use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
+use crate::load::{
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, rows_of,
+    template_file,
+};
 use crate::models::{Config, Family};
 use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{MAX_FILE, Tokenizer};
 
 mod types;
 
@@ -254,7 +258,7 @@ impl ModelFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),
             generation_config: Some(generation.to_string()),
-            chat_templates: Vec::new(),
+            ..TextFiles::default()
         };
         let files = Some(Files { tokenizer: Some(tokenizer), text, eos, chat: None });
         Ok(Self { checkpoint, config, tied, name: "model".into(), files })
@@ -290,7 +294,12 @@ impl ModelFiles {
             let reason = "expected a model alone: merge them into it first";
             return Err(Error::Argument { name: "adapter", reason: reason.into() });
         }
-        let mut checkpoint = Checkpoint::open_by(source, options.allow_pickle, options.access())?;
+        let opened = Checkpoint::open_by(source, options.allow_pickle, options.access());
+        let of_file = |error: Error| match folder_of(source).and_then(|f| config_file(&f)) {
+            Ok(file) => of_quantized(&file, error),
+            Err(_) => error,
+        };
+        let mut checkpoint = opened.map_err(of_file)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {
                 let reason =
@@ -301,14 +310,19 @@ impl ModelFiles {
             None => {
                 let folder = folder_of(source)?;
                 let file = config_file(&folder)?;
-                let text = TextFiles::read(&folder, options)?;
+                let text = TextFiles::read(&folder, options, rows_of(&file, options))?;
                 let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
-                let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
-                let (chat, eos) = (text.chat_template(&file)?, text.special(&file)?.eos);
+                let tokenizer = match &text.tokenizer {
+                    Some(tokenizer) if tokenizer.is_extended() => Some(tokenizer.to_json()?),
+                    Some(_) => Some(read(&path)?),
+                    None => None,
+                };
+                let chat = text.chat_template(&folder)?;
+                let eos = text.special(&folder, Some(&file))?.eos;
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
-        let tied = config.prepare(&mut checkpoint)?;
+        let tied = config.prepare(&mut checkpoint).map_err(of_file)?;
         let folder = folder_of(source)?;
         let full = fs::canonicalize(&folder).unwrap_or(folder);
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -632,7 +646,7 @@ fn write_text(folder: &Path, name: &str, text: &str) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::io(path, e))
+    files::read_text(path, MAX_FILE as u64)
 }
 
 /// The name of a tensor without the number of its layer: what all layers have alike.

@@ -1,7 +1,8 @@
 //! What a model's folder says about generation: `generation_config.json` and `tokenizer_config.json`.
 //!
 //! Both are data of strangers: unknown fields are ignored, known ones are checked for type and range. An
-//! absent field and `null` mean the same.
+//! absent field and `null` mean the same. So do values that other programs take for it: an id of -1, an empty list
+//! of ids, `top_k` -1. What would change an answer in transformers and does not here is named.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -43,6 +44,8 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
     /// Upper bound of generated tokens, at least 1.
     pub max_new_tokens: Option<usize>,
+    /// Fields of the file that transformers' `generate` acts on and this program does not.
+    pub not_acted_on: Vec<String>,
 }
 
 impl GenerationDefaults {
@@ -53,26 +56,32 @@ impl GenerationDefaults {
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
         let file = ConfigFile::parse(path, json)?;
         Ok(Self {
-            bos_token_id: file.get(&["bos_token_id"], "a token id below 2^24", token_id)?,
-            eos_token_id: file.get(
-                &["eos_token_id"],
-                "a token id below 2^24 or a list of them",
-                |value| match value {
-                    Value::Array(ids) if !ids.is_empty() => ids.iter().map(token_id).collect(),
-                    Value::Array(_) => None,
-                    id => Some(vec![token_id(id)?]),
-                },
-            )?,
+            bos_token_id: file
+                .get(&["bos_token_id"], "a token id below 2^24", id_or_none)?
+                .flatten(),
+            eos_token_id: file
+                .get(&["eos_token_id"], "a token id below 2^24 or a list of them", |value| {
+                    match value {
+                        Value::Array(ids) => ids.iter().map(id_or_none).collect::<Option<Vec<_>>>(),
+                        id => Some(vec![id_or_none(id)?]),
+                    }
+                })?
+                .map(|ids| ids.into_iter().flatten().collect())
+                .filter(|ids: &Vec<u32>| !ids.is_empty()),
             do_sample: file.get(&["do_sample"], "true or false", Value::as_bool)?,
             temperature: number(&file, "temperature", "a number >= 0", |x| x >= 0.0)?,
-            top_k: file
-                .get(&["top_k"], "an integer from 0 to 2^24", |v| integer(v, 0..=1 << 24))?,
+            top_k: file.get(&["top_k"], "an integer from 0 to 2^24, or -1", |v| {
+                if is_minus_1(v) { Some(0) } else { integer(v, 0..=1 << 24) }
+            })?,
             top_p: number(&file, "top_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
             min_p: number(&file, "min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
             repetition_penalty: number(&file, "repetition_penalty", "a number > 0", |x| x > 0.0)?,
-            max_new_tokens: file.get(&["max_new_tokens"], "an integer from 1 to 2^31", |v| {
-                integer(v, 1..=1 << 31)
-            })?,
+            max_new_tokens: file
+                .get(&["max_new_tokens"], "an integer from 1 to 2^31, or -1", |v| {
+                    if is_minus_1(v) { Some(None) } else { integer(v, 1..=1 << 31).map(Some) }
+                })?
+                .flatten(),
+            not_acted_on: not_acted_on(&file),
         })
     }
 }
@@ -142,6 +151,57 @@ fn number(
         let number = value.as_f64()? as f32;
         (number.is_finite() && in_range(number)).then_some(number)
     })
+}
+
+/// What other programs write for "none".
+fn is_minus_1(value: &Value) -> bool {
+    value.as_i64() == Some(-1)
+}
+
+/// A token id, or none for -1.
+fn id_or_none(value: &Value) -> Option<Option<u32>> {
+    if is_minus_1(value) { Some(None) } else { token_id(value).map(Some) }
+}
+
+/// Fields that transformers acts on, each with the number that turns it off where there is one.
+const OTHERS: [(&str, Option<f64>); 24] = [
+    ("bad_words_ids", None),
+    ("begin_suppress_tokens", None),
+    ("constraints", None),
+    ("diversity_penalty", Some(0.0)),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("epsilon_cutoff", Some(0.0)),
+    ("eta_cutoff", Some(0.0)),
+    ("exponential_decay_length_penalty", None),
+    ("force_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("forced_decoder_ids", None),
+    ("forced_eos_token_id", None),
+    ("guidance_scale", Some(1.0)),
+    ("min_length", Some(0.0)),
+    ("min_new_tokens", Some(0.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("num_beams", Some(1.0)),
+    ("penalty_alpha", Some(0.0)),
+    ("sequence_bias", None),
+    ("stop_strings", None),
+    ("suppress_tokens", None),
+    ("typical_p", Some(1.0)),
+    ("watermarking_config", None),
+];
+
+fn not_acted_on(file: &ConfigFile) -> Vec<String> {
+    let is_on = |&(field, off): &(&str, Option<f64>)| {
+        let read = |value: &Value| match value {
+            Value::Array(list) => Some(!list.is_empty()),
+            Value::Object(object) => Some(!object.is_empty()),
+            Value::Bool(truth) => Some(*truth),
+            value => Some(off.is_none() || value.as_f64() != off),
+        };
+        file.get(&[field], "anything", read).ok().flatten() == Some(true)
+    };
+    OTHERS.iter().filter(|field| is_on(field)).map(|(field, _)| (*field).to_owned()).collect()
 }
 
 fn token_id(value: &Value) -> Option<u32> {

@@ -41,9 +41,11 @@
 //!
 //! | in the folder | what |
 //! |---|---|
-//! | `NAME/log` | records, see `log.rs` |
+//! | `NAME/log` | records, see `log.rs`; `log.torn` has what killed processes left half written |
 //! | `NAME/state-TURN.safetensors` | states after turns as [`state_file`](crate::state_file) has them: the head's and the newest, [`STATES`] in all |
 //! | `.NAME.lock` | held by the process that has the session open |
+//!
+//! All of it is its owner's alone, files and the folder of each session, whatever was there before.
 //!
 //! The ids of a turn are those that its model saw, so they are kept. When the next turn's text begins
 //! with that of the turns before, its own text is encoded alone. A template may write earlier turns in
@@ -79,7 +81,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::backend::Backend;
-use crate::checkpoint::{clean, create_beside, sync_folder};
+use crate::checkpoint::{clean, create_beside, make_private, sync_folder};
 use crate::error::Error;
 use crate::models::{Logits, Run, State};
 use log::Log;
@@ -222,11 +224,7 @@ impl<B: Backend> Sessions<B> {
     ///
     /// [`Error::Io`] when the system refuses.
     pub fn open(folder: &Path) -> Result<Self> {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(folder).map_err(|error| Error::io(folder, error))?;
+        private_folder().recursive(true).create(folder).map_err(|e| Error::io(folder, e))?;
         // One folder, wherever the process goes.
         let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
         clean(&folder);
@@ -483,6 +481,10 @@ impl<B: Backend> Sessions<B> {
         let (log, records) = Log::open(&path)?;
         let tree = tree_of(&path, records)?;
         states::prune(&folder, &tree);
+        let states = states::all(&folder);
+        for path in [folder, path].into_iter().chain(states) {
+            make_private(&path).map_err(|error| Error::io(&path, error))?;
+        }
         Ok(self.add(open, name, lock, log, tree))
     }
 
@@ -538,7 +540,8 @@ impl<B: Backend> Sessions<B> {
         }
         let summary = LogSummary::of(&tree_of(&folder, records.to_vec())?);
         let io = |error| Error::io(&folder, error);
-        let (made, ()) = create_beside(&folder, |path| fs::create_dir(path)).map_err(io)?;
+        let (made, ()) =
+            create_beside(&folder, |path| private_folder().create(path)).map_err(io)?;
         let finish = || -> Result<(), Error> {
             Log::create(&made.join(LOG), records, &summary)?;
             fill(&made)?;
@@ -818,6 +821,14 @@ impl<B: Backend> Live<B> {
         self.recent = Some((turn, state));
         saved
     }
+}
+
+/// Makes folders for this user alone.
+fn private_folder() -> fs::DirBuilder {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
 }
 
 fn tree_of(path: &Path, records: Vec<Record>) -> Result<Tree, Error> {

@@ -76,7 +76,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
-use crate::checkpoint::{Checkpoint, Dtype, TensorEntry, crc32, quoted, safetensors, try_lock};
+use crate::checkpoint::{
+    Checkpoint, Dtype, TensorEntry, atomic_write, crc32, follow_links, make_private, not_finite,
+    quoted, safetensors, try_lock,
+};
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
 use crate::nn::{Kept, SlotSize};
@@ -163,6 +166,7 @@ impl<'a> About<'a> {
 pub struct StateFile {
     path: PathBuf,
     lock: File,
+    is_private: bool,
 }
 
 impl Drop for StateFile {
@@ -183,14 +187,21 @@ impl StateFile {
     pub fn lock(path: &Path) -> Result<Self> {
         let refuse = |reason| Error::Argument { name: "path", reason };
         let is_folder = fs::metadata(path).is_ok_and(|metadata| metadata.is_dir());
-        // The same file by another name has the same lock.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        // The same file by another name has the same lock, though it is not there yet.
+        let path = follow_links(path).map_err(|error| Error::io(path, error))?;
+        let path = match (path.parent(), path.file_name()) {
+            (Some(folder), Some(name)) => {
+                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                fs::canonicalize(folder).map_or(path.clone(), |folder| folder.join(name))
+            }
+            _ => path,
+        };
         let Some(name) = path.file_name().filter(|_| !is_folder) else {
             return Err(refuse(format!("`{}` is a folder, expected a file", path.display())));
         };
         let lock = path.with_file_name(format!(".{}.lock", name.display()));
         match try_lock(&lock) {
-            Ok(Some(lock)) => Ok(Self { path, lock }),
+            Ok(Some(lock)) => Ok(Self { path, lock, is_private: false }),
             Ok(None) => {
                 let reason = format!("another process is about to write `{}`", path.display());
                 Err(refuse(reason))
@@ -200,12 +211,19 @@ impl StateFile {
         }
     }
 
+    /// The same file, which is to be its owner's alone, whoever could read the one before.
+    #[must_use]
+    pub fn private(mut self) -> Self {
+        self.is_private = true;
+        self
+    }
+
     /// Writes the state of a sequence of `model`: the old file is there as it was until the new one is whole.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when the state's keys and values, or the ids, are not as many as its position says, or its
-    /// layers keep them as different types; [`Error::Unsupported`] for a model without a fingerprint; as
+    /// [`Error::Argument`] when the state's keys and values, or the ids, are not as many as its position says, its
+    /// layers keep them as different types, or it has values that are not finite; [`Error::Unsupported`] for a model without a fingerprint; as
     /// [`Model::check_state`]; [`Error::Io`] when the system refuses.
     pub fn save<B: Backend>(
         &self,
@@ -213,7 +231,25 @@ impl StateFile {
         state: &State<B>,
         about: &About<'_>,
     ) -> Result<()> {
-        write(&self.path, model, state, about)
+        write(&self.path, model, state, about)?;
+        self.finish()
+    }
+
+    /// Writes the bytes of another such file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the system refuses.
+    pub fn copy_of(&self, bytes: &[u8]) -> Result<()> {
+        atomic_write(&self.path, |out| out.write_all(bytes))?;
+        self.finish()
+    }
+
+    fn finish(&self) -> Result<()> {
+        if self.is_private {
+            make_private(&self.path).map_err(|error| Error::io(&self.path, error))?;
+        }
+        Ok(())
     }
 }
 
@@ -313,7 +349,11 @@ fn file_of<B: Backend, T>(
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let data = |tensor: &Tensor| -> Result<Vec<u8>> {
         match &tensor.part {
-            Some(part) => tensor.dtype.encode(&state.values(part)?),
+            Some(part) => {
+                let values = state.values(part)?;
+                check_finite(part, &values)?;
+                tensor.dtype.encode(&values)
+            }
             None => Ok(about.ids.unwrap_or(&[]).iter().flat_map(|id| id.to_le_bytes()).collect()),
         }
     };
@@ -340,6 +380,13 @@ fn file_of<B: Backend, T>(
     let infos: Vec<(&str, Dtype, &[usize])> =
         tensors.iter().map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape)).collect();
     write(&infos, &metadata, &mut |i| tensors.get(i).map_or(Ok(Vec::new()), data))
+}
+
+/// Refuses to write what nothing can go on from.
+fn check_finite(part: &Part, values: &[f32]) -> Result<()> {
+    let Some(value) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+    let reason = format!("tensor `{part}`: expected finite numbers, found {value}");
+    Err(Error::Argument { name: "state", reason })
 }
 
 /// A tensor that is to be written.
@@ -408,7 +455,7 @@ impl SavedState {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the system refuses, [`Error::Format`] for what is no state or of another version,
+    /// [`Error::Io`] when the system refuses, [`Error::Format`] for what is no state, of another version or not finite,
     /// [`Error::Damaged`] for another checksum, with the field, what was expected and what was found.
     pub fn open(path: &Path) -> Result<Self> {
         if fs::metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
@@ -479,6 +526,12 @@ impl SavedState {
             checkpoint,
         };
         saved.check_tensors()?;
+        if let Some(found) = not_finite(&saved.checkpoint, |_| {})?.first() {
+            let (name, nan, infinite) = (quoted(&found.name), found.nan, found.infinite);
+            return Err(saved.error(format!(
+                "tensor {name}: expected finite numbers, found {nan} that are NaN and {infinite} that are infinite"
+            )));
+        }
         saved.ids = saved.read_ids();
         Ok(saved)
     }

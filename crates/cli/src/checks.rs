@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::exit::ChecksFailed;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
@@ -88,7 +88,7 @@ impl Checks {
         let mut stdout = io::stdout().lock();
         for Check { status, name, detail } in &self.0 {
             let word = term.on_stdout(status.style(), &format!("{:4}", status.word()));
-            writeln!(stdout, "{word}  {name:width$}  {detail}")?;
+            writeln!(stdout, "{word}  {:width$}  {}", shown(name), shown(detail))?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use crate::commands::completions;
 use crate::commands::convert;
 use crate::commands::doctor;
 use crate::commands::eval;
+use crate::commands::list;
 use crate::commands::logits;
 use crate::commands::quantize;
 use crate::commands::run;
@@ -59,7 +60,12 @@ fn help_all(command: &mut clap::Command) -> clap::Error {
         text.push_str(&format!("\n\nboostr {}\n", command.get_name()));
         text.push_str(&command.render_long_help().to_string());
     }
-    clap::Error::raw(clap::error::ErrorKind::DisplayHelp, text)
+    // clap puts `error:` before a text that is not the help of a command.
+    let all = clap::Command::new("boostr").override_help(text);
+    match all.try_get_matches_from(["boostr", "--help"]) {
+        Err(help) => help,
+        Ok(_) => clap::Error::new(clap::error::ErrorKind::DisplayHelp),
+    }
 }
 
 /// Index of the first word that is no common option.
@@ -131,6 +137,7 @@ pub enum Command {
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
     Batch(batch::BatchArgs),
+    List(list::ListArgs),
     Show(show::ShowArgs),
     Verify(verify::VerifyArgs),
     Tokenizer(tokenizer::TokenizerArgs),

@@ -39,8 +39,8 @@ use clap::CommandFactory;
 
 use cli::{Cli, Command};
 use commands::{
-    batch, bench, chat, completions, convert, doctor, eval, logits, quantize, run, serve, show,
-    state, tokenizer, train, tune, verify,
+    batch, bench, chat, completions, convert, doctor, eval, list, logits, quantize, run, serve,
+    show, state, tokenizer, train, tune, verify,
 };
 use term::Term;
 
@@ -97,6 +97,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
     pool.install(|| match cli.command {
         Command::Run(args) => run::run(&args, bare, term),
         Command::Chat(args) => chat::run(&args, term),
+        Command::List(args) => list::run(&args, term),
         Command::Show(args) => show::run(&args, term),
         Command::Verify(args) => verify::run(&args, term),
         Command::Tokenizer(args) => tokenizer::run(&args, term),

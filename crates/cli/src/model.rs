@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{Cpu, CpuClient};
 use boostr::checkpoint::Checkpoint;
-use boostr::load::{self, LanguageModel, OpenOptions, adapters};
+use boostr::load::{self, LanguageModel, OpenOptions, TextSide, adapters};
 use boostr::models::Config;
 
 use crate::cli;
@@ -188,6 +188,18 @@ impl Source {
             }
         }
     }
+
+    /// Reads what its files say of text.
+    pub fn text_side(&self, options: &OpenOptions) -> Result<TextSide, BadModel> {
+        match (self, &options.tokenizer) {
+            #[cfg(feature = "demo")]
+            (Self::Embedded, None) => Ok(TextSide::embedded(&demo::FILES)?),
+            #[cfg(not(feature = "demo"))]
+            (Self::Embedded, None) => Err(no_demo()),
+            (Self::Embedded, Some(file)) => Ok(TextSide::open(file, &OpenOptions::default())?),
+            (Self::Path(path), _) => TextSide::open(path, options).map_err(|e| bad(path, e)),
+        }
+    }
 }
 
 #[cfg(not(feature = "demo"))]
@@ -227,8 +239,15 @@ fn help_for_missing(path: &Path) -> Option<String> {
     let mut lines = Vec::new();
     if folder.is_none() {
         let commands = cli::command_names();
-        if let Some(command) = nearest(&name, commands.iter().map(String::as_str)).first() {
-            lines.push(format!("did you mean the command `boostr {command}`?"));
+        let command = elsewhere(&name)
+            .or_else(|| nearest(&name, commands.iter().map(String::as_str)).first().copied())
+            .or_else(|| commands.iter().map(String::as_str).find(|other| is_swapped(&name, other)));
+        match command {
+            Some(command) => lines.push(format!("did you mean the command `boostr {command}`?")),
+            None if name == "pull" || name == "download" => {
+                lines.push("boostr downloads nothing: `boostr list` shows what is here".to_owned());
+            }
+            None => lines.push("`boostr --help` lists the commands".to_owned()),
         }
     }
     let here: Vec<PathBuf> = entries(folder.unwrap_or(Path::new("."))).collect();
@@ -247,6 +266,24 @@ fn help_for_missing(path: &Path) -> Option<String> {
         lines.push("to complete a text, give it as -p TEXT".to_owned());
     }
     (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// The command that other programs of this kind call so.
+fn elsewhere(name: &str) -> Option<&'static str> {
+    match name {
+        "ls" | "models" | "ps" => Some("list"),
+        "info" | "inspect" => Some("show"),
+        "start" | "up" => Some("serve"),
+        "finetune" | "fine-tune" | "lora" => Some("tune"),
+        "perplexity" | "ppl" => Some("eval"),
+        "tokenize" | "detokenize" => Some("tokenizer"),
+        _ => None,
+    }
+}
+
+/// Whether one word is the other with two neighbouring letters in each other's place.
+fn is_swapped(name: &str, other: &str) -> bool {
+    name != other && strsim::osa_distance(name, other) == 1 && name.len() == other.len()
 }
 
 /// Paths of what is in a folder, sorted; none when it cannot be read.

@@ -56,7 +56,7 @@ impl StateWord {
         path
     }
 
-    /// Claims the file to write it; the folder of named states is made, for this user alone, if need be.
+    /// Claims the file to write it. A named state is this user's alone, and so is the folder of them where it is made.
     pub fn lock(&self) -> Result<StateFile> {
         if let Self::Name(path) = self
             && let Some(folder) = path.parent()
@@ -67,7 +67,8 @@ impl StateWord {
             std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
             builder.create(folder).with_context(|| format!("`{}`", folder.display()))?;
         }
-        Ok(StateFile::lock(self.path())?)
+        let file = StateFile::lock(self.path())?;
+        Ok(if matches!(self, Self::Name(_)) { file.private() } else { file })
     }
 }
 

@@ -3,27 +3,113 @@
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+#[cfg(unix)]
+use std::{
+    future::poll_fn,
+    sync::{Mutex, PoisonError, mpsc},
+    task::Poll,
+};
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
 use boostr::engine::Event;
 use boostr::text::TextEvent;
 use indicatif::ProgressBar;
+#[cfg(unix)]
+use rustix::{
+    process::getpgrp,
+    termios::{self, LocalModes, OptionalActions, Termios},
+};
+use tokio::runtime::Builder;
+#[cfg(unix)]
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::term::Term;
+#[cfg(unix)]
+use crate::system;
+use crate::term::{Term, shown};
 
 /// Prompts of more tokens get a progress bar.
 const LONG_PROMPT: usize = 2000;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// How the terminal was before an answer, while there is one.
+#[cfg(unix)]
+static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
+
 /// Lets the first Ctrl-C end the generation, and the second one the process.
 pub fn catch_interrupt() {
-    // Without a handler Ctrl-C still ends the process, only less cleanly.
-    let _ = ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+    #[cfg(unix)]
+    watch(&[SignalKind::interrupt()]);
+    #[cfg(not(unix))]
+    watch();
+}
+
+/// The same, where TERM and HUP end the work as the first Ctrl-C does: what there is gets saved. A terminal that is
+/// closed sends HUP more than once, so these never end the process at once.
+pub fn catch_signals() {
+    #[cfg(unix)]
+    {
+        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+        // Who was started to outlive its terminal (`nohup`) does.
+        if !system::ignores_hangup() {
+            kinds.push(SignalKind::hangup());
+        }
+        watch(&kinds);
+    }
+    #[cfg(not(unix))]
+    watch();
+}
+
+/// Notes signals on a thread of its own. Where there can be none they end the process, only less cleanly.
+#[cfg(unix)]
+fn watch(kinds: &[SignalKind]) {
+    let kinds = kinds.to_vec();
+    let (ready, is_ready) = mpsc::channel();
+    let spawned = thread::Builder::new().name("signals".into()).spawn(move || -> io::Result<()> {
+        Builder::new_current_thread().enable_all().build()?.block_on(note(&kinds, &ready))
+    });
+    if spawned.is_ok() {
+        // An error is that the thread ended, and nothing is caught.
+        let _ = is_ready.recv();
+    }
+}
+
+/// Notes signals as long as the process lives.
+#[cfg(unix)]
+async fn note(kinds: &[SignalKind], ready: &mpsc::Sender<()>) -> io::Result<()> {
+    let signals = kinds.iter().map(|&kind| Ok((kind, signal(kind)?)));
+    let mut signals = signals.collect::<io::Result<Vec<_>>>()?;
+    let _ = ready.send(());
+    loop {
+        let next = poll_fn(|context| {
+            let caught = signals
+                .iter_mut()
+                .find_map(|(kind, signal)| signal.poll_recv(context).is_ready().then_some(*kind));
+            caught.map_or(Poll::Pending, Poll::Ready)
+        });
+        let kind = next.await;
+        if INTERRUPTED.swap(true, Ordering::Relaxed) && kind == SignalKind::interrupt() {
+            drop(QuietKeys);
             std::process::exit(130);
         }
+    }
+}
+
+/// The same, where there is Ctrl-C alone.
+#[cfg(not(unix))]
+fn watch() {
+    let _ = thread::Builder::new().name("signals".into()).spawn(|| -> io::Result<()> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            loop {
+                tokio::signal::ctrl_c().await?;
+                if INTERRUPTED.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        })
     });
 }
 
@@ -34,6 +120,36 @@ pub fn forget_interrupt() {
 
 pub fn is_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Keeps the terminal from writing `^C` into an answer, as long as this is.
+#[cfg(unix)]
+struct QuietKeys;
+
+#[cfg(unix)]
+impl QuietKeys {
+    fn new() -> Option<Self> {
+        let stdin = io::stdin();
+        // Who is in the background is stopped for changing a terminal.
+        let front = termios::tcgetpgrp(&stdin).ok()?;
+        let old = termios::tcgetattr(&stdin).ok().filter(|_| front == getpgrp())?;
+        let mut new = old.clone();
+        new.local_modes.remove(LocalModes::ECHOCTL);
+        termios::tcsetattr(&stdin, OptionalActions::Now, &new).ok()?;
+        *TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(old);
+        Some(Self)
+    }
+}
+
+#[cfg(unix)]
+impl Drop for QuietKeys {
+    fn drop(&mut self) {
+        let old = TERMINAL.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(old) = old {
+            // A terminal that is gone needs nothing.
+            let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &old);
+        }
+    }
 }
 
 /// What goes to stdout as it comes.
@@ -53,12 +169,23 @@ pub struct Stream<'a> {
     count: usize,
     bar: Option<ProgressBar>,
     failed: Option<io::Error>,
+    #[cfg(unix)]
+    _keys: Option<QuietKeys>,
 }
 
 impl<'a> Stream<'a> {
     pub fn new(show: Show, term: &'a Term) -> Self {
         let line_is_open = show != Show::Nothing;
-        Self { show, term, line_is_open, count: 0, bar: None, failed: None }
+        Self {
+            show,
+            term,
+            line_is_open,
+            count: 0,
+            bar: None,
+            failed: None,
+            #[cfg(unix)]
+            _keys: if term.stdout_tty { QuietKeys::new() } else { None },
+        }
     }
 
     /// Shows an event; nothing more is wanted after an interrupt, or when stdout is gone.
@@ -102,7 +229,7 @@ impl<'a> Stream<'a> {
     }
 
     fn prompt(&mut self, done: usize, total: usize) {
-        if total > LONG_PROMPT && self.term.stderr_tty && !self.term.quiet {
+        if total > LONG_PROMPT && self.term.has_bars() {
             let template = "{bar:32} {pos}/{len} tokens of the prompt, {eta} left";
             let bar = self.bar.get_or_insert_with(|| self.term.bar(template));
             bar.set_length(total as u64);
@@ -115,6 +242,7 @@ impl<'a> Stream<'a> {
 
     fn write(&mut self, text: &str) {
         if self.failed.is_none() {
+            let text = if self.term.stdout_tty { shown(text) } else { text.into() };
             let mut stdout = io::stdout().lock();
             self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
         }

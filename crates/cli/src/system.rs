@@ -131,6 +131,12 @@ pub fn count(count: u64) -> String {
     count.to_string()
 }
 
+/// A number of things: `1 turn`, `2 turns`.
+pub fn counted(count: usize, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

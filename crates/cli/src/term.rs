@@ -1,6 +1,8 @@
 //! What the terminal can show, and what the user wants to see of it.
 
+use std::borrow::Cow;
 use std::env;
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -34,6 +36,40 @@ pub struct Term {
     /// What models run on.
     pub cpu: CpuClient,
     color: Color,
+    /// Whether escape sequences mean nothing there.
+    is_plain: bool,
+}
+
+/// Whether a terminal of that name knows no escape sequences.
+pub fn is_plain(term: Option<&OsStr>) -> bool {
+    match term.and_then(OsStr::to_str) {
+        Some("dumb" | "emacs" | "cons25") => true,
+        Some(name) => name.is_empty(),
+        // Where there are names at all, none is that of a terminal that knows nothing.
+        None => cfg!(unix),
+    }
+}
+
+/// Text as it is shown at a terminal, or in a log: of characters that would move the cursor, change the terminal or
+/// turn the direction of the text, only line ends and tabs stay. The others are spelled, as `\u{1b}`.
+///
+/// Whatever comes from a file, a model or a client goes through this.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_spelled) {
+        return Cow::Borrowed(text);
+    }
+    let spell = |c: char| if is_spelled(c) { c.escape_unicode().collect() } else { c.to_string() };
+    Cow::Owned(text.chars().map(spell).collect())
+}
+
+/// The same where it is to stay on its line.
+pub fn shown_in_line(text: &str) -> String {
+    shown(text).replace('\n', "\\n").replace('\t', "\\t")
+}
+
+fn is_spelled(c: char) -> bool {
+    let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() && c != '\n' && c != '\t' || turns
 }
 
 /// A style as the number of its escape sequence.
@@ -55,6 +91,7 @@ impl Term {
             verbose: common.verbose > 0,
             cpu: common.isa.clone().unwrap_or_else(backend::cpu),
             color: chosen(common.color, |name| env::var(name).unwrap_or_default()),
+            is_plain: is_plain(env::var_os("TERM").as_deref()),
         }
     }
 
@@ -66,22 +103,43 @@ impl Term {
     /// Writes a line to stderr unless it is to be quiet. A stderr that is gone is no failure.
     pub fn say(&self, line: impl Display) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "{line}");
+            let _ = writeln!(io::stderr(), "{}", shown(&line.to_string()));
         }
+    }
+
+    /// The same in a style, if stderr shows any.
+    pub fn say_in(&self, style: Style, line: &str) {
+        if !self.quiet {
+            let _ = writeln!(io::stderr(), "{}", self.on_stderr(style, line));
+        }
+    }
+
+    /// The same after `warning:`.
+    pub fn warn(&self, line: impl Display) {
+        if !self.quiet {
+            let word = self.on_stderr(Style::Careful, "warning:");
+            let _ = writeln!(io::stderr(), "{word} {}", shown(&line.to_string()));
+        }
+    }
+
+    /// The same for each of what is odd about a model.
+    pub fn warn_all(&self, warnings: &[String]) {
+        warnings.iter().for_each(|warning| self.warn(warning));
     }
 
     /// Writes text to stderr, without a newline.
     #[cfg(feature = "demo")]
-    pub fn say_part(&self, text: impl Display) {
+    pub fn say_part_in(&self, style: Style, text: &str) {
         if !self.quiet {
             let mut stderr = io::stderr();
+            let text = self.on_stderr(style, text);
             let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
         }
     }
 
     /// A progress bar on stderr, hidden where that is no terminal or is to be quiet: [`COUNT`], or a template of its own.
     pub fn bar(&self, template: &str) -> ProgressBar {
-        let target = if self.stderr_tty && !self.quiet {
+        let target = if self.has_bars() {
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
@@ -91,9 +149,14 @@ impl Term {
         style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
     }
 
+    /// Whether bars are shown that move: they take escape sequences.
+    pub fn has_bars(&self) -> bool {
+        self.stderr_tty && !self.quiet && !self.is_plain
+    }
+
     /// Shows how far opening a model is, once it has taken a while.
     pub fn opening(&self) -> Option<Progress> {
-        if !self.stderr_tty || self.quiet {
+        if !self.has_bars() {
             return None;
         }
         let (bar, start) = (self.bar(BYTES), Instant::now());
@@ -110,18 +173,20 @@ impl Term {
     }
 
     pub fn error(&self, message: &str) {
-        let _ = writeln!(io::stderr(), "{} {message}", self.on_stderr(Style::Bad, "error:"));
+        let word = self.on_stderr(Style::Bad, "error:");
+        let _ = writeln!(io::stderr(), "{word} {}", shown(message));
     }
 
     pub fn help(&self, message: &str) {
         for line in message.lines() {
-            let _ = writeln!(io::stderr(), "  {} {line}", self.on_stderr(Style::Bold, "help:"));
+            let word = self.on_stderr(Style::Bold, "help:");
+            let _ = writeln!(io::stderr(), "  {word} {}", shown(line));
         }
     }
 
     /// Text in a style, if stderr shows any.
     pub fn on_stderr(&self, style: Style, text: &str) -> String {
-        styled(style, text, self.color, self.stderr_tty)
+        styled(style, text, self.color, self.stderr_tty && !self.is_plain)
     }
 
     /// Whether stderr shows styles.
@@ -131,21 +196,33 @@ impl Term {
 
     /// Text in a style, if stdout shows any.
     pub fn on_stdout(&self, style: Style, text: &str) -> String {
-        styled(style, text, self.color, self.stdout_tty)
+        styled(style, text, self.color, self.stdout_tty && !self.is_plain)
     }
 
     /// Writes one JSON object to stdout: on one line, or for reading at a terminal.
     pub fn print_json(&self, value: &Value) -> Result<()> {
-        let text = if self.stdout_tty { format!("{value:#}") } else { value.to_string() };
+        if !self.stdout_tty {
+            return Ok(writeln!(io::stdout().lock(), "{value}")?);
+        }
+        // Outside of strings there is none that is spelled.
+        let mut text = String::new();
+        for c in format!("{value:#}").chars() {
+            if is_spelled(c) {
+                text.push_str(&format!("\\u{:04x}", c as u32));
+            } else {
+                text.push(c);
+            }
+        }
         Ok(writeln!(io::stdout().lock(), "{text}")?)
     }
 }
 
 fn styled(style: Style, text: &str, color: Color, is_terminal: bool) -> String {
+    let text = shown(text);
     if color == Color::On || color == Color::Auto && is_terminal {
         format!("\x1b[{}m{text}\x1b[0m", style as u8)
     } else {
-        text.to_owned()
+        text.into_owned()
     }
 }
 
@@ -165,6 +242,26 @@ fn chosen(option: Color, variable: impl Fn(&str) -> String) -> Color {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_line_ends_and_tabs_stay_of_what_moves_a_terminal() {
+        assert_eq!(shown("naïve\tline\nמילה 終"), "naïve\tline\nמילה 終");
+        let hostile = "\u{1b}[31m\u{7}\r\u{9b}2J\u{202e}\u{7f}\0";
+        let spelled = "\\u{1b}[31m\\u{7}\\u{d}\\u{9b}2J\\u{202e}\\u{7f}\\u{0}";
+        assert_eq!(shown(hostile), spelled);
+        // In a style too, and the style is still one.
+        assert_eq!(styled(Style::Bold, "\u{1b}", Color::On, false), "\u{1b}[1m\\u{1b}\u{1b}[0m");
+    }
+
+    #[test]
+    fn p_dumb_terminal_escapes_no_style_where_the_terminal_has_no_name_or_is_dumb() {
+        for (name, expected) in
+            [("dumb", true), ("", true), ("xterm-256color", false), ("vt100", false)]
+        {
+            assert_eq!(is_plain(Some(OsStr::new(name))), expected, "{name}");
+        }
+        assert_eq!(is_plain(None), cfg!(unix));
+    }
 
     #[test]
     fn the_option_wins_over_variables_and_no_color_over_force() {

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use boostr::load::OpenOptions;
-use boostr::train::data::{DataFile, Encoder, Kind, TokenFile};
+use boostr::train::data::{DataFile, Encoder, Kind, TokenFile, Truncate};
 use boostr::train::{
-    Ended, Event, Method, Metrics, RunConfig, ScheduleKind, TrainFile, TrainRun, TrainableModel,
-    latest,
+    Checkpoints, Ended, Event, Method, Metrics, RunConfig, ScheduleKind, TrainFile, TrainRun,
+    TrainableModel, has_checkpoints, latest,
 };
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::exit::{Interrupted, usage};
 use crate::stream;
 use crate::system;
-use crate::term::{BYTES, Style, Term};
+use crate::term::{BYTES, Term, shown};
 
 /// Between two lines of a log that is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -31,9 +31,9 @@ const VALID_TOKENS: &str = "valid.tokens";
 
 pub const NOTES: &str = "\
 The folder of a run is a model: `boostr run DIR` speaks with it as it was last saved. Beside it are metrics.jsonl, loss.svg and \
-the last checkpoints, from which --resume goes on to the bit. Ctrl-C saves and stops; a second one stops at once. A .jsonl \
-file has objects with `text`, with `prompt` and `completion` (of which the completion is learnt), or with `messages` (of which the \
-answers are). A TOML file has tables [model] and [run]; keys and their meaning: docs/training.md.";
+the last checkpoints, from which --resume goes on to the bit. Ctrl-C, TERM and HUP save and stop; a second Ctrl-C stops at once. \
+A .jsonl file has objects with `text`, with `prompt` and `completion` (of which the completion is learnt), with `messages` (of which \
+the answers are), or in the forms of ShareGPT (`conversations`) and Alpaca (`instruction`, `output`). A TOML file has tables [model] and [run]; keys and their meaning: docs/training.md.";
 
 /// What is trained on, where to, and how.
 #[derive(Debug, Args)]
@@ -56,7 +56,7 @@ pub struct TrainingArgs {
     /// Settings, as TOML; the options here win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Steps in all
+    /// Steps in all; with --resume, more than the run had let it go on
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
     /// Stop and save after so many seconds
@@ -83,6 +83,9 @@ pub struct TrainingArgs {
     /// Rows go on from the rows before; else documents are packed, each by itself
     #[arg(long)]
     pub carry_state: bool,
+    /// What becomes of a document that is longer than a row
+    #[arg(long, value_name = "HOW", value_enum, conflicts_with = "carry_state")]
+    pub truncate: Option<TruncateName>,
     /// Keep an average of the weights, with this decay
     #[arg(long, value_name = "X")]
     pub ema: Option<f64>,
@@ -109,23 +112,53 @@ pub enum ScheduleName {
     Wsd,
 }
 
+/// What becomes of a document that is longer than a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TruncateName {
+    /// Cut into parts, each by itself; the default
+    Split,
+    /// Its first tokens are kept
+    KeepStart,
+    /// Its last tokens are kept
+    KeepEnd,
+    /// Left out
+    Drop,
+    /// An error
+    Refuse,
+    /// Documents are cut wherever a row ends, so that all rows are full
+    Anywhere,
+}
+
 pub fn out_of(training: &TrainingArgs) -> Result<PathBuf> {
     training.out.clone().ok_or_else(|| usage("--out DIR: expected a folder for the run"))
 }
 
-pub fn refuse_old(out: &Path) -> Result<()> {
-    if latest(out)?.is_some() {
-        let out = out.display();
-        return Err(usage(format!(
-            "`{out}` has a run: `boostr train --resume {out}` goes on with it"
-        )));
+/// The folder of a new run, which is this process's from here on.
+pub fn claim(out: &Path, config: &RunConfig) -> Result<Checkpoints> {
+    let checkpoints =
+        Checkpoints::open(out, config.keep).map_err(|error| usage_of(error, "settings"))?;
+    if has_checkpoints(out)? {
+        let command = latest(out).ok().flatten().map_or_else(
+            || resume_command(out, &RunConfig::default()),
+            |found| {
+                let config = RunConfig::of_checkpoint(&found.checkpoint).unwrap_or_default();
+                resume_command(out, &config)
+            },
+        );
+        return Err(usage(format!("`{}` has a run: `{command}` goes on with it", out.display())));
     }
-    Ok(())
+    Ok(checkpoints)
+}
+
+/// The command that goes on with a run: that which began it.
+fn resume_command(folder: &Path, config: &RunConfig) -> String {
+    let name = if config.base.is_empty() { "train" } else { "tune" };
+    format!("boostr {name} --resume {}", folder.display())
 }
 
 pub fn read_config(training: &TrainingArgs) -> Result<TrainFile> {
     let Some(path) = &training.config else { return Ok(TrainFile::default()) };
-    let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+    let text = boostr::files::read_text(path, boostr::files::MAX_CONFIG)?;
     toml::from_str(&text).map_err(|error| usage(format!("`{}`: {error}", path.display())))
 }
 
@@ -147,6 +180,16 @@ pub fn set(run: &mut RunConfig, training: &TrainingArgs) {
     run.seq_len = training.seq_len.unwrap_or(run.seq_len);
     run.checkpoint_layers |= training.checkpoint_layers;
     run.carry_state |= training.carry_state;
+    if let Some(truncate) = training.truncate {
+        run.truncate = match truncate {
+            TruncateName::Split => Truncate::Split,
+            TruncateName::KeepStart => Truncate::KeepStart,
+            TruncateName::KeepEnd => Truncate::KeepEnd,
+            TruncateName::Drop => Truncate::Drop,
+            TruncateName::Refuse => Truncate::Refuse,
+            TruncateName::Anywhere => Truncate::Anywhere,
+        };
+    }
     run.optimizer.ema_decay = training.ema.unwrap_or(run.optimizer.ema_decay);
     run.seed = training.seed.unwrap_or(run.seed);
     run.save_every = training.save_every.unwrap_or(run.save_every);
@@ -164,15 +207,15 @@ pub fn files(paths: &[PathBuf], training: &TrainingArgs) -> Result<Vec<DataFile>
     files.collect::<boostr::Result<_>>().map_err(|error| usage(error.to_string()))
 }
 
-/// The token files of a run.
+/// The token files of a run, in its folder.
 pub fn prepare(
-    out: &Path,
+    checkpoints: &Checkpoints,
     data: &[DataFile],
     valid: &[DataFile],
     encoder: &Encoder,
     term: &Term,
 ) -> Result<(TokenFile, Option<TokenFile>)> {
-    fs::create_dir_all(out).with_context(|| format!("`{}`", out.display()))?;
+    let out = checkpoints.folder();
     let tokens = |name: &str, files: &[DataFile]| -> Result<TokenFile> {
         let bar = term.bar(BYTES).with_message("tokens");
         let file = TokenFile::prepare(&out.join(name), files, encoder, |done, total| {
@@ -187,19 +230,23 @@ pub fn prepare(
 }
 
 pub fn start(
-    out: &Path,
+    checkpoints: Checkpoints,
     config: RunConfig,
     model: TrainableModel,
     (train, valid): (TokenFile, Option<TokenFile>),
     training: &TrainingArgs,
     term: &Term,
 ) -> Result<()> {
+    let out = checkpoints.folder().to_path_buf();
     let about = format!(
         "{} documents, {} tokens",
         system::count(train.documents() as u64),
         system::count(train.tokens() as u64)
     );
-    let run = TrainRun::new(out, config, model, train, valid)
+    if let Some(note) = longer(&train, &config) {
+        term.say(note);
+    }
+    let run = TrainRun::new(checkpoints, config, model, train, valid)
         .map_err(|error| usage_of(error, "settings"))?;
     term.say(format_args!(
         "{}: {} parameters trained on {about}",
@@ -208,19 +255,41 @@ pub fn start(
             run.trainer().model().parameters().values().map(|p| p.values.len() as u64).sum()
         )
     ));
-    follow(run, out, training, term)
+    follow(run, &out, training, term)
+}
+
+/// What becomes of documents that are longer than a row, if there are any.
+fn longer(train: &TokenFile, config: &RunConfig) -> Option<String> {
+    let longer = train.longer_than(config.seq_len);
+    let becomes = match config.truncate {
+        _ if longer == 0 || config.carry_state => return None,
+        Truncate::Refuse | Truncate::Anywhere => return None,
+        Truncate::Split => "cut into parts, each learnt by itself",
+        Truncate::KeepStart => "learnt as far as their first tokens go",
+        Truncate::KeepEnd => "learnt from their last tokens",
+        Truncate::Drop => "left out",
+    };
+    Some(format!(
+        "{longer} of {} documents are longer than a row of {} tokens (--seq-len): they are {becomes} (--truncate)",
+        train.documents(),
+        config.seq_len
+    ))
 }
 
 pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()> {
-    let Some(found) = latest(folder)? else {
-        return Err(usage(format!("`{}` has no checkpoint to go on from", folder.display())));
-    };
+    let nothing = || usage(format!("`{}` has no checkpoint to go on from", folder.display()));
+    if !has_checkpoints(folder)? {
+        return Err(nothing());
+    }
+    // Before the newest one is looked for: nobody adds another meanwhile.
+    let checkpoints = Checkpoints::open(folder, usize::MAX).map_err(|e| usage_of(e, "resume"))?;
+    let Some(found) = latest(folder)? else { return Err(nothing()) };
     for error in &found.broken {
-        term.say(format_args!("{} {error}", term.on_stderr(Style::Careful, "warning:")));
+        term.warn(error);
     }
     let saved = found.checkpoint;
-    let mut config: RunConfig =
-        serde_json::from_value(saved.state.config.clone()).context("the checkpoint's settings")?;
+    let mut config = RunConfig::of_checkpoint(&saved)?;
+    let before = config.schedule.total_steps;
     if training.config.is_some() {
         config =
             RunConfig { method: config.method, base: config.base, ..read_config(training)?.run };
@@ -234,9 +303,21 @@ pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()>
     let train = TokenFile::open(&folder.join(TRAIN_TOKENS))?;
     let valid = folder.join(VALID_TOKENS);
     let valid = if valid.exists() { Some(TokenFile::open(&valid)?) } else { None };
-    let run = TrainRun::resume(folder, &saved, config, model, train, valid)
+    let run = TrainRun::resume(checkpoints, &saved, config, model, train, valid)
         .map_err(|error| usage_of(error, "resume"))?;
     let (done, total) = run.steps();
+    if done == total {
+        term.say(format_args!(
+            "{}: all {total} steps are made; more are made with --steps N",
+            folder.display()
+        ));
+        return Ok(());
+    }
+    if total != before {
+        term.say(format_args!(
+            "{total} steps in all, {before} until now: the learning rate follows the schedule of {total} from here on"
+        ));
+    }
     term.say(format_args!("{}: on from step {done} of {total}", folder.display()));
     follow(run, folder, training, term)
 }
@@ -257,7 +338,7 @@ fn usage_of(error: boostr::Error, what: &str) -> anyhow::Error {
 
 /// Trains, and shows how it goes.
 fn follow(mut run: TrainRun, folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()> {
-    stream::catch_interrupt();
+    stream::catch_signals();
     run = run.measuring_memory(|| system::memory_in_use().unwrap_or(0));
     let (first, total) = run.steps();
     let mut view = View::new(term, first, total);
@@ -281,10 +362,21 @@ fn follow(mut run: TrainRun, folder: &Path, training: &TrainingArgs, term: &Term
         }
     });
     view.finish();
-    let ended = ended.with_context(|| {
-        format!("`{}` keeps the last checkpoint: --resume goes on from it", folder.display())
+    let ended = ended.with_context(|| match has_checkpoints(folder) {
+        Ok(true) => {
+            let command = resume_command(folder, run.config());
+            format!("the last checkpoint is kept: `{command}` goes on from it")
+        }
+        _ => format!("no checkpoint of `{}` was saved before", folder.display()),
     })?;
     let (done, total) = run.steps();
+    let passed_over = run.passed_over();
+    if passed_over > 0 {
+        let batches = if passed_over == 1 { "batch" } else { "batches" };
+        term.say(format_args!(
+            "{passed_over} {batches} had no token to predict: they count 0, and no step was made of them"
+        ));
+    }
     if let Some(metrics) = &last {
         if training.json {
             term.print_json(&json!({
@@ -298,6 +390,7 @@ fn follow(mut run: TrainRun, folder: &Path, training: &TrainingArgs, term: &Term
                 "bits_per_byte": metrics.bits_per_byte,
                 "tokens_per_second": metrics.tokens_per_second,
                 "memory": metrics.memory,
+                "batches_without_targets": passed_over,
             }))?;
         }
         let measured = metrics.bits_per_byte.map(|bits| format!(", {bits:.4} bits per byte"));
@@ -329,7 +422,7 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     fn new(term: &'a Term, first: u64, total: u64) -> Self {
-        let bar = (term.stderr_tty && !term.quiet).then(|| {
+        let bar = term.has_bars().then(|| {
             let bar = term.bar("{msg}\n{bar:48} {pos}/{len} steps, {eta} left");
             bar.set_length(total);
             bar.set_position(first);
@@ -386,7 +479,7 @@ impl<'a> View<'a> {
 
     fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(text),
+            Some(bar) => bar.println(shown(text)),
             None => self.term.say(text),
         }
     }

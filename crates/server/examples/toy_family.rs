@@ -19,8 +19,8 @@ use boostr::backend::{Backend, Cpu, Tensor, cpu};
 use boostr::engine::{Engine, EngineConfig};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::fields::Need::{Or, Required};
-use boostr::models::{Entry, Families, Family, Fields, Frame, Layer, Logits, Names, Run};
-use boostr::nn::{Batch, LayerSpec, Linear, Params, Part, RmsNorm, Slot};
+use boostr::models::{Entry, Families, Family, Fields, Frame, Logits, Names, Run};
+use boostr::nn::{Batch, LayerSpec, Linear, Load, Module, Params, Part, Slot};
 use boostr::ops::{CausalConv, CausalConvOps, LinearOps, to_vec};
 use boostr::state_file::{About, SavedState, StateFile};
 use boostr::train::data::{self, Piece};
@@ -61,7 +61,44 @@ impl Part for ShortConv {
     }
 }
 
-// The family: fields, layers, and how a layer loads and runs.
+// Its weights.
+
+struct ShortConvWeights<B: Backend> {
+    /// `[taps, d_model]`
+    taps: Tensor<B>,
+    out_proj: Linear<B>,
+}
+
+impl Load for ShortConv {
+    fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Box<dyn Module<B>>> {
+        let conv = params.tensor("weight", &[self.d_model, self.taps])?;
+        Ok(Box::new(ShortConvWeights {
+            taps: params.computed(|client| client.transpose(&conv))?,
+            out_proj: Linear::load(&params.under("out_proj"), [self.d_model; 2], false)?,
+        }))
+    }
+}
+
+impl<B: Backend> Module<B> for ShortConvWeights<B> {
+    fn add_to(
+        &self,
+        client: &B::Client,
+        u: &Tensor<B>,
+        (residual, factor): (Tensor<B>, f32),
+        batch: &mut Batch<B>,
+    ) -> Result<Tensor<B>> {
+        let conv = CausalConv { weight: &self.taps, bias: None, silu: true };
+        let (runs, mut windows) = batch.tensors("window")?;
+        let u = client.causal_conv1d(u, &conv, runs, &mut windows)?;
+        self.out_proj.forward_onto(client, &u, residual, factor)
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.out_proj.weight().size_in_bytes()
+    }
+}
+
+// The family: fields and layers.
 
 const NAMES: Names = Names {
     embeddings: "toy.embeddings",
@@ -76,27 +113,6 @@ struct Toy {
     vocab_size: usize,
     tie_embeddings: Option<bool>,
     mixer: ShortConv,
-}
-
-struct Block<B: Backend> {
-    norm: RmsNorm<B>,
-    /// `[taps, d_model]`
-    taps: Tensor<B>,
-    out_proj: Linear<B>,
-}
-
-impl<B: Backend> Layer<B> for Block<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let u = self.norm.forward(client, &h)?;
-        let conv = CausalConv { weight: &self.taps, bias: None, silu: true };
-        let (runs, mut windows) = batch.tensors("window")?;
-        let u = client.causal_conv1d(&u, &conv, runs, &mut windows)?;
-        self.out_proj.forward_onto(client, &u, h, 1.0)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.out_proj.weight().size_in_bytes()
-    }
 }
 
 impl Family for Toy {
@@ -117,29 +133,13 @@ impl Family for Toy {
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
-    fn name(&self) -> &'static str {
-        "toy"
-    }
-
     fn frame(&self) -> Frame {
-        Frame {
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(NAMES, self.mixer.d_model, self.vocab_size, 1e-5)
-        }
+        Frame::new(NAMES, self.mixer.d_model, self.vocab_size, 1e-5).tied(self.tie_embeddings)
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        vec![LayerSpec::of(self.mixer.clone()); self.n_layer]
-    }
-
-    fn layer<B: Backend>(&self, _: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let ShortConv { d_model, taps } = self.mixer;
-        let conv = params.tensor("conv.weight", &[d_model, taps])?;
-        Ok(Box::new(Block {
-            norm: RmsNorm::load(&params.under("norm"), d_model, 1e-5)?,
-            taps: params.computed(|client| client.transpose(&conv))?,
-            out_proj: Linear::load(&params.under("out_proj"), [d_model, d_model], false)?,
-        }))
+        let layer = LayerSpec::new(self.mixer.d_model, 1e-5);
+        vec![layer.norm("norm").and("conv", self.mixer.clone()); self.n_layer]
     }
 }
 

@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use boostr::backend::Backend;
+use boostr::files::bytes_without_bom;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde_json::Value;
@@ -23,9 +24,6 @@ use crate::inflight::{self, FREE, Held, size_of_values};
 /// Bytes that a body must bring each second, once [`GRACE`] is over.
 const MIN_RATE: u64 = 1024;
 const GRACE: Duration = Duration::from_secs(5);
-
-/// What some programs put before UTF-8.
-const BOM: &[u8] = "\u{feff}".as_bytes();
 
 /// The fields of a JSON object that came as a body.
 pub(crate) struct JsonBody(pub(crate) Fields);
@@ -53,7 +51,7 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
         }
         held.resize(size)?;
         inflight::keep(held);
-        let value: Value = serde_json::from_slice(bytes.strip_prefix(BOM).unwrap_or(&bytes))
+        let value: Value = serde_json::from_slice(bytes_without_bom(&bytes))
             .map_err(|error| ApiError::invalid(format!("body: not JSON: {error}")))?;
         Fields::of(value).map(|fields| Self(fields.strict(app.config.strict_fields)))
     }

@@ -1,6 +1,7 @@
 //! The messages of a conversation as they come from a client, checked, and as templates expect them.
 
-use serde_json::{Map, Value, json};
+use boostr::chat::normalized;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
@@ -8,6 +9,8 @@ use crate::fields::Fields;
 /// Roles become control tokens in many templates, so no others are let through.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 const MAX_MESSAGES: usize = 4096;
+/// What [`normalized`] reads.
+const VALUES: [&str; 5] = ["content", "tool_calls", "function_call", "refusal", "audio"];
 /// What is handed on as it is.
 const TEXTS: [&str; 5] = ["name", "tool_call_id", "reasoning_content", "reasoning", "thinking"];
 
@@ -28,42 +31,12 @@ pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
     let mut fields = Fields::at(path, message)?;
     let role = fields.word("role", &ROLES)?;
     let role = fields.required("role", role)?;
-    // The name that OpenAI gave to what templates call system.
-    let role = if role == "developer" { "system" } else { role };
     let mut out = Map::new();
     out.insert("role".into(), role.into());
-    let calls = match fields.list("tool_calls")? {
-        Some(calls) if role == "assistant" => {
-            let name = fields.name("tool_calls");
-            let calls = calls.into_iter().enumerate();
-            calls
-                .map(|(i, call)| tool_call(&format!("{name}[{i}]"), call))
-                .collect::<Result<_>>()?
+    for name in VALUES {
+        if let Some(value) = fields.take(name) {
+            out.insert(name.into(), value);
         }
-        Some(_) => {
-            let reason = "only the assistant calls tools";
-            return Err(ApiError::field(fields.name("tool_calls"), reason));
-        }
-        None => Vec::new(),
-    };
-    let path = fields.name("content");
-    match fields.take("content") {
-        Some(content) => {
-            out.insert("content".into(), text(&path, content)?.into());
-        }
-        // As transformers' templates have it, a call needs no words.
-        None if !calls.is_empty() => {
-            out.insert("content".into(), "".into());
-        }
-        None => {
-            return Err(ApiError::field(
-                path,
-                "expected a string or an array of parts, found null",
-            ));
-        }
-    }
-    if !calls.is_empty() {
-        out.insert("tool_calls".into(), calls.into());
     }
     for name in TEXTS {
         if let Some(text) = fields.text(name)? {
@@ -71,68 +44,18 @@ pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
         }
     }
     fields.finish()?;
-    Ok(out.into())
-}
-
-/// The text of a content: a string, or parts of which each is text. The texts of parts are joined by newlines.
-fn text(path: &str, content: Value) -> Result<String> {
-    let parts = match content {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(crate::fields::wrong(path, "a string or an array of parts", &other)),
-    };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (i, part) in parts.into_iter().enumerate() {
-        let mut fields = Fields::at(&format!("{path}[{i}]"), part)?;
-        let kind = fields.text("type")?;
-        match kind.as_deref() {
-            Some("text" | "input_text" | "output_text") | None => {
-                let text = fields.text("text")?;
-                texts.push(fields.required("text", text)?);
-            }
-            Some(
-                kind @ ("image_url" | "input_image" | "image" | "input_audio" | "file"
-                | "video_url"),
-            ) => {
-                let reason = format!("a part of type `{kind}`: this model takes text only");
-                return Err(ApiError::field(fields.name("type"), reason));
-            }
-            Some(_) => {
-                return Err(ApiError::field(fields.name("type"), "expected `text`"));
-            }
-        }
-    }
-    Ok(texts.join("\n"))
-}
-
-/// A call as templates know it: arguments as an object, where the API has their JSON as text.
-fn tool_call(path: &str, call: Value) -> Result<Value> {
-    let mut fields = Fields::at(path, call)?;
-    let id = fields.text("id")?.unwrap_or_default();
-    let function = fields.fields("function")?;
-    let mut function = fields.required("function", function)?;
-    let name = function.text("name")?;
-    let name = function.required("name", name)?;
-    let arguments = match function.take("arguments") {
-        None => json!({}),
-        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(value @ Value::Object(_)) => value,
-            _ => {
-                let reason = "expected a JSON object as text";
-                return Err(ApiError::field(function.name("arguments"), reason));
-            }
-        },
-        Some(object @ Value::Object(_)) => object,
-        Some(other) => {
-            return Err(crate::fields::wrong(&function.name("arguments"), "JSON as text", &other));
-        }
-    };
-    Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    let read = normalized(&[out.into()]).map(|mut messages| messages.remove(0));
+    read.map_err(|error| {
+        let field = Some(error.field).filter(|field| !field.is_empty());
+        let path = field.map_or_else(|| path.to_owned(), |field| format!("{path}.{field}"));
+        ApiError::field(path, error.reason)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn checked(messages: &Value) -> Result<Vec<Value>> {
@@ -156,7 +79,10 @@ mod tests {
                 ]}]),
                 "messages[1].content[1].type",
             ),
-            (json!([{"role": "user", "content": "x", "tool_calls": []}]), "messages[0].tool_calls"),
+            (
+                json!([{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]),
+                "messages[0].tool_calls",
+            ),
         ] {
             let error = checked(&messages).err().unwrap_or_else(|| panic!("{messages}"));
             assert_eq!(error.param.as_deref(), Some(field), "{messages}");
@@ -173,9 +99,10 @@ mod tests {
             {"role": "tool", "tool_call_id": "c1", "content": "2", "odd": true},
         ]))
         .unwrap();
-        assert_eq!(messages[0], json!({"role": "system", "content": "a\nb"}));
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        assert_eq!(messages[0], json!({"role": "system", "content": parts}));
         assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
-        assert_eq!(messages[1]["content"], "");
+        assert_eq!(messages[1].get("content"), None);
         assert_eq!(messages[2], json!({"role": "tool", "content": "2", "tool_call_id": "c1"}));
     }
 }

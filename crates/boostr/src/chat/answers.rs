@@ -45,18 +45,38 @@ impl ChatTemplate {
         messages: &[Value],
         options: &Options,
     ) -> Result<Answers> {
+        self.encode_answers_after(tokenizer, messages, 0, options)
+    }
+
+    /// The same, where the first `given` messages are only read, whoever says them.
+    pub(crate) fn encode_answers_after(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        given: usize,
+        options: &Options,
+    ) -> Result<Answers> {
         // One moment for all renderings.
         let now = options.now.or_else(|| Some(SystemTime::now()));
         let options = Options { add_generation_prompt: false, now, ..options.clone() };
         let (messages, options) = marked(tokenizer, messages, &options)?;
-        let name = self.name(options.tools.is_some())?;
-        let (text, answers) = if self.answers.get_template(name).is_ok() {
-            marks::answers(&self.render_in(&self.answers, &messages, &options)?)
+        let (first, first_options) = self.fitted(&messages[..given], &options)?;
+        let (messages, options) = self.fitted(&messages, &options)?;
+        let (_, template) = self.template(options.tools.is_some())?;
+        let (text, answers) = if template.marks_answers {
+            marks::answers(&self.render_in(&messages, &options, true)?)
         } else {
             let text = self.render(&messages, &options)?;
             let answers = self.answers_by_prefixes(&messages, &options, &text)?;
             (text, answers)
         };
+        let before = if given == 0 {
+            0
+        } else {
+            let before = self.render(&first, &first_options)?;
+            common_prefix(before.as_bytes(), text.as_bytes())
+        };
+        let answers = answers.into_iter().filter(|answer| answer.start >= before);
 
         let encode = |end| tokenizer.encode_parts(&marks::parts(&text[..end]), false);
         let ids = encode(text.len())?;

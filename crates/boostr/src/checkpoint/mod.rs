@@ -61,14 +61,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use atomic::atomic_write;
-pub(crate) use atomic::{clean, create_beside, sync_folder};
+pub(crate) use atomic::{clean, create_beside, follow_links, sync_folder};
 pub use config::ConfigFile;
 pub(crate) use entry::quoted;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
 pub(crate) use folder::snapshots;
-pub(crate) use lock::try_lock;
+pub(crate) use lock::{make_private, open_own, try_lock};
 pub(crate) use map::{Access, bytes_of};
 pub use progress::Progress;
 pub use summary::Summary;
@@ -314,6 +314,30 @@ impl Checkpoint {
             .filter_map(|(new, old)| Some((new, self.tensors.get(old)?.clone())))
             .collect();
         self.tensors = tensors;
+        Ok(())
+    }
+
+    /// As [`rename`](Self::rename) for weights that a file may have several times: tensors that get one name must be
+    /// equal, and are there once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when two that get one name are not equal.
+    pub fn unite(&mut self, new_name: impl Fn(&str) -> Option<String>) -> Result<()> {
+        let mut united: BTreeMap<String, (&str, &TensorEntry)> = BTreeMap::new();
+        for (name, entry) in &self.tensors {
+            let new = new_name(name).unwrap_or_else(|| name.clone());
+            let &mut (first, known) = united.entry(new).or_insert((name, entry));
+            let is_same = known.dtype == entry.dtype
+                && known.shape == entry.shape
+                && *known.data == *entry.data;
+            if !is_same {
+                let [first, name] = [first, name].map(str::escape_debug);
+                let reason = format!("`{first}` and `{name}` are one shared weight, but not equal");
+                return Err(Error::Tensors { path: self.path.clone(), reason });
+            }
+        }
+        self.tensors = united.into_iter().map(|(name, (_, entry))| (name, entry.clone())).collect();
         Ok(())
     }
 

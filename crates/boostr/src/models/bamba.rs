@@ -22,18 +22,11 @@ use serde_json::{Value, json};
 
 use super::fields::{Fields, Need::Required};
 use super::gguf::{Keys, mlp_table, rope_factors};
+use super::groups::numbers;
 use super::hybrid::{self, Hybrid};
-use super::{Family, Frame, Layer, Names};
-use crate::backend::{Backend, Tensor};
+use super::{Family, Frame, Names};
 use crate::error::Result;
-use crate::nn::{Batch, LayerSpec, Mlp, MlpConfig, Module, Params, RmsNorm, Row};
-
-const NAMES: Names = Names {
-    embeddings: "model.embed_tokens",
-    layers: "model.layers",
-    norm: "model.final_layernorm",
-    head: "lm_head",
-};
+use crate::nn::{LayerSpec, MlpConfig, Row};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,26 +35,6 @@ pub struct Config {
     pub hybrid: Hybrid,
     /// Every layer's feed-forward part.
     pub mlp: MlpConfig,
-}
-
-struct Block<B: Backend> {
-    input_layernorm: RmsNorm<B>,
-    mixer: Box<dyn Module<B>>,
-    pre_ff_layernorm: RmsNorm<B>,
-    feed_forward: Mlp<B>,
-}
-
-impl<B: Backend> Layer<B> for Block<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let u = self.input_layernorm.forward(client, &h)?;
-        let h = self.mixer.add_to(client, &u, (h, 1.0), batch)?;
-        let u = self.pre_ff_layernorm.forward(client, &h)?;
-        self.feed_forward.forward_onto(client, &u, h, 1.0)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.mixer.weight_bytes() + self.feed_forward.weight_bytes()
-    }
 }
 
 impl Family for Config {
@@ -88,15 +61,11 @@ impl Family for Config {
         self.hybrid.fields(f, 1e-5)?;
         let a = &mut self.hybrid.attention;
         self.mlp.d_model = a.d_model;
-        f.constant("architectures", vec!["BambaForCausalLM"]);
-        f.constant("model_type", "bamba");
+        f.model("BambaForCausalLM", "bamba");
         let d_ff = ["intermediate_size", "feed_forward_length"];
         f.size(d_ff, &mut self.mlp.d_ff, Required)?;
         f.has("mlp_bias", "blk.0.ffn_up.bias", &mut self.mlp.bias, false)?;
-        let layers = self.hybrid.is_attention.iter().enumerate();
-        let indices: Vec<usize> =
-            layers.filter(|(_, is_attention)| **is_attention).map(|(layer, _)| layer).collect();
-        f.constant("attn_layer_indices", indices);
+        f.constant("attn_layer_indices", numbers(&self.hybrid.is_attention));
         if f.json().is_some() || f.writes_json() {
             f.rope(&mut a.rope, a.headdim, 0.5)?;
         }
@@ -115,31 +84,18 @@ impl Family for Config {
         Ok(())
     }
 
-    fn name(&self) -> &'static str {
-        "bamba"
-    }
-
     fn arch(&self) -> Option<&'static str> {
         Some(hybrid::ARCH)
     }
 
     fn frame(&self) -> Frame {
-        self.hybrid.frame(NAMES)
+        self.hybrid.frame(Names::model("model.final_layernorm"))
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        self.hybrid.layers(&self.mlp)
-    }
-
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let norm =
-            |name| RmsNorm::load(&params.under(name), self.mlp.d_model, self.hybrid.norm_eps);
-        Ok(Box::new(Block {
-            input_layernorm: norm("input_layernorm")?,
-            mixer: self.hybrid.mixer(i, params)?,
-            pre_ff_layernorm: norm("pre_ff_layernorm")?,
-            feed_forward: Mlp::load(&self.mlp, &params.under("feed_forward"))?,
-        }))
+        let feed_forward =
+            |layer: LayerSpec| layer.norm("pre_ff_layernorm").and("feed_forward", self.mlp.clone());
+        self.hybrid.layers(1.0).map(feed_forward).collect()
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {

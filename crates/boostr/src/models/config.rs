@@ -1,16 +1,14 @@
 //! The configuration of a model, of any family.
 
-use std::any::{TypeId, type_name};
 use std::fmt;
 use std::sync::Arc;
 
-use super::family::Builder;
-use super::{Families, Family, Layer, MAX_SIZE, gguf};
+use super::{Families, Family, MAX_SIZE, gguf};
 use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
-use crate::checkpoint::{Checkpoint, ConfigFile};
+use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
 use crate::error::{Error, Result};
-use crate::nn::{AttentionConfig, LayerSpec, Params, Part, Slot, SlotSize};
+use crate::nn::{AttentionConfig, Layer, LayerSpec, Params, Part, Slot, SlotSize};
 
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
@@ -143,18 +141,10 @@ impl Config {
     }
 
     /// The layers with the weights of `params`.
-    pub(crate) fn load<B: Backend>(
-        &self,
-        params: &Params<'_, B>,
-    ) -> Result<Vec<Box<dyn Layer<B>>>> {
-        let builder = self.family.builder(TypeId::of::<B>());
-        let Some(load) = builder.as_ref().and_then(|of| of.downcast_ref::<Builder<B>>()) else {
-            let what = format!("models on the backend {}", type_name::<B>());
-            return Err(Error::Unsupported { what });
-        };
-        let layers = params.under(self.family.frame().names.layers);
-        let count = self.family.layers().len();
-        layers.each(count, |i| load(&*self.family, i, &layers.under(&i.to_string())))
+    pub(crate) fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Vec<Layer<B>>> {
+        let (params, layers) =
+            (params.under(self.family.frame().names.layers), self.family.layers());
+        params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
     }
 
     /// Refuses sizes that are impossible, by an `error` made of the field and the reason.
@@ -205,7 +195,9 @@ impl Config {
     }
 
     /// Gives the tensors of any supported layout the model's names and shapes, once they are found to
-    /// be all there; returns whether the embedding is the head.
+    /// be all there; returns whether the embedding is the head. A head with other values than the embedding is used
+    /// whatever the configuration says. Tensors of a model that was saved without what stands around it, and so without
+    /// `model.` before their names, get it.
     ///
     /// What stays different is GGUF's `A`, which is `-exp(A_log)`.
     ///
@@ -219,6 +211,9 @@ impl Config {
         let family = self.family();
         let frame = family.frame();
         let is_gguf = checkpoint.gguf().is_some();
+        if !is_gguf {
+            with_prefix(checkpoint, frame.names.embeddings)?;
+        }
         family.normalise(checkpoint)?;
         let weight = |name: &str| format!("{name}.weight");
         let [embedding, head] = if is_gguf {
@@ -246,23 +241,46 @@ impl Config {
         layout.read(checkpoint)?;
         let tied = frame.tie_embeddings.unwrap_or(!with_head);
         if with_head && tied {
-            check_tied(checkpoint, &weight(frame.names.head), &weight(frame.names.embeddings))?;
+            // A head of its own is used whatever the configuration says, as in transformers.
+            let [head, embedding] = [frame.names.head, frame.names.embeddings].map(weight);
+            return are_equal(checkpoint.get(&head), checkpoint.get(&embedding));
         }
         Ok(tied)
     }
 }
 
-/// A head that is stored although it is tied must be the embedding.
-fn check_tied(checkpoint: &Checkpoint, head_name: &str, embedding_name: &str) -> Result<()> {
-    let [head, embedding] = [head_name, embedding_name].map(|name| checkpoint.get(name));
-    if let (Some(head), Some(embedding)) = (head, embedding)
-        && (head.dtype != embedding.dtype || *head.data != *embedding.data)
-    {
-        let reason = format!(
-            "the head is tied by the configuration, but `{head_name}` is not equal to \
-             `{embedding_name}`: set tie_word_embeddings to false, or remove one"
-        );
-        return Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason });
+/// Puts before all names but the head's what stands before that of the embedding, where the file has none of that: as
+/// transformers saves the part of a model below its head.
+fn with_prefix(checkpoint: &mut Checkpoint, embeddings: &str) -> Result<()> {
+    let Some((prefix, bare)) = embeddings.split_once('.') else { return Ok(()) };
+    let lacks = !checkpoint.names().any(|name| name.starts_with(&format!("{prefix}.")));
+    if !lacks || checkpoint.get(&format!("{bare}.weight")).is_none() {
+        return Ok(());
     }
-    Ok(())
+    checkpoint.rename(|name| (!name.starts_with("lm_head.")).then(|| format!("{prefix}.{name}")))
+}
+
+/// Whether two matrices have the same values, whatever their types.
+fn are_equal(head: Option<&TensorEntry>, embedding: Option<&TensorEntry>) -> Result<bool> {
+    /// Values that are compared at once.
+    const PIECE: usize = 1 << 20;
+    let (Some(head), Some(embedding)) = (head, embedding) else { return Ok(true) };
+    if head.dtype == embedding.dtype {
+        return Ok(*head.data == *embedding.data);
+    }
+    let count = head.shape.iter().product::<usize>();
+    let values = |entry: &TensorEntry, range: std::ops::Range<usize>| -> Result<Vec<f32>> {
+        let bytes = |count: usize| entry.dtype.bytes_of(&[count]).unwrap_or(0);
+        match entry.data.slice(bytes(range.start)..bytes(range.end)) {
+            Some(data) => TensorEntry { data, shape: vec![range.len()], ..entry.clone() }.to_f32(),
+            None => Ok(Vec::new()),
+        }
+    };
+    for first in (0..count).step_by(PIECE) {
+        let range = first..(first + PIECE).min(count);
+        if values(head, range.clone())? != values(embedding, range)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

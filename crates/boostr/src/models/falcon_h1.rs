@@ -15,26 +15,13 @@
 //! Loads transformers' `FalconH1ForCausalLM`, and GGUF. GGUF has no place for multipliers: they are in
 //! its weights. So a model of a GGUF file, and a folder made of one, has none (all are 1).
 
-use serde_json::Value;
-
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{attention_table, mixer_table, mlp_table};
-use super::{Family, Frame, Layer, Names, SILU};
-use crate::backend::{Backend, Tensor};
-use crate::checkpoint::{Checkpoint, ConfigFile};
-use crate::error::{Error, Result};
-use crate::nn::{
-    Attention, AttentionConfig, Batch, How, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig,
-    Params, RmsNorm, RopeConfig, Row,
-};
-use crate::ops::ActivationOps;
-
-const NAMES: Names = Names {
-    embeddings: "model.embed_tokens",
-    layers: "model.layers",
-    norm: "model.final_layernorm",
-    head: "lm_head",
-};
+use super::groups::{check_heads, mamba_d_head, refuse};
+use super::{Family, Frame, Names};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::nn::{AttentionConfig, How, LayerSpec, MixerConfig, MlpConfig, RopeConfig, Row};
 
 /// Sizes of a model, and its multipliers.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,38 +56,6 @@ pub struct Config {
     pub mlp: MlpConfig,
 }
 
-struct Block<B: Backend> {
-    input_layernorm: RmsNorm<B>,
-    mamba: Mamba2Mixer<B>,
-    self_attn: Attention<B>,
-    pre_ff_layernorm: RmsNorm<B>,
-    feed_forward: Mlp<B>,
-    /// `[d_model]`, all `attention_in_multiplier`; `None` where that is 1.
-    attention_in: Option<Tensor<B>>,
-    /// Factors of what mixer, attention and feed-forward part give.
-    out_scales: [f32; 3],
-}
-
-impl<B: Backend> Layer<B> for Block<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let [of_mamba, of_attention, of_mlp] = self.out_scales;
-        let u = self.input_layernorm.forward(client, &h)?;
-        let h = self.mamba.forward_onto(client, &u, (h, of_mamba), batch)?;
-        let u = match &self.attention_in {
-            None => u,
-            Some(factors) => client.scale_columns(&u, factors)?,
-        };
-        let h = self.self_attn.forward_onto(client, &u, (h, of_attention), batch)?;
-        let u = self.pre_ff_layernorm.forward(client, &h)?;
-        self.feed_forward.forward_onto(client, &u, h, of_mlp)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        let mixers = self.mamba.weight_bytes() + self.self_attn.weight_bytes();
-        mixers + self.feed_forward.weight_bytes()
-    }
-}
-
 impl Family for Config {
     fn model_types() -> &'static [&'static str] {
         &["falcon_h1"]
@@ -116,7 +71,7 @@ impl Family for Config {
             vocab_size: 0,
             tie_embeddings: None,
             norm_eps: 1e-5,
-            max_position: 0,
+            max_position: 8192,
             embedding_multiplier: 1.0,
             lm_head_multiplier: 1.0,
             attention_in_multiplier: 1.0,
@@ -131,43 +86,24 @@ impl Family for Config {
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
         let (a, m, mlp) = (&mut self.attention, &mut self.mixer, &mut self.mlp);
-        if f.writes_json() && a.qkv_bias != a.out_bias {
-            let what =
-                "biases of some of attention's projections in transformers, which has all or none";
-            return Err(Error::Unsupported { what: what.into() });
-        }
-        if f.gguf_mut().is_some() {
-            let factors = a.rope.as_ref().and_then(RopeConfig::factors);
-            let lacking = [
-                (a.out_bias, "a bias of o_proj in GGUF, whose falcon-h1 is run without it"),
-                (
-                    factors.is_some(),
-                    "factors of single frequencies in GGUF, whose falcon-h1 is run without them",
-                ),
-            ];
-            if let Some((_, what)) = lacking.iter().find(|(is_there, _)| *is_there) {
-                return Err(Error::Unsupported { what: (*what).into() });
-            }
-        }
-        f.constant("architectures", vec!["FalconH1ForCausalLM"]);
-        f.constant("model_type", "falcon_h1");
-        f.size(["hidden_size", "embedding_length"], &mut a.d_model, Required)?;
-        (a.d_in, mlp.d_model) = (a.d_model, a.d_model);
-        f.n_layer("num_hidden_layers", &mut self.n_layer)?;
-        f.heads(a)?;
-        f.size(["intermediate_size", "feed_forward_length"], &mut mlp.d_ff, Required)?;
-        f.activation("hidden_act", SILU)?;
-        f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-5)?;
-        f.context(&mut self.max_position, 8192)?;
-        f.has("attention_bias", "blk.0.attn_q.bias", &mut a.qkv_bias, false)?;
-        if f.reads() {
-            let of_gguf = |(_, checkpoint): (_, &Checkpoint)| {
-                checkpoint.get("blk.0.attn_output.bias").is_some()
-            };
-            a.out_bias = f.gguf().map_or(a.qkv_bias, of_gguf);
-            m.d_model = a.d_model;
-        }
-        f.has("mlp_bias", "blk.0.ffn_up.bias", &mut mlp.bias, false)?;
+        let (to_json, to_gguf) = (f.writes_json(), f.gguf_mut().is_some());
+        let factors = a.rope.as_ref().and_then(RopeConfig::factors);
+        refuse(&[
+            (
+                to_json && a.qkv_bias != a.out_bias,
+                "biases of some of attention's projections in transformers, which has all or none",
+            ),
+            (to_gguf && a.out_bias, "a bias of o_proj in GGUF, whose falcon-h1 is run without it"),
+            (
+                to_gguf && factors.is_some(),
+                "factors of single frequencies in GGUF, whose falcon-h1 is run without them",
+            ),
+        ])?;
+        f.model("FalconH1ForCausalLM", "falcon_h1");
+        let (norm_eps, context) = (&mut self.norm_eps, &mut self.max_position);
+        f.transformer((a, mlp), &mut self.n_layer, norm_eps, context)?;
+        f.biases(false, (a, mlp))?;
+        m.d_model = a.d_model;
         visit_mixer(f, m, self.norm_eps)?;
         f.float(["embedding_multiplier", ""], &mut self.embedding_multiplier, Or(1.0))?;
         f.float(["lm_head_multiplier", ""], &mut self.lm_head_multiplier, Or(1.0))?;
@@ -184,44 +120,27 @@ impl Family for Config {
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
-    fn name(&self) -> &'static str {
-        "falcon_h1"
-    }
-
-    fn arch(&self) -> Option<&'static str> {
-        Some("falcon-h1")
-    }
-
     fn frame(&self) -> Frame {
+        let names = Names::model("model.final_layernorm");
         Frame {
-            tie_embeddings: self.tie_embeddings,
             embedding_scale: self.embedding_multiplier,
             logits_scale: self.lm_head_multiplier,
-            ..Frame::new(NAMES, self.mixer.d_model, self.vocab_size, self.norm_eps)
+            ..Frame::new(names, self.mixer.d_model, self.vocab_size, self.norm_eps)
+                .tied(self.tie_embeddings)
         }
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = LayerSpec::of(self.mixer.clone());
-        vec![layer.and(self.attention.clone()).and(self.mlp.clone()); self.n_layer]
-    }
-
-    fn layer<B: Backend>(&self, _: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let width = self.mixer.d_model;
-        let norm = |name| RmsNorm::load(&params.under(name), width, self.norm_eps);
-        Ok(Box::new(Block {
-            input_layernorm: norm("input_layernorm")?,
-            mamba: Mamba2Mixer::load(&self.mixer, &params.under("mamba"))?,
-            self_attn: Attention::load(&self.attention, &params.under("self_attn"))?,
-            pre_ff_layernorm: norm("pre_ff_layernorm")?,
-            feed_forward: Mlp::load(&self.mlp, &params.under("feed_forward"))?,
-            attention_in: params.factors(&[(width, self.attention_in_multiplier)])?,
-            out_scales: [
-                self.ssm_out_multiplier,
-                self.attention_out_multiplier,
-                self.down_multiplier,
-            ],
-        }))
+        let layer = LayerSpec::new(self.mixer.d_model, self.norm_eps)
+            .norm("input_layernorm")
+            .and("mamba", self.mixer.clone())
+            .scaled(1.0, self.ssm_out_multiplier)
+            .and("self_attn", self.attention.clone())
+            .scaled(self.attention_in_multiplier, self.attention_out_multiplier)
+            .norm("pre_ff_layernorm")
+            .and("feed_forward", self.mlp.clone())
+            .scaled(1.0, self.down_multiplier);
+        vec![layer; self.n_layer]
     }
 
     fn gguf_folds(&self) -> bool {
@@ -279,22 +198,16 @@ impl Config {
 
 /// The mixer but for its factors and the width of the model.
 fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result<()> {
-    let (mut d_ssm, d_model) = (m.d_inner(), m.d_model);
+    let mut d_ssm = m.d_inner();
     f.flag(["projectors_bias", ""], &mut m.out_bias, Or(false))?;
     f.flag(["mamba_proj_bias", ""], &mut m.in_bias, Or(false))?;
     f.flag(["mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
     if let Some(file) = f.json() {
-        let mut expand = 0;
-        f.size(["mamba_expand", ""], &mut expand, Or(2))?;
-        f.size(["mamba_d_ssm", ""], &mut d_ssm, Or(d_model.saturating_mul(expand)))?;
+        let channels = f.channels("mamba_expand", m)?;
+        f.size(["mamba_d_ssm", ""], &mut d_ssm, Or(channels))?;
         f.size(["mamba_n_heads", ""], &mut m.nheads, Required)?;
-        m.headdim = headdim(file)?.unwrap_or(d_ssm / m.nheads);
-        if m.nheads.saturating_mul(m.headdim) != d_ssm {
-            let [heads, headdim] = [m.nheads, m.headdim];
-            let reason =
-                format!("{heads} heads of {headdim} are not mamba_d_ssm = {d_ssm} channels");
-            return Err(file.error("mamba_n_heads", reason));
-        }
+        m.headdim = mamba_d_head(file, "a width or \"auto\"", d_ssm / m.nheads)?;
+        check_heads((file, "mamba_n_heads"), m, ("mamba_d_ssm", d_ssm))?;
     }
     f.constant("mamba_d_ssm", d_ssm);
     f.constant("mamba_n_heads", m.nheads);
@@ -312,13 +225,4 @@ fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result
         m.norm_eps = norm_eps;
     }
     Ok(())
-}
-
-/// The width of a head, which a file may leave to the number of heads.
-fn headdim(file: &ConfigFile) -> Result<Option<usize>> {
-    let width = file.get(&["mamba_d_head"], "a width or \"auto\"", |value| match value {
-        Value::String(text) => (text == "auto").then_some(None),
-        width => Some(Some(usize::try_from(width.as_u64()?).ok()?)),
-    })?;
-    Ok(width.flatten())
 }

@@ -1,14 +1,13 @@
 //! The one description of a family. Reading, writing, loading and listing follow from it.
 
-use std::any::{Any, TypeId, type_name};
+use std::any::{Any, type_name};
 use std::fmt;
 
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::gguf::{self, Keys, KeysMut};
-use super::model::Layer;
-use crate::backend::{Backend, Cpu, Recorded, cpu};
+use crate::backend::{Cpu, cpu};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -16,9 +15,9 @@ use crate::nn::{How, LayerSpec, Layout, Params, RmsNorm, Row, Tensors};
 
 /// A family of models, as the configuration of one of them.
 ///
-/// The list of [fields](Self::fields) reads and writes configurations, [`layer`](Self::layer) loads parameters, lists
-/// them and makes them up, [`layers`](Self::layers) says what a sequence remembers. `examples/toy_family.rs` of
-/// boostr-server has a whole one.
+/// The list of [fields](Self::fields) reads and writes configurations. [`layers`](Self::layers) says what layers are
+/// made of: from it parameters are loaded, listed and made up, and it tells what a sequence remembers.
+/// `examples/toy_family.rs` of boostr-server has a whole one.
 pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
     /// The values of `model_type` that a `config.json` of the family may have.
     fn model_types() -> &'static [&'static str]
@@ -81,28 +80,21 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         Ok(config)
     }
 
-    /// The `model_type` of transformers.
-    fn name(&self) -> &'static str;
+    /// The `model_type` of transformers; the first of the family's when nothing else is said.
+    fn name(&self) -> &'static str {
+        self.first_names().0
+    }
 
-    /// The architecture of GGUF; `None` where that has none.
+    /// The architecture of GGUF, `None` where that has none; the first of the family's when nothing else is said.
     fn arch(&self) -> Option<&'static str> {
-        None
+        self.first_names().1
     }
 
     /// Embedding, last norm and head.
     fn frame(&self) -> Frame;
 
-    /// What each layer is made of.
+    /// What each layer is made of, and how its parameters are called.
     fn layers(&self) -> Vec<LayerSpec>;
-
-    /// The layer numbered `i`, whose parameters are `params`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Tensors`] when a parameter is missing or of a type that it cannot have.
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>>
-    where
-        Self: Sized;
 
     /// How files of transformers name and join parameters where they differ from the model's own names.
     fn hf_table(&self) -> Vec<Row> {
@@ -190,9 +182,6 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
     /// When a layer cannot be listed.
     fn parameters(&self, rows: usize, with_head: bool) -> Result<Tensors> {
         let Frame { names, d_model, .. } = self.frame();
-        let family = self.as_family();
-        let builder = self.builder(TypeId::of::<Cpu>());
-        let load = builder.as_ref().and_then(|builder| builder.downcast_ref::<Builder<Cpu>>());
         Params::<Cpu>::list(&cpu(), |params| {
             params.under(names.embeddings).weight("weight", [rows, d_model])?;
             RmsNorm::load(&params.under(names.norm), d_model, 0.0)?;
@@ -200,10 +189,8 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
                 params.under(names.head).weight("weight", [rows, d_model])?;
             }
             let layers = params.under(names.layers);
-            for i in 0..self.layers().len() {
-                load.map(|load| load(family, i, &layers.under(&i.to_string()))).transpose()?;
-            }
-            Ok(())
+            let mut all = self.layers().into_iter().enumerate();
+            all.try_for_each(|(i, layer)| layer.load(&layers.under(&i.to_string())).map(drop))
         })
     }
 
@@ -250,9 +237,6 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
 
 /// What any type of family has by itself, of its description.
 pub trait FamilyType {
-    /// The family, whatever its type.
-    fn as_family(&self) -> &dyn Family;
-
     /// For the look at the type.
     fn as_any(&self) -> &dyn Any;
 
@@ -262,8 +246,8 @@ pub trait FamilyType {
     /// Whether the other is of the same type and equal.
     fn is_equal(&self, other: &dyn Family) -> bool;
 
-    /// A [`Builder`] of layers on the backend of this type; `None` for a backend that models are not built for.
-    fn builder(&self, backend: TypeId) -> Option<Box<dyn Any>>;
+    /// The first `model_type` and the first architecture of GGUF that are of the family.
+    fn first_names(&self) -> (&'static str, Option<&'static str>);
 
     /// Visits the fields of a copy, to write them.
     ///
@@ -273,24 +257,7 @@ pub trait FamilyType {
     fn write_fields(&self, fields: &mut Fields<'_>) -> Result<()>;
 }
 
-/// Makes the layer of a number of its parameters.
-pub(super) type Builder<B> = fn(&dyn Family, usize, &Params<'_, B>) -> Result<Box<dyn Layer<B>>>;
-
-/// [`Family::layer`] of a family whose type is known, called of one whose type is not.
-fn layer_of<F: Family, B: Backend>(
-    family: &dyn Family,
-    i: usize,
-    params: &Params<'_, B>,
-) -> Result<Box<dyn Layer<B>>> {
-    let what = || Error::Unsupported { what: "layers of another family".into() };
-    family.as_any().downcast_ref::<F>().ok_or_else(what)?.layer(i, params)
-}
-
 impl<F: Family + Clone + PartialEq> FamilyType for F {
-    fn as_family(&self) -> &dyn Family {
-        self
-    }
-
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -303,15 +270,8 @@ impl<F: Family + Clone + PartialEq> FamilyType for F {
         other.as_any().downcast_ref::<F>() == Some(self)
     }
 
-    fn builder(&self, backend: TypeId) -> Option<Box<dyn Any>> {
-        // The backends that models are built for: one line each.
-        if backend == TypeId::of::<Cpu>() {
-            return Some(Box::new(layer_of::<F, Cpu> as Builder<Cpu>));
-        }
-        if backend == TypeId::of::<Recorded>() {
-            return Some(Box::new(layer_of::<F, Recorded> as Builder<Recorded>));
-        }
-        None
+    fn first_names(&self) -> (&'static str, Option<&'static str>) {
+        (F::model_types().first().copied().unwrap_or_default(), F::archs().first().copied())
     }
 
     fn write_fields(&self, fields: &mut Fields<'_>) -> Result<()> {
@@ -356,6 +316,12 @@ impl Frame {
         }
     }
 
+    /// The same, whose head is the embedding or not.
+    #[must_use]
+    pub fn tied(self, tie_embeddings: Option<bool>) -> Self {
+        Self { tie_embeddings, ..self }
+    }
+
     /// Rows of the embedding by the configuration alone.
     #[must_use]
     pub fn padded_vocab(&self) -> usize {
@@ -374,4 +340,28 @@ pub struct Names {
     pub norm: &'static str,
     /// `[V, d_model]`
     pub head: &'static str,
+}
+
+impl Names {
+    /// As the first models of Mamba have them.
+    pub const BACKBONE: Self = Self {
+        embeddings: "backbone.embeddings",
+        layers: "backbone.layers",
+        norm: "backbone.norm_f",
+        head: "lm_head",
+    };
+
+    /// As most models of transformers have them, which differ in the name of the last norm.
+    #[must_use]
+    pub const fn model(norm: &'static str) -> Self {
+        Self { embeddings: "model.embed_tokens", layers: "model.layers", norm, head: "lm_head" }
+    }
+
+    /// The name under `backbone` of a tensor that some releases and newer versions of transformers have under
+    /// `model`; `None` for another.
+    pub(super) fn in_backbone(name: &str) -> Option<String> {
+        let rest = name.strip_prefix("model.")?;
+        let is_whole = rest.starts_with("backbone.") || rest.starts_with("lm_head.");
+        Some(if is_whole { rest.to_owned() } else { format!("backbone.{rest}") })
+    }
 }

@@ -330,14 +330,16 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Bounds of steps, `[low, high]`; `(0, infinity)` when missing.
+    /// Bounds of steps, `[low, high]`, under names as [`Names`] has them; `(0, infinity)` when missing.
     ///
     /// # Errors
     ///
     /// [`Error::Config`](crate::Error::Config) for what is no such pair.
     pub fn limits(&mut self, json: &str, value: &mut (f32, f32)) -> Result<()> {
+        let (first, _) = json.split_once('|').unwrap_or((json, ""));
         if let Some(file) = self.json() {
-            *value = read_limits(file, json)?;
+            let there = json.split('|').find(|key| file.has(key));
+            *value = read_limits(file, there.unwrap_or(first))?;
         }
         let (low, high) = *value;
         let high = if high.is_finite() {
@@ -345,7 +347,7 @@ impl<'a> Fields<'a> {
         } else {
             json!({ "__float__": "Infinity" })
         };
-        self.constant(json, json!([shortest(low), high]));
+        self.constant(first, json!([shortest(low), high]));
         Ok(())
     }
 
@@ -378,7 +380,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Heads of queries, heads of keys and values, and their width, under the names that all families have; and the
-    /// scale that follows from the width.
+    /// scale that follows from the width. What a `config.json` does not have is as in transformers' class of the
+    /// model, where that fits the heads of queries.
     ///
     /// # Errors
     ///
@@ -388,14 +391,33 @@ impl<'a> Fields<'a> {
         let nheads = ["num_attention_heads", "attention.head_count"];
         self.size(nheads, &mut a.nheads, Need::Required)?;
         let nheads_kv = ["num_key_value_heads", "attention.head_count_kv"];
-        self.size(nheads_kv, &mut a.nheads_kv, Need::Or(a.nheads))?;
-        let default = a.d_model.checked_div(a.nheads).unwrap_or(0);
+        self.size(nheads_kv, &mut a.nheads_kv, Need::Or(self.class_heads_kv(a.nheads)?))?;
+        let mut default = a.d_model.checked_div(a.nheads).unwrap_or(0);
+        if let Some(file) = self.json()
+            && file.text("model_type")? == Some("qwen3")
+            && !file.states("head_dim")
+        {
+            default = 128;
+        }
         self.size(["head_dim", "attention.key_length"], &mut a.headdim, Need::Or(default))?;
         self.value_length(a.headdim)?;
         if self.reads() {
             a.scale = (a.headdim as f32).sqrt().recip();
         }
         Ok(())
+    }
+
+    /// Heads of keys and values of a model of `nheads` heads whose file does not say.
+    pub(super) fn class_heads_kv(&self, nheads: usize) -> Result<usize> {
+        let Some(file) = self.json().filter(|file| !file.states("num_key_value_heads")) else {
+            return Ok(nheads);
+        };
+        let of_class = match file.text("model_type")? {
+            Some("mistral" | "bamba" | "falcon_h1" | "nemotron_h") => 8,
+            Some("qwen2" | "qwen3") => 32,
+            _ => nheads,
+        };
+        Ok(if nheads.is_multiple_of(of_class) { of_class } else { nheads })
     }
 
     /// The width of values, which is that of keys.

@@ -12,6 +12,8 @@ pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 pub(super) const NORM: &str = "output_norm.weight";
 pub(super) const HEAD: &str = "output.weight";
+/// Number of layers at the end that predict more than the next token.
+const NEXT: &str = "nextn_predict_layers";
 /// What divides the frequency of each pair of dimensions.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -105,6 +107,19 @@ impl<'a> Keys<'a> {
     /// [`Error::Config`] when it is missing or impossible.
     pub fn n_layer(&self) -> Result<usize> {
         self.metadata.required_usize(&self.key("block_count"), 1..=10_000)
+    }
+
+    /// Layers at the end that predict more than the next token, less than all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when no layer is left.
+    pub fn next_layers(&self) -> Result<usize> {
+        let (all, next) = (self.n_layer()?, self.optional(NEXT)?.unwrap_or(0));
+        if next >= all {
+            return Err(self.error(NEXT, format!("{next} of {all} blocks leave no layer")));
+        }
+        Ok(next)
     }
 
     /// A number for each layer: a list of them, or one for all.
@@ -267,6 +282,16 @@ impl<'a> KeysMut<'a> {
         }
         Ok(())
     }
+}
+
+/// Drops the tensors of layers that predict more than the next token, which come after the `n_layer` others.
+pub(super) fn drop_next_layers(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<()> {
+    let Some(metadata) = checkpoint.gguf() else { return Ok(()) };
+    let arch = metadata.text(ARCHITECTURE)?.unwrap_or_default();
+    let next = Keys::new(metadata, arch).next_layers()?;
+    let next: Vec<String> = (n_layer..n_layer + next).map(|i| format!("blk.{i}.")).collect();
+    checkpoint.retain(|name| !next.iter().any(|block| name.starts_with(block)));
+    Ok(())
 }
 
 /// The tensor of factors of frequencies that rotary positions need, if any, for

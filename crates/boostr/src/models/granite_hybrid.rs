@@ -18,26 +18,16 @@
 
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{mlp_table, moe_table, rope_factors};
+use super::groups::refuse;
 use super::hybrid::{self, Hybrid};
-use super::{Family, Frame, Layer, MAX_SIZE, Names};
-use crate::backend::{Backend, Tensor};
+use super::{Family, Frame, MAX_SIZE, Names};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{
-    Batch, LayerSpec, Mlp, MlpConfig, Module, Moe, MoeConfig, MoePart, Params, RmsNorm, Routing,
-    Row,
-};
+use crate::nn::{LayerSpec, MlpConfig, MoeConfig, MoePart, Routing, Row};
 
 /// What GGUF calls models with attention alone, and those with experts.
 const DENSE: &str = "granite";
 const EXPERTS: &str = "granitemoe";
-
-const NAMES: Names = Names {
-    embeddings: "model.embed_tokens",
-    layers: "model.layers",
-    norm: "model.norm",
-    head: "lm_head",
-};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,33 +44,6 @@ pub struct Config {
     pub residual_scale: f32,
     /// What logits are divided by.
     pub logits_scaling: f32,
-}
-
-struct HybridLayer<B: Backend> {
-    input_layernorm: RmsNorm<B>,
-    mixer: Box<dyn Module<B>>,
-    post_attention_layernorm: RmsNorm<B>,
-    block_sparse_moe: Option<Moe<B>>,
-    shared_mlp: Mlp<B>,
-    residual_scale: f32,
-}
-
-impl<B: Backend> Layer<B> for HybridLayer<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let scale = self.residual_scale;
-        let u = self.input_layernorm.forward(client, &h)?;
-        let mut h = self.mixer.add_to(client, &u, (h, scale), batch)?;
-        let u = self.post_attention_layernorm.forward(client, &h)?;
-        if let Some(moe) = &self.block_sparse_moe {
-            h = moe.forward_onto(client, &u, h, scale)?;
-        }
-        self.shared_mlp.forward_onto(client, &u, h, scale)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        let moe = self.block_sparse_moe.as_ref().map_or(0, Moe::weight_bytes);
-        self.mixer.weight_bytes() + moe + self.shared_mlp.weight_bytes()
-    }
 }
 
 impl Family for Config {
@@ -105,13 +68,11 @@ impl Family for Config {
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
         let arch = self.gguf_arch();
-        if f.gguf_mut().is_some() && arch == EXPERTS && self.hybrid.attention.rope.is_none() {
-            let what = "attention without positions in GGUF's granitemoe, which has them always";
-            return Err(Error::Unsupported { what: what.into() });
-        }
+        let is_lacking = arch == EXPERTS && self.hybrid.attention.rope.is_none();
+        let what = "attention without positions in GGUF's granitemoe, which has them always";
+        refuse(&[(f.gguf_mut().is_some() && is_lacking, what)])?;
         self.hybrid.fields(f, 1e-6)?;
-        f.constant("architectures", vec!["GraniteMoeHybridForCausalLM"]);
-        f.constant("model_type", "granitemoehybrid");
+        f.model("GraniteMoeHybridForCausalLM", "granitemoehybrid");
         let word = |&is_attention: &bool| if is_attention { "attention" } else { "mamba" };
         let words: Vec<&str> = self.hybrid.is_attention.iter().map(word).collect();
         f.constant("layer_types", words);
@@ -149,10 +110,6 @@ impl Family for Config {
         }
     }
 
-    fn name(&self) -> &'static str {
-        "granitemoehybrid"
-    }
-
     fn arch(&self) -> Option<&'static str> {
         Some(self.gguf_arch())
     }
@@ -161,33 +118,24 @@ impl Family for Config {
         Frame {
             embedding_scale: self.embedding_scale,
             logits_scale: self.logits_scaling.recip(),
-            ..self.hybrid.frame(NAMES)
+            ..self.hybrid.frame(Names::model("model.norm"))
         }
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        match &self.moe {
-            None => self.hybrid.layers(&self.shared_mlp),
-            Some(moe) => {
-                let shared = Some(self.shared_mlp.clone());
-                self.hybrid.layers(&MoePart { moe: moe.clone(), shared })
-            }
-        }
-    }
-
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let (width, eps) = (self.shared_mlp.d_model, self.hybrid.norm_eps);
-        let norm = |name| RmsNorm::load(&params.under(name), width, eps);
-        let moe = self.moe.as_ref();
-        let moe = moe.map(|moe| Moe::load(moe, &params.under("block_sparse_moe")));
-        Ok(Box::new(HybridLayer {
-            input_layernorm: norm("input_layernorm")?,
-            mixer: self.hybrid.mixer(i, params)?,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            block_sparse_moe: moe.transpose()?,
-            shared_mlp: Mlp::load(&self.shared_mlp, &params.under("shared_mlp"))?,
-            residual_scale: self.residual_scale,
-        }))
+        let (shared, scale) = (&self.shared_mlp, self.residual_scale);
+        let feed_forward = |layer: LayerSpec| {
+            let layer = layer.norm("post_attention_layernorm");
+            let layer = match self.moe.clone() {
+                None => layer.and("shared_mlp", shared.clone()),
+                Some(moe) => layer
+                    .and("block_sparse_moe", MoePart { moe, shared: Some(shared.clone()) })
+                    .scaled(1.0, scale)
+                    .beside("shared_mlp", shared.clone()),
+            };
+            layer.scaled(1.0, scale)
+        };
+        self.hybrid.layers(scale).map(feed_forward).collect()
     }
 
     /// Gate and up projections are one tensor, experts are stacked:
@@ -277,7 +225,10 @@ impl Config {
             }
         }
         self.shared_mlp = MlpConfig::swiglu(d_model, d_shared);
-        self.moe = (experts > 0).then(|| moe(d_model, d_ff, experts, used));
+        self.moe = (experts > 0).then(|| {
+            let expert = MlpConfig::swiglu(d_model, d_ff);
+            MoeConfig { experts, used, ..MoeConfig::new(d_model, expert, Routing::TopKSoftmax) }
+        });
         Ok(())
     }
 
@@ -317,20 +268,6 @@ fn factor(f: &mut Fields<'_>, names: [&str; 2], value: &mut f32) -> Result<()> {
         *value = default;
     }
     Ok(())
-}
-
-fn moe(d_model: usize, d_ff: usize, experts: usize, used: usize) -> MoeConfig {
-    MoeConfig {
-        expert: MlpConfig::swiglu(d_model, d_ff),
-        experts,
-        used,
-        routing: Routing::TopKSoftmax,
-        ngroups: 1,
-        topk_group: 1,
-        normalized: false,
-        scale: 1.0,
-        d_model,
-    }
 }
 
 /// Names under `block_sparse_moe` that transformers 5 has in memory, and those of its files.

@@ -6,13 +6,11 @@
 
 use super::fields::{Fields, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
-use super::{Frame, MAX_SIZE, Names, SILU, expand_of};
-use crate::backend::Backend;
+use super::groups::{check_heads, layer_kinds, mamba_d_head, refuse};
+use super::{Frame, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
-use crate::error::{Error, Result};
-use crate::nn::{
-    Attention, AttentionConfig, LayerSpec, Mamba2Mixer, MixerConfig, Module, Params, Part, Row,
-};
+use crate::error::Result;
+use crate::nn::{AttentionConfig, LayerSpec, MixerConfig, Row};
 
 /// What GGUF calls models that have mixers.
 pub(super) const ARCH: &str = "granitehybrid";
@@ -61,24 +59,21 @@ impl Hybrid {
             return self.write_gguf(keys);
         }
         let (a, m) = (&mut self.attention, &mut self.mixer);
-        let expand = if f.writes_json() { expand_of(m)? } else { 2 };
-        if f.writes_json() && a.qkv_bias != a.out_bias {
-            let what =
-                "biases of some projections of attention in transformers, which has all or none";
-            return Err(Error::Unsupported { what: what.into() });
-        }
+        let what = "biases of some projections of attention in transformers, which has all or none";
+        refuse(&[(f.writes_json() && a.qkv_bias != a.out_bias, what)])?;
         f.size(["hidden_size", ""], &mut a.d_model, Required)?;
         (a.d_in, m.d_model) = (a.d_model, a.d_model);
         let mut n_layer = self.is_attention.len();
         f.n_layer("num_hidden_layers", &mut n_layer)?;
         f.size(["num_attention_heads", ""], &mut a.nheads, Required)?;
-        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+        let of_class = f.class_heads_kv(a.nheads)?;
+        f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
         f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
         a.out_bias = a.qkv_bias;
         f.activation("hidden_act", SILU)?;
         f.norm_eps("rms_norm_eps", &mut self.norm_eps, norm_eps)?;
         f.context(&mut self.max_position, 2048)?;
-        visit_mixer(f, m, expand, self.norm_eps)?;
+        visit_mixer(f, m, self.norm_eps)?;
         if let Some(file) = f.json() {
             let headdim = file.usize(&["head_dim"], 1..=MAX_SIZE)?;
             a.headdim = headdim.unwrap_or(a.d_model / a.nheads);
@@ -163,35 +158,22 @@ impl Hybrid {
 
     /// What stands around the layers, without factors.
     pub(super) fn frame(&self, names: Names) -> Frame {
-        Frame {
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(names, self.attention.d_model, self.vocab_size, self.norm_eps)
-        }
+        Frame::new(names, self.attention.d_model, self.vocab_size, self.norm_eps)
+            .tied(self.tie_embeddings)
     }
 
-    /// The layers, each with the feed-forward part `ffn`.
-    pub(super) fn layers<P: Part + Clone>(&self, ffn: &P) -> Vec<LayerSpec> {
-        let layer = |&is_attention: &bool| {
-            let mixer = if is_attention {
-                LayerSpec::of(self.attention.clone())
+    /// The layers without their feed-forward parts; `scale` is the factor of what a mixer or attention gives.
+    pub(super) fn layers(&self, scale: f32) -> impl Iterator<Item = LayerSpec> {
+        self.is_attention.iter().map(move |&is_attention| {
+            let layer = LayerSpec::new(self.attention.d_model, self.norm_eps);
+            let layer = layer.norm("input_layernorm");
+            let layer = if is_attention {
+                layer.and("self_attn", self.attention.clone())
             } else {
-                LayerSpec::of(self.mixer.clone())
+                layer.and("mamba", self.mixer.clone())
             };
-            mixer.and(ffn.clone())
-        };
-        self.is_attention.iter().map(layer).collect()
-    }
-
-    /// The weights of what a layer mixes tokens with: a mixer or attention.
-    pub(super) fn mixer<B: Backend>(
-        &self,
-        layer: usize,
-        params: &Params<'_, B>,
-    ) -> Result<Box<dyn Module<B>>> {
-        if self.is_attention[layer] {
-            return Ok(Box::new(Attention::load(&self.attention, &params.under("self_attn"))?));
-        }
-        Ok(Box::new(Mamba2Mixer::load(&self.mixer, &params.under("mamba"))?))
+            layer.scaled(1.0, scale)
+        })
     }
 
     /// The rows of these parameters.
@@ -203,34 +185,14 @@ impl Hybrid {
     }
 }
 
-/// The mixer in a `config.json`; `expand` is written as it is.
-fn visit_mixer(
-    f: &mut Fields<'_>,
-    m: &mut MixerConfig,
-    mut expand: usize,
-    norm_eps: f32,
-) -> Result<()> {
+/// The mixer in a `config.json`.
+fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result<()> {
     f.size(["mamba_n_heads", ""], &mut m.nheads, Or(128))?;
     f.constant("mamba_d_head", m.headdim);
-    f.size(["mamba_expand", ""], &mut expand, Or(2))?;
+    let d_inner = f.channels("mamba_expand", m)?;
     if let Some(file) = f.json() {
-        let d_inner = m.d_model.saturating_mul(expand);
-        let auto = d_inner / m.nheads;
-        let headdim =
-            file.get(&["mamba_d_head"], "\"auto\" or a whole number", |value| {
-                match value.as_str() {
-                    Some("auto") => Some(auto),
-                    _ => usize::try_from(value.as_u64()?).ok(),
-                }
-            })?;
-        m.headdim = headdim.unwrap_or(auto);
-        if m.nheads.saturating_mul(m.headdim) != d_inner {
-            let [heads, headdim] = [m.nheads, m.headdim];
-            let reason = format!(
-                "{heads} heads of {headdim} are not mamba_expand * hidden_size = {d_inner} channels"
-            );
-            return Err(file.error("mamba_n_heads", reason));
-        }
+        m.headdim = mamba_d_head(file, "\"auto\" or a whole number", d_inner / m.nheads)?;
+        check_heads((file, "mamba_n_heads"), m, ("mamba_expand * hidden_size", d_inner))?;
         m.norm_eps = norm_eps;
     }
     f.size(["mamba_n_groups", ""], &mut m.ngroups, Or(1))?;
@@ -246,22 +208,14 @@ fn visit_mixer(
 fn read_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
     let mut lists: Vec<(&str, Vec<bool>)> = Vec::new();
     for key in ["layer_types", "layers_block_type"] {
-        let Some(words) = file.texts(key)? else { continue };
-        if words.len() != n_layer {
-            let reason = format!("{} layers, but num_hidden_layers is {n_layer}", words.len());
-            return Err(file.error(key, reason));
-        }
-        let is_attention = |word: &&str| match *word {
-            "attention" | "full_attention" => Ok(true),
-            "mamba" | "linear_attention" => Ok(false),
-            other => {
-                let reason = format!(
-                    "expected mamba or attention (linear_attention or full_attention), found {other:?}"
-                );
-                Err(file.error(key, reason))
-            }
+        let expected = "mamba or attention (linear_attention or full_attention)";
+        let is_attention = |word: &str| match word {
+            "attention" | "full_attention" => Some(true),
+            "mamba" | "linear_attention" => Some(false),
+            _ => None,
         };
-        lists.push((key, words.iter().map(is_attention).collect::<Result<_>>()?));
+        let layers = layer_kinds((file, key), Some(n_layer), is_attention, expected)?;
+        lists.extend(layers.map(|layers| (key, layers)));
     }
     let key = "attn_layer_indices";
     if let Some(indices) = file.usizes(key, 0..=MAX_SIZE)?.filter(|list| !list.is_empty()) {

@@ -13,26 +13,14 @@
 //! Loads transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and
 //! `Qwen3ForCausalLM`, and GGUF.
 
-use serde_json::json;
-
-use super::fields::{Fields, Need::Required};
+use super::fields::Fields;
 use super::gguf::{attention_table, mlp_table, rope_factors};
-use super::{Family, Frame, Layer, Names, SILU};
-use crate::backend::{Backend, Tensor};
-use crate::checkpoint::{Checkpoint, ConfigFile};
-use crate::error::{Error, Result};
-use crate::nn::{
-    Attention, AttentionConfig, Batch, LayerSpec, Mlp, MlpConfig, Params, RmsNorm, Row,
-};
+use super::{Family, Frame, Names};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::nn::{AttentionConfig, LayerSpec, MlpConfig, Row};
 
 const MODEL_TYPES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
-
-const NAMES: Names = Names {
-    embeddings: "model.embed_tokens",
-    layers: "model.layers",
-    norm: "model.norm",
-    head: "lm_head",
-};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,43 +43,6 @@ pub struct Config {
     pub mlp: MlpConfig,
 }
 
-/// Each layer's window: `sliding_window` where it is in use.
-fn windows(file: &ConfigFile, model_type: &str, n_layer: usize) -> Result<Vec<Option<usize>>> {
-    let window = file.usize(&["sliding_window"], 1..=1 << 40)?;
-    let in_use = file.bool(&["use_sliding_window"])?.unwrap_or(model_type == "mistral");
-    let Some(window) = window.filter(|_| in_use) else { return Ok(vec![None; n_layer]) };
-    if let Some(types) = file.texts("layer_types")? {
-        if types.len() != n_layer {
-            let reason = format!("{} layers, but num_hidden_layers is {n_layer}", types.len());
-            return Err(file.error("layer_types", reason));
-        }
-        let of = |kind: &&str| (*kind == "sliding_attention").then_some(window);
-        return Ok(types.iter().map(of).collect());
-    }
-    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(0);
-    Ok((0..n_layer).map(|layer| (layer >= first).then_some(window)).collect())
-}
-
-struct Block<B: Backend> {
-    input_layernorm: RmsNorm<B>,
-    self_attn: Attention<B>,
-    post_attention_layernorm: RmsNorm<B>,
-    mlp: Mlp<B>,
-}
-
-impl<B: Backend> Layer<B> for Block<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let u = self.input_layernorm.forward(client, &h)?;
-        let h = self.self_attn.forward_onto(client, &u, (h, 1.0), batch)?;
-        let u = self.post_attention_layernorm.forward(client, &h)?;
-        self.mlp.forward_onto(client, &u, h, 1.0)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.self_attn.weight_bytes() + self.mlp.weight_bytes()
-    }
-}
-
 impl Family for Config {
     fn model_types() -> &'static [&'static str] {
         &MODEL_TYPES
@@ -107,7 +58,7 @@ impl Family for Config {
             vocab_size: 0,
             tie_embeddings: None,
             norm_eps: 1e-6,
-            max_position: 0,
+            max_position: 2048,
             attention: AttentionConfig::new(0, 0, 0, 0),
             windows: Vec::new(),
             mlp: MlpConfig::swiglu(0, 0),
@@ -133,32 +84,21 @@ impl Family for Config {
             "qwen3" => "Qwen3ForCausalLM",
             _ => "LlamaForCausalLM",
         };
-        f.constant("architectures", vec![class]);
-        f.constant("model_type", self.model_type);
-        f.size(["hidden_size", "embedding_length"], &mut a.d_model, Required)?;
-        a.d_in = a.d_model;
+        f.model(class, self.model_type);
         let mut n_layer = self.windows.len();
-        f.n_layer("num_hidden_layers", &mut n_layer)?;
-        f.heads(a)?;
-        f.size(["intermediate_size", "feed_forward_length"], &mut mlp.d_ff, Required)?;
-        mlp.d_model = a.d_model;
-        f.activation("hidden_act", SILU)?;
-        f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-6)?;
-        f.context(&mut self.max_position, 2048)?;
+        f.transformer((a, mlp), &mut n_layer, &mut self.norm_eps, &mut self.max_position)?;
         let is_qwen2 = self.model_type == "qwen2";
-        f.has("attention_bias", "blk.0.attn_q.bias", &mut a.qkv_bias, is_qwen2)?;
-        f.has("mlp_bias", "blk.0.ffn_up.bias", &mut mlp.bias, false)?;
+        f.biases(is_qwen2, (a, mlp))?;
         if f.reads() {
-            let mut normed = self.model_type == "qwen3";
-            a.out_bias = a.qkv_bias && !is_qwen2;
-            if let Some((_, checkpoint)) = f.gguf() {
-                a.out_bias = checkpoint.get("blk.0.attn_output.bias").is_some();
-                normed = checkpoint.get("blk.0.attn_q_norm.weight").is_some();
-            }
+            a.out_bias &= f.json().is_none() || !is_qwen2;
+            let normed = match f.gguf() {
+                Some((_, checkpoint)) => checkpoint.get("blk.0.attn_q_norm.weight").is_some(),
+                None => self.model_type == "qwen3",
+            };
             a.qk_norm_eps = normed.then_some(self.norm_eps);
         }
         f.rope(&mut a.rope, a.headdim, 1.0)?;
-        self.visit_windows(f, n_layer)?;
+        f.windows(&mut self.windows, n_layer, self.model_type == "mistral")?;
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
@@ -171,29 +111,20 @@ impl Family for Config {
     }
 
     fn frame(&self) -> Frame {
-        Frame {
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(NAMES, self.attention.d_model, self.vocab_size, self.norm_eps)
-        }
+        let names = Names::model("model.norm");
+        Frame::new(names, self.attention.d_model, self.vocab_size, self.norm_eps)
+            .tied(self.tie_embeddings)
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
         let layer = |&window: &Option<usize>| {
-            LayerSpec::of(AttentionConfig { window, ..self.attention.clone() })
-                .and(self.mlp.clone())
+            LayerSpec::new(self.attention.d_model, self.norm_eps)
+                .norm("input_layernorm")
+                .and("self_attn", AttentionConfig { window, ..self.attention.clone() })
+                .norm("post_attention_layernorm")
+                .and("mlp", self.mlp.clone())
         };
         self.windows.iter().map(layer).collect()
-    }
-
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let norm = |name| RmsNorm::load(&params.under(name), self.mlp.d_model, self.norm_eps);
-        let attention = AttentionConfig { window: self.windows[i], ..self.attention.clone() };
-        Ok(Box::new(Block {
-            input_layernorm: norm("input_layernorm")?,
-            self_attn: Attention::load(&attention, &params.under("self_attn"))?,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(&self.mlp, &params.under("mlp"))?,
-        }))
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {
@@ -214,39 +145,6 @@ impl Family for Config {
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         // Older files keep what follows from the configuration.
         checkpoint.retain(|name| !name.ends_with(".rotary_emb.inv_freq"));
-        Ok(())
-    }
-}
-
-impl Config {
-    /// Each layer's window: one for all in GGUF, in JSON one with a list of the layers that have it.
-    fn visit_windows(&mut self, f: &mut Fields<'_>, n_layer: usize) -> Result<()> {
-        if let Some(file) = f.json() {
-            self.windows = windows(file, self.model_type, n_layer)?;
-        }
-        if let Some((keys, _)) = f.gguf() {
-            let window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
-            self.windows = vec![window; n_layer];
-        }
-        let first = self.windows.first().copied().flatten();
-        if let Some(keys) = f.gguf_mut() {
-            if self.windows.iter().any(|window| *window != first) {
-                let what = "windows of some layers in GGUF, which has one for all".into();
-                return Err(Error::Unsupported { what });
-            }
-            if let Some(window) = first {
-                keys.size("attention.sliding_window", window);
-            }
-        }
-        if let Some(window) = self.windows.iter().flatten().next() {
-            f.constant("sliding_window", *window);
-            f.constant("use_sliding_window", true);
-            let kind = |window: &Option<usize>| match window {
-                Some(_) => "sliding_attention",
-                None => "full_attention",
-            };
-            f.constant("layer_types", json!(self.windows.iter().map(kind).collect::<Vec<_>>()));
-        }
         Ok(())
     }
 }

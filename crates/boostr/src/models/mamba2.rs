@@ -10,22 +10,15 @@
 //! ```
 //!
 //! Loads transformers' `Mamba2ForCausalLM`, the layout of mamba_ssm (`state-spaces/mamba2-*`), the
-//! original release of Mamba-Codestral, and GGUF; see the tables at the foot of the file.
+//! original release of Mamba-Codestral, and GGUF.
 
 use super::fields::{Fields, Need::Or, Need::Required, read_limits};
 use super::gguf::mixer_table;
-use super::{Family, Frame, Layer, MAX_SIZE, Names, SILU, expand_of};
-use crate::backend::{Backend, Tensor};
+use super::groups::{MAX_LAYERS, check_heads, refuse};
+use super::{Family, Frame, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{Batch, LayerSpec, Mamba2Mixer, MixerConfig, Params, RmsNorm, Row};
-
-const NAMES: Names = Names {
-    embeddings: "backbone.embeddings",
-    layers: "backbone.layers",
-    norm: "backbone.norm_f",
-    head: "lm_head",
-};
+use crate::nn::{LayerSpec, MixerConfig, Row};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,22 +35,6 @@ pub struct Config {
     pub pad_vocab_size_multiple: usize,
     /// Every layer's mixer.
     pub mixer: MixerConfig,
-}
-
-struct Block<B: Backend> {
-    norm: RmsNorm<B>,
-    mixer: Mamba2Mixer<B>,
-}
-
-impl<B: Backend> Layer<B> for Block<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let u = self.norm.forward(client, &h)?;
-        self.mixer.forward_onto(client, &u, (h, 1.0), batch)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.mixer.weight_bytes()
-    }
 }
 
 impl Family for Config {
@@ -82,14 +59,10 @@ impl Family for Config {
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
         let m = &mut self.mixer;
-        if f.writes_json() && m.in_bias != m.out_bias {
-            let what =
-                "a bias of one of the mixer's projections in transformers, which has both or none";
-            return Err(Error::Unsupported { what: what.into() });
-        }
-        let mut expand = if f.writes_json() { expand_of(m)? } else { 2 };
-        f.constant("architectures", vec!["Mamba2ForCausalLM"]);
-        f.constant("model_type", "mamba2");
+        let what =
+            "a bias of one of the mixer's projections in transformers, which has both or none";
+        refuse(&[(f.writes_json() && m.in_bias != m.out_bias, what)])?;
+        f.model("Mamba2ForCausalLM", "mamba2");
         f.gguf_constant("context_length", 1u32 << 20); // as llama.cpp writes: the state has no limit
         f.size(["hidden_size|d_model", "embedding_length"], &mut m.d_model, Required)?;
         f.gguf_constant("feed_forward_length", 0u32);
@@ -97,17 +70,10 @@ impl Family for Config {
         f.n_layer("num_hidden_layers|n_layer", &mut self.n_layer)?;
         f.size(["num_heads", ""], &mut m.nheads, Or(0))?;
         f.size(["head_dim", ""], &mut m.headdim, Or(64))?;
-        f.size(["expand", ""], &mut expand, Or(2))?;
+        let d_inner = f.channels("expand", m)?;
         if let Some(file) = f.json() {
-            let d_inner = m.d_model.saturating_mul(expand);
             m.nheads = if m.nheads == 0 { d_inner / m.headdim } else { m.nheads };
-            if m.nheads.saturating_mul(m.headdim) != d_inner {
-                let (heads, headdim) = (m.nheads, m.headdim);
-                let reason = format!(
-                    "{heads} heads of {headdim} are not expand * hidden_size = {d_inner} channels"
-                );
-                return Err(file.error("num_heads", reason));
-            }
+            check_heads((file, "num_heads"), m, ("expand * hidden_size", d_inner))?;
         }
         f.size(["n_groups", ""], &mut m.ngroups, Or(8))?;
         f.size(["state_size", ""], &mut m.d_state, Or(128))?;
@@ -147,31 +113,15 @@ impl Family for Config {
         }
     }
 
-    fn name(&self) -> &'static str {
-        "mamba2"
-    }
-
-    fn arch(&self) -> Option<&'static str> {
-        Some("mamba2")
-    }
-
     fn frame(&self) -> Frame {
-        Frame {
-            pad_vocab_size_multiple: self.pad_vocab_size_multiple,
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(NAMES, self.mixer.d_model, self.vocab_size, self.norm_eps)
-        }
+        let frame = Frame::new(Names::BACKBONE, self.mixer.d_model, self.vocab_size, self.norm_eps);
+        let pad_vocab_size_multiple = self.pad_vocab_size_multiple;
+        Frame { pad_vocab_size_multiple, ..frame.tied(self.tie_embeddings) }
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        vec![LayerSpec::of(self.mixer.clone()); self.n_layer]
-    }
-
-    fn layer<B: Backend>(&self, _: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        Ok(Box::new(Block {
-            norm: RmsNorm::load(&params.under("norm"), self.mixer.d_model, self.norm_eps)?,
-            mixer: Mamba2Mixer::load(&self.mixer, &params.under("mixer"))?,
-        }))
+        let layer = LayerSpec::new(self.mixer.d_model, self.norm_eps);
+        vec![layer.norm("norm").and("mixer", self.mixer.clone()); self.n_layer]
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {
@@ -180,8 +130,21 @@ impl Family for Config {
         Ok(table)
     }
 
+    /// Names of other dialects in transformers' names:
+    ///
+    /// | dialect | name | here |
+    /// |---|---|---|
+    /// | Codestral's release | `model.backbone.*`, `model.lm_head.*` | without `model.` |
+    /// | saved again by a newer transformers | `model.layers.*`, `model.norm_f.*` | `backbone.*` |
+    /// | mamba_ssm, older transformers | `backbone.embedding.weight` | `backbone.embeddings.weight` |
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
-        checkpoint.rename(hf_name)
+        checkpoint.rename(|name| {
+            let new = Names::in_backbone(name);
+            match new.as_deref().unwrap_or(name) {
+                "backbone.embedding.weight" => Some("backbone.embeddings.weight".into()),
+                _ => new,
+            }
+        })
     }
 }
 
@@ -222,71 +185,53 @@ impl Config {
         }
         let bias = ssm.bool(&["bias"])?.unwrap_or(false);
         let headdim = size(&["headdim"], 64)?;
-        if !d_inner.is_multiple_of(headdim) {
-            let reason = format!("heads of {headdim} do not divide {d_inner} channels");
-            return Err(ssm.error("headdim", reason));
-        }
-        Ok(Self {
-            n_layer: file.required(&["n_layer"], 1..=10_000)?,
-            vocab_size: file.required(&["vocab_size"], 1..=MAX_SIZE)?,
-            tie_embeddings: Some(file.bool(&["tie_embeddings"])?.unwrap_or(true)),
-            norm_eps: 1e-5,
-            pad_vocab_size_multiple: file
-                .usize(&["pad_vocab_size_multiple"], 1..=MAX_SIZE)?
-                .unwrap_or(8),
-            mixer: MixerConfig {
-                ngroups: size(&["ngroups"], 1)?,
-                d_state: size(&["d_state"], 128)?,
-                d_conv: size(&["d_conv"], 4)?,
-                in_bias: bias,
-                out_bias: bias,
-                conv_bias: ssm.bool(&["conv_bias"])?.unwrap_or(true),
-                dt_limit: read_limits(&ssm, "dt_limit")?,
-                norm_before_gate: ssm.bool(&["norm_before_gate"])?.unwrap_or(false),
-                ..MixerConfig::new(d_model, d_inner / headdim, headdim)
-            },
-        })
+        let mixer = MixerConfig {
+            ngroups: size(&["ngroups"], 1)?,
+            d_state: size(&["d_state"], 128)?,
+            d_conv: size(&["d_conv"], 4)?,
+            in_bias: bias,
+            out_bias: bias,
+            conv_bias: ssm.bool(&["conv_bias"])?.unwrap_or(true),
+            dt_limit: read_limits(&ssm, "dt_limit")?,
+            norm_before_gate: ssm.bool(&["norm_before_gate"])?.unwrap_or(false),
+            ..MixerConfig::new(d_model, nheads((&ssm, "headdim"), d_inner, headdim)?, headdim)
+        };
+        Self::of_release(file, "n_layer", mixer, (true, 8))
     }
 
     fn read_codestral(file: &ConfigFile) -> Result<Self> {
         let d_model = file.required(&["dim"], 1..=MAX_SIZE)?;
         let (d_inner, headdim) = (d_model.saturating_mul(2), 64);
-        if !d_inner.is_multiple_of(headdim) {
-            let reason = format!("heads of {headdim} do not divide {d_inner} channels");
-            return Err(file.error("dim", reason));
-        }
+        let mixer = MixerConfig {
+            ngroups: file.usize(&["n_groups"], 1..=MAX_SIZE)?.unwrap_or(8),
+            ..MixerConfig::new(d_model, nheads((file, "dim"), d_inner, headdim)?, headdim)
+        };
+        Self::of_release(file, "n_layers", mixer, (false, 1))
+    }
+
+    /// What stands around the mixers; `tied` and `pad` are for files that do not say.
+    fn of_release(
+        file: &ConfigFile,
+        n_layer: &str,
+        mixer: MixerConfig,
+        (tied, pad): (bool, usize),
+    ) -> Result<Self> {
+        let multiple = file.usize(&["pad_vocab_size_multiple"], 1..=MAX_SIZE)?;
         Ok(Self {
-            n_layer: file.required(&["n_layers"], 1..=10_000)?,
+            n_layer: file.required(&[n_layer], 1..=MAX_LAYERS)?,
             vocab_size: file.required(&["vocab_size"], 1..=MAX_SIZE)?,
-            tie_embeddings: Some(file.bool(&["tie_embeddings"])?.unwrap_or(false)),
-            norm_eps: 1e-5,
-            pad_vocab_size_multiple: file
-                .usize(&["pad_vocab_size_multiple"], 1..=MAX_SIZE)?
-                .unwrap_or(1),
-            mixer: MixerConfig {
-                ngroups: file.usize(&["n_groups"], 1..=MAX_SIZE)?.unwrap_or(8),
-                ..MixerConfig::new(d_model, d_inner / headdim, headdim)
-            },
+            tie_embeddings: Some(file.bool(&["tie_embeddings"])?.unwrap_or(tied)),
+            pad_vocab_size_multiple: multiple.unwrap_or(pad),
+            mixer,
+            ..Self::blank()
         })
     }
 }
 
-/// Names of other dialects in transformers' names:
-///
-/// | dialect | name | here |
-/// |---|---|---|
-/// | Codestral's release | `model.backbone.*`, `model.lm_head.*` | without `model.` |
-/// | saved again by a newer transformers | `model.layers.*`, `model.norm_f.*` | `backbone.*` |
-/// | mamba_ssm, older transformers | `backbone.embedding.weight` | `backbone.embeddings.weight` |
-fn hf_name(name: &str) -> Option<String> {
-    let new = match name.strip_prefix("model.") {
-        Some(rest) if rest.starts_with("backbone.") || rest.starts_with("lm_head.") => rest.into(),
-        Some(rest) => format!("backbone.{rest}"),
-        None => name.to_string(),
-    };
-    let new = match new.as_str() {
-        "backbone.embedding.weight" => "backbone.embeddings.weight".into(),
-        _ => new,
-    };
-    (new != name).then_some(new)
+/// How many heads of `headdim` the channels make.
+fn nheads((file, key): (&ConfigFile, &str), d_inner: usize, headdim: usize) -> Result<usize> {
+    if d_inner.is_multiple_of(headdim) {
+        return Ok(d_inner / headdim);
+    }
+    Err(file.error(key, format!("heads of {headdim} do not divide {d_inner} channels")))
 }

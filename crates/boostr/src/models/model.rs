@@ -11,7 +11,7 @@ use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Kept, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
+use crate::nn::{Batch, Kept, Layer, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
 use crate::ops::{self, ActivationOps, AttentionOps, Client, KvType, LinearOps};
 use crate::threads::Threads;
 
@@ -25,19 +25,6 @@ impl<B: Backend> AsRef<Self> for Model<B> {
     fn as_ref(&self) -> &Self {
         self
     }
-}
-
-/// One layer of a model: what it does between embedding and head.
-pub trait Layer<B: Backend>: Send + Sync {
-    /// Rows `h` `[T, d_model]` through the layer, whose states are in `batch`.
-    ///
-    /// # Errors
-    ///
-    /// When shapes disagree or memory is short.
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>>;
-
-    /// Bytes of matrices that one token's pass reads.
-    fn weight_bytes(&self) -> usize;
 }
 
 /// The tokens to run one sequence through, and its state.
@@ -81,7 +68,7 @@ pub struct Model<B: Backend> {
     client: B::Client,
     /// `[V, d_model]`
     embeddings: Weight<B>,
-    layers: Vec<Arc<dyn Layer<B>>>,
+    layers: Vec<Arc<Layer<B>>>,
     norm: RmsNorm<B>,
     /// `[V, d_model]`; `None` when the embedding serves
     head: Option<Linear<B>>,
@@ -136,21 +123,12 @@ impl<B: Backend> Model<B> {
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
-    /// The same for weights that are borrowed for a moment, as those that are trained: without a fingerprint.
+    /// The same without a fingerprint, as for weights that are borrowed to be trained.
     ///
     /// # Errors
     ///
     /// As [`from_parameters`](Self::from_parameters).
-    pub(crate) fn of_borrowed(
-        config: Config,
-        checkpoint: &Checkpoint,
-        tied: bool,
-        client: B::Client,
-    ) -> Result<Self> {
-        Self::of_params(config, checkpoint, tied, client, None)
-    }
-
-    fn of_params(
+    pub(crate) fn of_params(
         config: Config,
         checkpoint: &Checkpoint,
         tied: bool,
@@ -174,7 +152,7 @@ impl<B: Backend> Model<B> {
             slots,
             precise_head,
             embeddings: embeddings.weight("weight", table)?,
-            layers: config.load(&params)?.into_iter().map(Arc::from).collect(),
+            layers: config.load(&params)?.into_iter().map(Arc::new).collect(),
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,

@@ -30,36 +30,23 @@
 //! Steps have no limits unless `time_step_limit` says so. transformers 5.24 ignores that field. It
 //! takes `time_step_min` as the lower limit in prefill and none in decoding, as no other program does.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use serde_json::Value;
+use std::collections::BTreeSet;
 
 use super::fields::{Fields, Need::Or, Need::Required};
-use super::gguf::{ARCHITECTURE, Keys, attention_table, mixer_table, mlp_table, moe_table};
-use super::{Family, Frame, Layer, Names, SILU};
-use crate::backend::{Backend, Tensor};
-use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry, gguf};
+use super::gguf::{Keys, attention_table, drop_next_layers, mixer_table, mlp_table, moe_table};
+use super::groups::{MAX_LAYERS, PUZZLE, layer_kinds, refuse};
+use super::{Family, Frame, Names, SILU};
+use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Attention, AttentionConfig, Batch, LayerSpec, Mamba2Mixer, MixerConfig, Mlp, MlpConfig, Module,
-    Moe, MoeConfig, MoePart, Params, RmsNorm, Routing, Row,
+    AttentionConfig, LayerSpec, Layout, MixerConfig, MlpConfig, MoeConfig, MoePart, Routing, Row,
 };
 
 /// What GGUF calls the family, without experts and with them.
 const ARCHS: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
 
-const NAMES: Names = Names {
-    embeddings: "backbone.embeddings",
-    layers: "backbone.layers",
-    norm: "backbone.norm_f",
-    head: "lm_head",
-};
 /// The parameters of a layer's one part.
 const MIXER: &str = "backbone.layers.#.mixer";
-/// Number of GGUF's blocks at the end that predict more than the next token.
-const NEXT: &str = "nextn_predict_layers";
-const MAX_LAYERS: usize = 10_000;
-const PUZZLE: &str = "layers of one kind and different sizes (Puzzle) are not supported";
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,19 +95,13 @@ const KINDS: [(char, &[&str]); 4] = [
 fn read_kinds(file: &ConfigFile) -> Result<Vec<char>> {
     const PATTERN: &str = "hybrid_override_pattern";
     for key in ["layers_block_type", "layer_types"] {
-        let Some(words) = file.texts(key)? else { continue };
-        if words.len() > MAX_LAYERS {
-            let reason = format!("{} layers, at most {MAX_LAYERS} are supported", words.len());
-            return Err(file.error(key, reason));
-        }
-        let letter = |word: &&str| {
-            let kind = KINDS.iter().find(|(_, names)| names.contains(word));
-            kind.map(|&(letter, _)| letter).ok_or_else(|| {
-                let known = KINDS.map(|(_, names)| names).concat().join(", ");
-                file.error(key, format!("expected {known}, found {word:?}"))
-            })
+        let letter = |word: &str| {
+            KINDS.iter().find(|(_, words)| words.contains(&word)).map(|(letter, _)| *letter)
         };
-        return words.iter().map(letter).collect();
+        let expected = KINDS.map(|(_, words)| words).concat().join(", ");
+        if let Some(letters) = layer_kinds((file, key), None, letter, &expected)? {
+            return Ok(letters);
+        }
     }
     let Some(pattern) = file.text(PATTERN)? else {
         return Err(file.error(PATTERN, "missing (looked for layers_block_type, layer_types too)"));
@@ -142,13 +123,10 @@ fn read_kinds(file: &ConfigFile) -> Result<Vec<char>> {
 
 /// Heads of keys and width of the feed-forward part of each layer, by which GGUF tells kinds apart.
 fn read_sizes(keys: &Keys<'_>) -> Result<Vec<(usize, usize)>> {
-    let (all, extra) = (keys.n_layer()?, keys.optional(NEXT)?.unwrap_or(0));
-    if extra >= all {
-        return Err(keys.error(NEXT, format!("{extra} of {all} blocks leave no layer")));
-    }
+    let (all, next) = (keys.n_layer()?, keys.next_layers()?);
     let heads = keys.per_layer("attention.head_count_kv", all)?;
     let widths = keys.per_layer("feed_forward_length", all)?;
-    Ok(heads.into_iter().zip(widths).take(all - extra).collect())
+    Ok(heads.into_iter().zip(widths).take(all - next).collect())
 }
 
 impl Block {
@@ -159,20 +137,10 @@ impl Block {
             'M' => Self::Mamba2(MixerConfig { norm_eps, ..MixerConfig::new(d_model, 0, 0) }),
             '*' => Self::Attention(AttentionConfig::new(d_model, 0, 0, 0)),
             '-' => Self::Mlp(mlp),
-            _ => Self::Moe {
-                moe: MoeConfig {
-                    expert: mlp.clone(),
-                    experts: 0,
-                    used: 0,
-                    routing: Routing::Sigmoid,
-                    ngroups: 1,
-                    topk_group: 1,
-                    normalized: true,
-                    scale: 1.0,
-                    d_model,
-                },
-                shared: mlp,
-            },
+            _ => {
+                let moe = MoeConfig::new(d_model, mlp.clone(), Routing::Sigmoid);
+                Self::Moe { moe: MoeConfig { normalized: true, ..moe }, shared: mlp }
+            }
         }
     }
 
@@ -201,14 +169,13 @@ impl Block {
                 m.out_bias = if f.reads() { m.in_bias } else { m.out_bias };
                 f.constant("mamba_proj_bias", m.in_bias);
                 f.flag(["use_conv_bias|mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
-                let mut limits = ["time_step_limit", "mamba_dt_limit"].into_iter();
-                let limits = limits.find(|key| f.json().is_some_and(|file| file.has(key)));
-                f.limits(limits.unwrap_or("time_step_limit"), &mut m.dt_limit)?;
+                f.limits("time_step_limit|mamba_dt_limit", &mut m.dt_limit)?;
                 f.gguf_mixer(m)
             }
             Self::Attention(a) => {
                 f.size(["num_attention_heads", "attention.head_count"], &mut a.nheads, Required)?;
-                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
+                let of_class = f.class_heads_kv(a.nheads)?;
+                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
                 let width = if f.gguf().is_some() { a.d_model / a.nheads } else { 128 };
                 let names = ["head_dim|attention_head_dim", "attention.key_length"];
                 f.size(names, &mut a.headdim, Or(width))?;
@@ -224,7 +191,7 @@ impl Block {
                 f.size(["intermediate_size", ""], &mut mlp.d_ff, need)?;
                 f.flag(["mlp_bias", ""], &mut mlp.bias, Or(false))
             }
-            Self::Moe { moe, shared } => moe_fields(f, moe, shared),
+            Self::Moe { moe, shared } => f.experts(moe, shared),
         }
     }
 
@@ -263,74 +230,17 @@ impl Block {
         }
     }
 
-    fn spec(&self) -> LayerSpec {
+    /// A layer of this with the norm before it. Experts and the one that every token gets stand side by side.
+    fn spec(&self, d_model: usize, norm_eps: f32) -> LayerSpec {
+        let layer = LayerSpec::new(d_model, norm_eps).norm("norm");
         match self.clone() {
-            Self::Mamba2(mixer) => LayerSpec::of(mixer),
-            Self::Attention(attention) => LayerSpec::of(attention),
-            Self::Mlp(mlp) => LayerSpec::of(mlp),
-            Self::Moe { moe, shared } => LayerSpec::of(MoePart { moe, shared: Some(shared) }),
+            Self::Mamba2(mixer) => layer.and("mixer", mixer),
+            Self::Attention(attention) => layer.and("mixer", attention),
+            Self::Mlp(mlp) => layer.and("mixer", mlp),
+            Self::Moe { moe, shared } => layer
+                .and("mixer", MoePart { moe, shared: Some(shared.clone()) })
+                .beside("mixer.shared_experts", shared),
         }
-    }
-}
-
-/// Visits the fields of layers with experts.
-fn moe_fields(f: &mut Fields<'_>, moe: &mut MoeConfig, shared: &mut MlpConfig) -> Result<()> {
-    const USED: [&str; 2] = ["num_experts_per_tok", "expert_used_count"];
-    const WIDTH: [&str; 2] = ["moe_intermediate_size", "expert_feed_forward_length"];
-    const LATENT: &str = "moe_latent_size";
-    if let Some((keys, _)) = f.gguf() {
-        let is_list =
-            |name: &&str| matches!(keys.metadata.get(&keys.key(name)), Some(gguf::Value::Array(_)));
-        if let Some(name) = [USED[1], WIDTH[1]].into_iter().find(is_list) {
-            return Err(keys.error(name, PUZZLE));
-        }
-    }
-    let expert = &mut moe.expert;
-    let experts = ["n_routed_experts|num_local_experts", "expert_count"];
-    f.size(experts, &mut moe.experts, Required)?;
-    f.size(USED, &mut moe.used, Required)?;
-    let width = if f.gguf().is_some() { Or(0) } else { Required };
-    f.size(WIDTH, &mut expert.d_ff, width)?;
-    f.constant("n_shared_experts", 1);
-    f.gguf_constant("expert_shared_count", 1u32);
-    let names = ["moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"];
-    f.size(names, &mut shared.d_ff, Required)?;
-    f.constant(LATENT, Value::Null);
-    let latent = if f.reads() || expert.d_model != moe.d_model { LATENT } else { "" };
-    f.size([latent; 2], &mut expert.d_model, Or(moe.d_model))?;
-    f.size(["n_group", "expert_group_count"], &mut moe.ngroups, Or(1))?;
-    f.size(["topk_group", "expert_group_used_count"], &mut moe.topk_group, Or(1))?;
-    let normalized = Or(f.gguf().is_none());
-    f.flag(["norm_topk_prob", "expert_weights_norm"], &mut moe.normalized, normalized)?;
-    f.float(["routed_scaling_factor", "expert_weights_scale"], &mut moe.scale, Or(1.0))?;
-    f.flag(["mlp_bias", ""], &mut shared.bias, Or(false))?;
-    if let Some(file) = f.json().filter(|file| shared.bias && file.has(LATENT)) {
-        return Err(file.error("mlp_bias", "not supported with moe_latent_size"));
-    }
-    if let Some((keys, _)) = f.gguf() {
-        // GGUF says 0 for what there is not.
-        expert.d_model = if expert.d_model == 0 { moe.d_model } else { expert.d_model };
-        moe.scale = if moe.scale == 0.0 { 1.0 } else { moe.scale };
-        moe.ngroups = moe.ngroups.max(1);
-        moe.topk_group = if moe.ngroups == 1 { 1 } else { keys.size("expert_group_used_count")? };
-    }
-    Ok(())
-}
-
-/// A layer: a norm, and its part. Experts and the one that every token gets stand side by side.
-struct Normed<B: Backend> {
-    norm: RmsNorm<B>,
-    parts: Vec<Box<dyn Module<B>>>,
-}
-
-impl<B: Backend> Layer<B> for Normed<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let u = self.norm.forward(client, &h)?;
-        self.parts.iter().try_fold(h, |h, part| part.add_to(client, &u, (h, 1.0), batch))
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.weight_bytes()).sum()
     }
 }
 
@@ -361,8 +271,7 @@ impl Family for Config {
             }
             f.activation("mamba_hidden_act", SILU)?;
         }
-        f.constant("architectures", vec!["NemotronHForCausalLM"]);
-        f.constant("model_type", "nemotron_h");
+        f.model("NemotronHForCausalLM", "nemotron_h");
         f.size(["hidden_size", "embedding_length"], &mut self.d_model, Required)?;
         let pattern: String = self.blocks.iter().map(Block::letter).collect();
         f.constant("hybrid_override_pattern", pattern);
@@ -377,39 +286,18 @@ impl Family for Config {
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
-    fn name(&self) -> &'static str {
-        "nemotron_h"
-    }
-
     fn arch(&self) -> Option<&'static str> {
         let is_moe = self.blocks.iter().any(|block| block.letter() == 'E');
         Some(ARCHS[usize::from(is_moe)])
     }
 
     fn frame(&self) -> Frame {
-        Frame {
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(NAMES, self.d_model, self.vocab_size, self.norm_eps)
-        }
+        Frame::new(Names::BACKBONE, self.d_model, self.vocab_size, self.norm_eps)
+            .tied(self.tie_embeddings)
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        self.blocks.iter().map(Block::spec).collect()
-    }
-
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let norm = RmsNorm::load(&params.under("norm"), self.d_model, self.norm_eps)?;
-        let params = params.under("mixer");
-        let parts: Vec<Box<dyn Module<B>>> = match &self.blocks[i] {
-            Block::Mamba2(mixer) => vec![Box::new(Mamba2Mixer::load(mixer, &params)?)],
-            Block::Attention(of) => vec![Box::new(Attention::load(of, &params)?)],
-            Block::Mlp(mlp) => vec![Box::new(Mlp::load(mlp, &params)?)],
-            Block::Moe { moe, shared } => vec![
-                Box::new(Moe::load(moe, &params)?),
-                Box::new(Mlp::load(shared, &params.under("shared_experts"))?),
-            ],
-        };
-        Ok(Box::new(Normed { norm, parts }))
+        self.blocks.iter().map(|block| block.spec(self.d_model, self.norm_eps)).collect()
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {
@@ -430,23 +318,19 @@ impl Family for Config {
     }
 
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
-        if let Some(metadata) = checkpoint.gguf() {
-            let arch = metadata.text(ARCHITECTURE)?.unwrap_or_default();
-            let extra = Keys::new(metadata, arch).optional(NEXT)?.unwrap_or(0);
-            let first = self.blocks.len();
-            let extra: Vec<String> =
-                (first..first + extra.min(MAX_LAYERS)).map(|i| format!("blk.{i}.")).collect();
-            checkpoint.retain(|name| !extra.iter().any(|block| name.starts_with(block)));
-            return Ok(());
+        if checkpoint.gguf().is_some() {
+            return drop_next_layers(checkpoint, self.blocks.len());
         }
         checkpoint.retain(|name| !name.starts_with("mtp."));
-        checkpoint.rename(|name| {
-            let rest = name.strip_prefix("model.")?;
-            let is_whole = rest.starts_with("backbone.") || rest.starts_with("lm_head.");
-            Some(if is_whole { rest.to_owned() } else { format!("backbone.{rest}") })
-        })?;
-        self.unstack_experts(checkpoint);
-        Ok(())
+        checkpoint.rename(Names::in_backbone)?;
+        // Experts in one tensor, `[experts, out, in]`, as transformers 5 keeps them in memory.
+        let stack = |part: &str| {
+            let experts = format!("{MIXER}.experts");
+            Row::new(format!("{experts}.{part}"), format!("{experts}.@.{part}.weight"))
+        };
+        let parameters = self.parameters(self.vocab_size, true)?;
+        let stacks = ["up_proj", "down_proj"].map(stack);
+        Layout::new(&parameters, &stacks, self.blocks.len()).cut(checkpoint)
     }
 }
 
@@ -510,49 +394,12 @@ impl Config {
         }
         let has = |letter| kinds.iter().any(|kind| kind.letter() == letter);
         let is_biased = |kind: &Block| matches!(kind, Block::Moe { shared, .. } if shared.bias);
-        let lacking = [
-            (has('-') && has('E'), "layers with experts beside some without"),
-            (kinds.iter().any(is_biased), "biases of experts"),
-        ];
-        match lacking.iter().find(|(is_there, _)| is_gguf && *is_there) {
-            None => Ok(kinds),
-            Some((_, what)) => {
-                let what = format!("{what} in GGUF, which has no way to say so");
-                Err(Error::Unsupported { what })
-            }
-        }
-    }
-
-    /// Gives each expert its own tensors where a file has them stacked, `[experts, out, in]`, as
-    /// transformers 5 keeps them in memory.
-    fn unstack_experts(&self, checkpoint: &mut Checkpoint) {
-        let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
-        let mut stacks = Vec::new();
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let Block::Moe { moe, .. } = block else { continue };
-            let (wide, narrow) = (moe.expert.d_ff, moe.expert.d_model);
-            for (part, shape) in [("up_proj", [wide, narrow]), ("down_proj", [narrow, wide])] {
-                let experts = format!("backbone.layers.{layer}.mixer.experts");
-                let name = format!("{experts}.{part}");
-                let Some(stack) = checkpoint.get(&name) else { continue };
-                let Some(size) = stack.dtype.bytes_of(&shape) else { continue };
-                if stack.shape != [&[moe.experts], &shape[..]].concat() {
-                    continue; // which the check of all shapes will find
-                }
-                for expert in 0..moe.experts {
-                    let bytes = expert * size..(expert + 1) * size;
-                    let Some(data) = stack.data.slice(bytes) else { continue };
-                    let entry = TensorEntry { data, shape: shape.to_vec(), ..stack.clone() };
-                    tensors.insert(format!("{experts}.{expert}.{part}.weight"), entry);
-                }
-                stacks.push(name);
-            }
-        }
-        if !stacks.is_empty() {
-            checkpoint.retain(|name| !stacks.iter().any(|stack| stack == name));
-            let others = checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone()));
-            tensors.extend(others);
-            checkpoint.replace(tensors);
-        }
+        let beside = "layers with experts beside some without in GGUF, which has no way to say so";
+        let biases = "biases of experts in GGUF, which has no way to say so";
+        refuse(&[
+            (is_gguf && has('-') && has('E'), beside),
+            (is_gguf && kinds.iter().any(is_biased), biases),
+        ])?;
+        Ok(kinds)
     }
 }

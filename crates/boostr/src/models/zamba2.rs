@@ -16,27 +16,16 @@
 //!
 //! Loads transformers' `Zamba2ForCausalLM`. GGUF has no architecture for it.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::sync::Arc;
-
 use super::fields::{Fields, Need::Or, Need::Required};
-use super::{Family, Frame, Layer, Names, expand_of};
-use crate::backend::{Backend, Tensor};
+use super::groups::{MAX_LAYERS, headdim, layer_kinds, numbers};
+use super::turns::Turns;
+use super::{Family, Frame, Names};
 use crate::checkpoint::{Checkpoint, ConfigFile};
-use crate::error::{Error, Result};
-use crate::nn::{
-    Adapter, Attention, AttentionConfig, Batch, LayerSpec, Linear, Mamba2Mixer, MixerConfig,
-    MlpConfig, Params, RmsNorm,
-};
-use crate::ops::{Activation, ActivationOps};
+use crate::error::Result;
+use crate::nn::{AttentionConfig, LayerSpec, MixerConfig, MlpConfig, SharedBlock};
+use crate::ops::Activation;
 
-const NAMES: Names = Names {
-    embeddings: "model.embed_tokens",
-    layers: "model.layers",
-    norm: "model.final_layernorm",
-    head: "lm_head",
-};
+const NAMES: Names = Names::model("model.final_layernorm");
 /// What stands between a layer and the parameters of its block.
 const SHARED: &str = "shared_transformer";
 /// Added to the mean of squares of the gated norms, whatever the other norms have.
@@ -72,189 +61,37 @@ pub struct Config {
 }
 
 impl Config {
-    /// The hybrid layers.
-    fn hybrid_layers(&self) -> Vec<usize> {
-        (0..self.hybrid.len()).filter(|&layer| self.hybrid[layer]).collect()
+    /// The hybrid layers and the blocks that they take.
+    fn turns(&self) -> Turns {
+        let users = numbers(&self.hybrid);
+        // No more blocks than are used.
+        let blocks = users.len().min(self.num_mem_blocks);
+        Turns { layers: NAMES.layers, under: SHARED, users, blocks }
     }
-
-    /// How many blocks there are: no more than are used.
-    fn n_block(&self) -> usize {
-        self.hybrid_layers().len().min(self.num_mem_blocks)
-    }
-
-    /// The name of a tensor under the first layer that has its block, where that is another.
-    fn home(&self, name: &str) -> Option<String> {
-        let (layer, rest) = split_layer(name)?;
-        let part = rest.strip_prefix(SHARED)?;
-        let hybrid = self.hybrid_layers();
-        let index = hybrid.iter().position(|&hybrid| hybrid == layer)?;
-        let first = hybrid[index % self.n_block()];
-        part.starts_with('.').then(|| format!("model.layers.{first}.{SHARED}{part}"))
-    }
-}
-
-/// The number of the layer that a tensor is of, and its name there.
-fn split_layer(name: &str) -> Option<(usize, &str)> {
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    Some((layer.parse().ok()?, rest))
 }
 
 /// Which layers are hybrid: a word for each layer, or the numbers of those that are.
 fn hybrid(file: &ConfigFile) -> Result<Vec<bool>> {
-    let n_layer = file.required(&["num_hidden_layers"], 1..=10_000)?;
+    let n_layer = file.required(&["num_hidden_layers"], 1..=MAX_LAYERS)?;
     let ids = file.usizes("hybrid_layer_ids", 0..=n_layer - 1)?;
     let key = if file.has("layers_block_type") { "layers_block_type" } else { "layer_types" };
-    let Some(types) = file.texts(key)? else {
+    let is_hybrid = |word: &str| match word {
+        "mamba" | "linear_attention" => Some(false),
+        "hybrid" => Some(true),
+        _ => None,
+    };
+    let expected = "mamba, linear_attention or hybrid";
+    let Some(hybrid) = layer_kinds((file, key), Some(n_layer), is_hybrid, expected)? else {
         let missing = "missing (looked for layers_block_type, layer_types, hybrid_layer_ids)";
         let ids = ids.ok_or_else(|| file.error("layers_block_type", missing))?;
         return Ok((0..n_layer).map(|layer| ids.contains(&layer)).collect());
     };
-    if types.len() != n_layer {
-        let reason = format!("{} layers, but num_hidden_layers is {n_layer}", types.len());
-        return Err(file.error(key, reason));
-    }
-    let is_hybrid = |kind: &&str| match *kind {
-        "mamba" | "linear_attention" => Ok(false),
-        "hybrid" => Ok(true),
-        other => {
-            let reason = format!("expected mamba, linear_attention or hybrid, found {other:?}");
-            Err(file.error(key, reason))
-        }
-    };
-    let hybrid = types.iter().map(is_hybrid).collect::<Result<Vec<bool>>>()?;
-    let named: Vec<usize> = (0..n_layer).filter(|&layer| hybrid[layer]).collect();
+    let named = numbers(&hybrid);
     if let Some(ids) = ids.filter(|ids| *ids != named) {
         let reason = format!("{ids:?}, but by {key} it is {named:?}");
         return Err(file.error("hybrid_layer_ids", reason));
     }
     Ok(hybrid)
-}
-
-/// What hybrid layers share.
-struct Block<B: Backend> {
-    input_layernorm: RmsNorm<B>,
-    self_attn: Attention<B>,
-    pre_ff_layernorm: RmsNorm<B>,
-    /// `[2 d_ff, d_model]`: gate, then up
-    gate_up_proj: Linear<B>,
-    down_proj: Linear<B>,
-}
-
-impl<B: Backend> Block<B> {
-    fn load(config: &Config, params: &Params<'_, B>) -> Result<Self> {
-        let MlpConfig { d_model, d_ff, bias, .. } = config.mlp;
-        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps);
-        let mlp = params.under("feed_forward");
-        let linear = |name, shape| Linear::load(&mlp.under(name), shape, bias);
-        Ok(Self {
-            input_layernorm: norm("input_layernorm", config.attention.d_in)?,
-            self_attn: Attention::load(&config.attention, &params.under("self_attn"))?,
-            pre_ff_layernorm: norm("pre_ff_layernorm", d_model)?,
-            gate_up_proj: linear("gate_up_proj", [2 * d_ff, d_model])?,
-            down_proj: linear("down_proj", [d_model, d_ff])?,
-        })
-    }
-
-    /// What the block makes of `x` `[T, 2 d_model]` for a layer with these adapters: `[T, d_model]`.
-    fn forward(
-        &self,
-        client: &B::Client,
-        x: &Tensor<B>,
-        own: &Hybrid<B>,
-        batch: &mut Batch<B>,
-    ) -> Result<Tensor<B>> {
-        let x = self.input_layernorm.forward(client, x)?;
-        let mut qkv = self.self_attn.project(client, &x)?; // [T, H D], twice [T, Hk D]
-        if let Some([of_q, of_k, of_v]) = &own.qkv_adapters {
-            let [q, k, v] = qkv;
-            qkv = [
-                of_q.add_to(client, q, &x)?,
-                of_k.add_to(client, k, &x)?,
-                of_v.add_to(client, v, &x)?,
-            ];
-        }
-        let y = self.self_attn.attend(client, qkv, batch)?;
-        let y = self.self_attn.output(client, &y)?; // [T, d_model]
-
-        let y = self.pre_ff_layernorm.forward(client, &y)?;
-        let gate_up = self.gate_up_proj.forward(client, &y)?; // [T, 2 d_ff]
-        let gate_up = own.gate_up_adapter.add_to(client, gate_up, &y)?;
-        let d_ff = gate_up.shape()[1] / 2;
-        let [gate, up] = [gate_up.narrow(1, 0, d_ff)?, gate_up.narrow(1, d_ff, d_ff)?];
-        self.down_proj.forward(client, &client.glu(Activation::Gelu, &gate, &up)?)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.self_attn.weight_bytes()
-            + self.gate_up_proj.weight().size_in_bytes()
-            + self.down_proj.weight().size_in_bytes()
-    }
-}
-
-/// What a hybrid layer has beside its mixer.
-struct Hybrid<B: Backend> {
-    block: Arc<Block<B>>,
-    /// Beside the projections to queries, keys and values.
-    qkv_adapters: Option<[Adapter<B>; 3]>,
-    gate_up_adapter: Adapter<B>,
-    linear: Linear<B>,
-}
-
-impl<B: Backend> Hybrid<B> {
-    /// Loads the hybrid layer numbered `index` among them, whose own parameters are `params`. The adapters
-    /// are under the name of the block, which is the first layer's that has it.
-    fn load(config: &Config, index: usize, params: &Params<'_, B>) -> Result<Self> {
-        let home = config.hybrid_layers()[index % config.n_block()];
-        let shared = params.root().under(&format!("model.layers.{home}")).under(SHARED);
-        let adapter = |name: &str, out, width| {
-            let params = shared.under(name).under(&index.to_string());
-            Adapter::load(&params, ["0", "1"], [out, config.adapter_rank, width], 1.0)
-        };
-        let AttentionConfig { d_in, nheads, nheads_kv, headdim, .. } = config.attention;
-        let of = |part: &str, nheads| {
-            adapter(&format!("self_attn.linear_{part}_adapter_list"), nheads * headdim, d_in)
-        };
-        let qkv =
-            || -> Result<_> { Ok([of("q", nheads)?, of("k", nheads_kv)?, of("v", nheads_kv)?]) };
-        let MlpConfig { d_model, d_ff, .. } = config.mlp;
-        let gate_up = "feed_forward.gate_up_proj_adapter_list";
-        Ok(Self {
-            block: shared.once(|params| Block::load(config, params))?,
-            qkv_adapters: config.attention_adapters.then(qkv).transpose()?,
-            gate_up_adapter: adapter(gate_up, 2 * d_ff, d_model)?,
-            linear: Linear::load(&params.under("linear"), [d_model; 2], false)?,
-        })
-    }
-
-    fn weight_bytes(&self) -> usize {
-        let adapters = self.qkv_adapters.iter().flatten().chain([&self.gate_up_adapter]);
-        let own = adapters.map(Adapter::weight_bytes).sum::<usize>();
-        own + self.linear.weight().size_in_bytes() + self.block.weight_bytes()
-    }
-}
-
-struct MambaLayer<B: Backend> {
-    hybrid: Option<Hybrid<B>>,
-    input_layernorm: RmsNorm<B>,
-    mamba: Mamba2Mixer<B>,
-}
-
-impl<B: Backend> Layer<B> for MambaLayer<B> {
-    fn forward(&self, client: &B::Client, h: Tensor<B>, batch: &mut Batch<B>) -> Result<Tensor<B>> {
-        let mut u = h.clone();
-        if let Some(hybrid) = &self.hybrid {
-            let x = client.concat_columns(&h, batch.embeddings())?; // [T, 2 d_model]
-            let t = hybrid.block.forward(client, &x, hybrid, batch)?; // [T, d_model]
-            u = hybrid.linear.forward_onto(client, &t, u, 1.0)?;
-        }
-        let u = self.input_layernorm.forward(client, &u)?;
-        self.mamba.forward_onto(client, &u, (h, 1.0), batch)
-    }
-
-    /// A block counts for every layer that uses it.
-    fn weight_bytes(&self) -> usize {
-        self.mamba.weight_bytes() + self.hybrid.as_ref().map_or(0, Hybrid::weight_bytes)
-    }
 }
 
 impl Family for Config {
@@ -279,11 +116,8 @@ impl Family for Config {
     }
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
-        let hybrid_layers = self.hybrid_layers();
         let (m, a, mlp) = (&mut self.mixer, &mut self.attention, &mut self.mlp);
-        let mut expand = if f.writes_json() { expand_of(m)? } else { 2 };
-        f.constant("architectures", vec!["Zamba2ForCausalLM"]);
-        f.constant("model_type", "zamba2");
+        f.model("Zamba2ForCausalLM", "zamba2");
         f.size(["hidden_size", ""], &mut m.d_model, Required)?;
         if let Some(file) = f.json() {
             self.hybrid = hybrid(file)?;
@@ -292,7 +126,7 @@ impl Family for Config {
         f.constant("num_hidden_layers", self.hybrid.len());
         let kind = |&is_hybrid: &bool| if is_hybrid { "hybrid" } else { "mamba" };
         f.constant("layers_block_type", self.hybrid.iter().map(kind).collect::<Vec<_>>());
-        f.constant("hybrid_layer_ids", hybrid_layers);
+        f.constant("hybrid_layer_ids", numbers(&self.hybrid));
         f.size(["num_mem_blocks", ""], &mut self.num_mem_blocks, Or(1))?;
         let adapters = ["use_shared_attention_adapter|use_shared_attention_lora", ""];
         f.flag(adapters, &mut self.attention_adapters, Or(false))?;
@@ -300,13 +134,8 @@ impl Family for Config {
         f.size(["num_attention_heads", ""], &mut a.nheads, Or(32))?;
         f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
         if let Some(file) = f.json() {
-            let (nheads, width) = (a.nheads, a.d_in);
-            if !width.is_multiple_of(nheads) {
-                let reason =
-                    format!("{nheads} heads do not divide 2 * hidden_size = {width} channels");
-                return Err(file.error("num_attention_heads", reason));
-            }
-            a.headdim = width / nheads;
+            let width = ("2 * hidden_size", a.d_in);
+            a.headdim = headdim((file, "num_attention_heads"), a.nheads, width)?;
             a.scale = (a.headdim as f32 / 2.0).sqrt().recip();
         }
         f.constant("attention_hidden_size", a.d_in);
@@ -321,17 +150,11 @@ impl Family for Config {
         f.activation("hidden_act", &["gelu"])?;
         f.flag(["add_bias_linear", ""], &mut mlp.bias, Or(false))?;
         f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-5)?;
-        f.size(["mamba_expand", ""], &mut expand, Or(2))?;
+        let d_inner = f.channels("mamba_expand", m)?;
         f.size(["n_mamba_heads", ""], &mut m.nheads, Or(8))?;
         if let Some(file) = f.json() {
-            let (heads, d_inner) = (m.nheads, m.d_model.saturating_mul(expand));
-            if !d_inner.is_multiple_of(heads) {
-                let reason = format!(
-                    "{heads} heads do not divide mamba_expand * hidden_size = {d_inner} channels"
-                );
-                return Err(file.error("n_mamba_heads", reason));
-            }
-            m.headdim = d_inner / heads;
+            let channels = ("mamba_expand * hidden_size", d_inner);
+            m.headdim = headdim((file, "n_mamba_heads"), m.nheads, channels)?;
             (m.in_bias, m.out_bias) = (mlp.bias, mlp.bias);
         }
         f.constant("mamba_headdim", m.headdim);
@@ -355,73 +178,44 @@ impl Family for Config {
         Ok(())
     }
 
-    fn name(&self) -> &'static str {
-        "zamba2"
-    }
-
     fn frame(&self) -> Frame {
-        Frame {
-            tie_embeddings: self.tie_embeddings,
-            ..Frame::new(NAMES, self.mixer.d_model, self.vocab_size, self.norm_eps)
-        }
+        Frame::new(NAMES, self.mixer.d_model, self.vocab_size, self.norm_eps)
+            .tied(self.tie_embeddings)
     }
 
     fn layers(&self) -> Vec<LayerSpec> {
-        let layer = |&is_hybrid: &bool| {
-            let layer = LayerSpec::of(self.mixer.clone());
-            if is_hybrid { layer.and(self.attention.clone()).and(self.mlp.clone()) } else { layer }
-        };
-        self.hybrid.iter().map(layer).collect()
-    }
-
-    fn layer<B: Backend>(&self, i: usize, params: &Params<'_, B>) -> Result<Box<dyn Layer<B>>> {
-        let index = self.hybrid_layers().iter().position(|&hybrid| hybrid == i);
-        let hybrid = index.map(|index| Hybrid::load(self, index, params)).transpose()?;
-        let inner = params.under("mamba_decoder");
-        let params = if hybrid.is_some() { &inner } else { params };
-        let (norm, width) = (params.under("input_layernorm"), self.mixer.d_model);
-        Ok(Box::new(MambaLayer {
-            hybrid,
-            input_layernorm: RmsNorm::load(&norm, width, self.norm_eps)?,
-            mamba: Mamba2Mixer::load(&self.mixer, &params.under("mamba"))?,
-        }))
+        let plain = || LayerSpec::new(self.mixer.d_model, self.norm_eps);
+        let mamba = plain().norm("input_layernorm").and("mamba", self.mixer.clone());
+        let of_hybrid = plain()
+            .norm("mamba_decoder.input_layernorm")
+            .and("mamba_decoder.mamba", self.mixer.clone())
+            .described(self.attention.clone())
+            .described(self.mlp.clone());
+        let mut layers = vec![mamba; self.hybrid.len()];
+        let turns = self.turns();
+        for (index, &layer) in turns.users.iter().enumerate() {
+            let block = SharedBlock {
+                home: turns.under_home(index),
+                index,
+                attention: self.attention.clone(),
+                mlp: self.mlp.clone(),
+                norm_eps: self.norm_eps,
+                adapter_rank: self.adapter_rank,
+                attention_adapters: self.attention_adapters,
+            };
+            layers[layer] = of_hybrid.clone().lead("linear", block);
+        }
+        layers
     }
 
     /// A layer of a block is one of every hybrid layer that uses it.
     fn shared_as(&self, layer: &str) -> Vec<String> {
-        let hybrid = self.hybrid_layers();
-        let name = self.home(layer).unwrap_or_default();
-        let of = split_layer(&name)
-            .and_then(|(home, rest)| Some((hybrid.iter().position(|&i| i == home)?, rest)));
-        let Some((first, rest)) = of else { return vec![layer.to_owned()] };
-        let users = hybrid.iter().skip(first).step_by(self.n_block());
-        users.map(|user| format!("model.layers.{user}.{rest}")).collect()
+        self.turns().names(layer)
     }
 
     /// Leaves each shared weight once, under the first layer that has it.
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
-        let mut tensors = BTreeMap::new();
-        for (name, entry) in checkpoint.iter() {
-            match tensors.entry(self.home(name).unwrap_or_else(|| name.to_owned())) {
-                Entry::Vacant(place) => {
-                    place.insert((name, entry.clone()));
-                }
-                Entry::Occupied(place) => {
-                    let (first, known) = place.get();
-                    let is_same = known.dtype == entry.dtype
-                        && known.shape == entry.shape
-                        && *known.data == *entry.data;
-                    if !is_same {
-                        let [first, name] = [*first, name].map(str::escape_debug);
-                        let reason =
-                            format!("`{first}` and `{name}` are one shared weight, but not equal");
-                        return Err(Error::Tensors { path: checkpoint.path().into(), reason });
-                    }
-                }
-            }
-        }
-        let tensors = tensors.into_iter().map(|(name, (_, entry))| (name, entry)).collect();
-        checkpoint.replace(tensors);
-        Ok(())
+        let turns = self.turns();
+        checkpoint.unite(|name| turns.home(name))
     }
 }

@@ -262,4 +262,4 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-module!(Attention, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
+module!(Attention of AttentionConfig, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));

@@ -253,12 +253,26 @@ impl Layout {
             }
         }
         self.tensors().check(checkpoint)?;
+        self.cut(checkpoint)
+    }
+
+    /// The parameters in those tensors of `checkpoint` that are of the layout, beside its other tensors: for files
+    /// that hold some parameters in another way than most.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] for rows that cannot be put in the model's order.
+    pub fn cut(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
         let mut parameters = BTreeMap::new();
         for stored in &self.0 {
-            if let Some(entry) = checkpoint.get(&stored.name) {
+            if let Some(entry) = checkpoint.get(&stored.name).filter(|e| e.shape == stored.shape) {
                 stored.cut(entry, &mut parameters)?;
+                tensors.remove(&stored.name);
             }
         }
+        parameters.extend(tensors);
         checkpoint.replace(parameters);
         Ok(())
     }

@@ -309,7 +309,7 @@ impl<B: Backend> Mamba2Mixer<B> {
     }
 }
 
-module!(Mamba2Mixer, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
+module!(Mamba2Mixer of MixerConfig, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
 
 /// A `[H]`, finite and not above 0: GGUF stores it as it is, other files as `A_log`.
 fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Decay<B::Runtime>> {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::joined::Joined;
 use super::linear::Linear;
 use super::params::Params;
-use super::part::{Part, module};
+use super::part::{Load, Module, Part, module};
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
@@ -141,7 +141,7 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-module!(Mlp, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
+module!(Mlp of MlpConfig, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
 
 /// Sizes and options of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -168,6 +168,22 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
+    /// Experts of which `routing` chooses among all, with the weights that it gives; as yet there are none of them.
+    #[must_use]
+    pub fn new(d_model: usize, expert: MlpConfig, routing: Routing) -> Self {
+        Self {
+            expert,
+            experts: 0,
+            used: 0,
+            routing,
+            ngroups: 1,
+            topk_group: 1,
+            normalized: false,
+            scale: 1.0,
+            d_model,
+        }
+    }
+
     fn has_latent(&self) -> bool {
         self.expert.d_model != self.d_model
     }
@@ -262,15 +278,22 @@ impl<B: Backend> Moe<B> {
     }
 }
 
-module!(Moe, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
+module!(Moe of MoeConfig, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
 
-/// A mixture of experts as a part of a layer.
+/// A mixture of experts as a part of a layer. Those that are chosen from are loaded as this part; the other stands
+/// [beside](super::LayerSpec::beside) them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoePart {
     /// Those that are chosen from.
     pub moe: MoeConfig,
     /// The one that every token gets beside them.
     pub shared: Option<MlpConfig>,
+}
+
+impl Load for MoePart {
+    fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Box<dyn Module<B>>> {
+        self.moe.load(params)
+    }
 }
 
 impl Part for MoePart {
@@ -404,17 +427,7 @@ mod tests {
     const TOLERANCE: f64 = 2e-5;
 
     fn config(routing: Routing, used: usize) -> MoeConfig {
-        MoeConfig {
-            expert: MlpConfig::swiglu(4, 4),
-            experts: 4,
-            used,
-            routing,
-            ngroups: 1,
-            topk_group: 1,
-            normalized: false,
-            scale: 1.0,
-            d_model: 4,
-        }
+        MoeConfig { experts: 4, used, ..MoeConfig::new(4, MlpConfig::swiglu(4, 4), routing) }
     }
 
     impl MoeConfig {

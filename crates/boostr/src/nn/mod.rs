@@ -3,6 +3,7 @@
 mod attention;
 mod batch;
 mod joined;
+mod layer;
 mod layout;
 mod linear;
 mod mamba2;
@@ -10,19 +11,22 @@ mod mlp;
 mod params;
 mod part;
 mod rope;
+mod shared_block;
 mod slots;
 pub mod synthetic;
 
 pub use attention::{Attention, AttentionConfig};
 pub use batch::Batch;
 pub use joined::Joined;
+pub use layer::{Layer, LayerSpec};
 pub use layout::{Change, How, Layout, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, MoePart, Routing};
 pub use params::{Params, SharedWeights, Tensors};
-pub use part::{LayerSpec, Module, Part};
+pub use part::{Load, Module, Part};
 pub use rope::RopeConfig;
+pub use shared_block::SharedBlock;
 pub use slots::{Kept, Slot, SlotSize, Slots};
 
 pub use crate::ops::decay_rate;

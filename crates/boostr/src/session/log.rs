@@ -7,10 +7,15 @@
 //! | length | the record as a JSON object; the last one has the summary of the session, as `stand` |
 //!
 //! A record is written by one call and forced to disk before it counts. A killed process may leave a
-//! part of one at the end of the file. The next process that opens the file to write cuts it off. A
-//! broken record with whole ones after it was not torn but damaged, and is an error.
+//! part of one at the end of the file. The next process that opens the file to write moves it to
+//! `log.torn` beside. A file without one whole record is no log, and is left alone. A broken record
+//! with whole ones after it was not torn but damaged, and is an error.
+//!
+//! JSON has no byte below 0x20 (`serde_json` escapes them), and the length of a record under 512 MiB
+//! has one as its last byte. So a record lies around one of these bytes, and to look for records takes
+//! as long as the file is.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::summary::LogSummary;
 use super::tree::Record;
-use crate::checkpoint::crc32;
+use crate::checkpoint::{crc32, open_own};
 use crate::error::{Error, Result};
 
 /// Longest log that is read, in bytes.
@@ -66,25 +71,31 @@ impl Log {
             bytes.extend(encode(path, &Line { record, summary })?);
         }
         let write = || {
-            let mut file = File::create_new(path)?;
+            let mut file = open_own(path, OpenOptions::new().write(true).create_new(true))?;
             file.write_all(&bytes)?;
             file.sync_all()
         };
         write().map_err(|error| Error::io(path, error))
     }
 
-    /// Opens a log to go on with it, and cuts off what is torn at its end.
+    /// Opens a log to go on with it, and moves what is torn at its end to `log.torn`.
     pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
         let (records, len) = read(path)?;
+        if records.is_empty() {
+            let reason = "no log of a session: it begins with no whole record";
+            return Err(Error::damaged(path, reason));
+        }
         let open = || -> io::Result<File> {
-            let file = OpenOptions::new().read(true).write(true).open(path)?;
+            let mut file = open_own(path, OpenOptions::new().read(true).write(true))?;
             if file.metadata()?.len() != len {
+                file.seek(SeekFrom::Start(len))?;
+                set_aside(&mut file, &path.with_extension("torn"))?;
                 file.set_len(len)?;
                 file.sync_all()?;
             }
             Ok(file)
         };
-        let file = open().map_err(|error| Error::io(path, error))?;
+        let file = open().map_err(|error| error_of(path, error))?;
         Ok((Self { path: path.to_path_buf(), file, len }, records))
     }
 
@@ -117,6 +128,16 @@ impl Log {
     }
 }
 
+/// Adds the rest of a file to that at `path`, on disk. What was set aside before makes room once it is a log's length.
+fn set_aside(rest: &mut File, path: &Path) -> io::Result<()> {
+    let mut aside = open_own(path, OpenOptions::new().create(true).append(true))?;
+    if aside.metadata()?.len() >= MAX_LOG {
+        aside.set_len(0)?;
+    }
+    io::copy(rest, &mut aside)?;
+    aside.sync_all()
+}
+
 /// The session's summary by the last record of its log, of which little more than that is read. `None` where the log is torn
 /// there, or that record does not say.
 pub(super) fn summary(path: &Path) -> Result<Option<LogSummary>> {
@@ -137,30 +158,64 @@ pub(super) fn summary(path: &Path) -> Result<Option<LogSummary>> {
             size = size.saturating_mul(4).min(len).min(MAX_LOG);
         }
     };
-    read().map_err(|error| Error::io(path, error))
+    read().map_err(|error| error_of(path, error))
 }
 
-/// The JSON of the record that ends where `bytes` do, if it is whole and all of it is there. Inside of JSON there is no
-/// record: the length before it would have to be spelled in printable characters.
+/// What is no file is no log; the rest is the system's.
+fn error_of(path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::Other => Error::damaged(path, error.to_string()),
+        _ => Error::io(path, error),
+    }
+}
+
+/// The JSON of the record that ends where `bytes` do, if it is whole and all of it is there.
 fn last(bytes: &[u8]) -> Option<&[u8]> {
-    let ends = |at: usize| {
-        let len = bytes.get(at..)?.first_chunk::<4>()?;
-        let end = at.checked_add(HEAD)?.checked_add(u32::from_le_bytes(*len) as usize)?;
-        (end == bytes.len()).then(|| payload(bytes, at))?
-    };
-    (0..bytes.len()).rev().find_map(ends)
+    let control = bytes.iter().rposition(|&byte| is_control(byte))?;
+    let ends =
+        |at: &usize| at.saturating_add(HEAD).saturating_add(length(bytes, *at)) == bytes.len();
+    around(control).filter(ends).find_map(|at| payload(bytes, at))
+}
+
+/// Where the first whole record after a byte begins.
+fn whole_after(bytes: &[u8], after: usize) -> Option<usize> {
+    let controls = bytes.iter().enumerate().skip(after).filter(|(_, byte)| is_control(**byte));
+    let mut controls = controls.map(|(at, _)| at).peekable();
+    while let Some(control) = controls.next() {
+        let end = controls.peek().copied().unwrap_or(bytes.len());
+        // Its JSON ends before the next such byte.
+        let bytes = bytes.get(..end)?;
+        let is_later =
+            |at: &usize| *at > after && bytes.get(at.saturating_add(HEAD)) == Some(&b'{');
+        if let Some(at) = around(control).filter(is_later).find(|&at| payload(bytes, at).is_some())
+        {
+            return Some(at);
+        }
+    }
+    None
+}
+
+/// Where a record may begin of whose head the byte at `control` is the last that is no character: that of the length,
+/// or one of the four of the checksum.
+fn around(control: usize) -> impl Iterator<Item = usize> {
+    (3..HEAD).filter_map(move |byte| control.checked_sub(byte))
+}
+
+fn is_control(byte: u8) -> bool {
+    byte < b' '
+}
+
+/// The length that stands at a byte.
+fn length(bytes: &[u8], at: usize) -> usize {
+    let len = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
+    len.map_or(0, |len| u32::from_le_bytes(*len) as usize)
 }
 
 /// A log that is open to be read, and its length.
 fn open(path: &Path) -> io::Result<(File, u64)> {
-    // Before opening: to open a pipe waits for a writer.
-    if fs::metadata(path)?.is_file() {
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
-        Ok((file, len))
-    } else {
-        Err(io::Error::other("not a regular file"))
-    }
+    let file = open_own(path, OpenOptions::new().read(true))?;
+    let len = file.metadata()?.len();
+    Ok((file, len))
 }
 
 /// The whole records of a log, and the bytes that they take.
@@ -171,7 +226,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
         file.take(MAX_LOG.saturating_add(1)).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().map_err(|error| Error::io(path, error))?;
+    let bytes = read().map_err(|error| error_of(path, error))?;
     if bytes.len() as u64 > MAX_LOG {
         return Err(Error::format(path, format!("expected at most {MAX_LOG} bytes, found more")));
     }
@@ -183,8 +238,7 @@ pub(super) fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
         records.push(record);
         at = at.saturating_add(HEAD).saturating_add(json.len());
     }
-    let after = at.saturating_add(1)..bytes.len();
-    if let Some(next) = after.into_iter().find(|&next| payload(&bytes, next).is_some()) {
+    if let Some(next) = whole_after(&bytes, at) {
         let reason = format!("record at byte {at} is damaged, and a whole one follows at {next}");
         return Err(Error::damaged(path, reason));
     }

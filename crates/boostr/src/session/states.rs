@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::prompt::Assistant;
 use super::tree::{Tree, TurnId};
 use crate::backend::Backend;
+use crate::checkpoint::make_private;
 use crate::error::{Error, Result};
 use crate::load::LanguageModel;
 use crate::models::State;
@@ -26,11 +27,18 @@ fn kept(folder: &Path) -> Vec<TurnId> {
         let number = name.strip_prefix("state-")?.strip_suffix(".safetensors")?;
         number.parse::<TurnId>().ok().filter(|turn| turn.to_string() == number)
     };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    // A link is none: what it leads to is not the session's.
+    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().filter(is_file);
     let mut turns: Vec<TurnId> =
         entries.filter_map(|entry| turn(entry.file_name().to_str()?)).collect();
     turns.sort_unstable();
     turns
+}
+
+/// The files of the states that a folder has.
+pub(super) fn all(folder: &Path) -> Vec<PathBuf> {
+    kept(folder).into_iter().map(|turn| path(folder, turn)).collect()
 }
 
 /// Removes the states of turns that are not there, and the oldest of too many.
@@ -77,7 +85,13 @@ pub(super) fn save<B: Backend>(
     let ids = tree.ids(turn);
     let about =
         About { model: assistant.name, ids: ids.get(..state.position()), dtype: StateType::F32 };
-    state_file::write(&path(folder, turn), &assistant.lm.model, state, &about)
+    let path = path(folder, turn);
+    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+        // It would be followed.
+        fs::remove_file(&path).map_err(|error| Error::io(&path, error))?;
+    }
+    state_file::write(&path, &assistant.lm.model, state, &about)?;
+    make_private(&path).map_err(|error| Error::io(&path, error))
 }
 
 /// Of the states that are kept the one that has seen the longest beginning of `ids`, and no more than `most` of them. A

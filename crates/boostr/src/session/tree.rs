@@ -93,6 +93,14 @@ pub(super) struct Tree {
     pub(super) system: Option<String>,
     pub(super) head: TurnId,
     turns: BTreeMap<TurnId, Turn>,
+    places: BTreeMap<TurnId, Place>,
+}
+
+/// Where a turn is in the tree, and another before it, so far back that the way to any turn is short.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    depth: u64,
+    jump: TurnId,
 }
 
 impl Tree {
@@ -132,6 +140,7 @@ impl Tree {
                 self.check(&turn).map_err(|reason| format!("turn {}: {reason}", turn.id))?;
                 self.head = turn.id;
                 let created = turn.created;
+                self.places.insert(turn.id, self.place_after(turn.parent));
                 self.turns.insert(turn.id, turn);
                 created
             }
@@ -147,8 +156,7 @@ impl Tree {
         if turn.parent != 0 && !self.turns.contains_key(&turn.parent) {
             return Err(format!("its parent {} is not there", turn.parent));
         }
-        let is_before = turn.base == 0 || self.path(turn.parent).any(|t| t.id == turn.base);
-        if !is_before {
+        if !self.is_on_the_way(turn.base, turn.parent) {
             return Err(format!("its base {} is not before it", turn.base));
         }
         let position = self.position(turn.base).saturating_add(turn.ids.len());
@@ -160,6 +168,33 @@ impl Tree {
             return Err(format!("generated: expected at most {expected}, found {found}"));
         }
         Ok(())
+    }
+
+    fn place(&self, turn: TurnId) -> Place {
+        self.places.get(&turn).copied().unwrap_or_default()
+    }
+
+    /// The place of a turn whose parent is `parent`: two jumps of one length make a longer one.
+    fn place_after(&self, parent: TurnId) -> Place {
+        let own = self.place(parent);
+        let next = self.place(own.jump);
+        let lengths = [
+            own.depth.saturating_sub(next.depth),
+            next.depth.saturating_sub(self.place(next.jump).depth),
+        ];
+        let jump = if lengths[0] == lengths[1] { next.jump } else { parent };
+        Place { depth: own.depth.saturating_add(1), jump }
+    }
+
+    /// Whether a turn is `from` or one before it, or none at all.
+    fn is_on_the_way(&self, turn: TurnId, mut from: TurnId) -> bool {
+        let depth = self.place(turn).depth;
+        while self.place(from).depth > depth {
+            let Place { jump, .. } = self.place(from);
+            let parent = self.get(from).map_or(0, |turn| turn.parent);
+            from = if self.place(jump).depth >= depth { jump } else { parent };
+        }
+        turn == 0 || turn == from
     }
 
     pub(super) fn get(&self, turn: TurnId) -> Option<&Turn> {

@@ -76,7 +76,8 @@ pub fn diff<B: Backend>(a: &State<B>, b: &State<B>) -> Result<Vec<LayerNorms>> {
 ///
 /// # Errors
 ///
-/// [`Error::Argument`] for no states, weights that are not finite or all 0, and states of different models;
+/// [`Error::Argument`] for no states, weights that are not finite or all 0, a mixture that is not finite, and states of
+/// different models;
 /// [`Error::Unsupported`] for a model with attention, whose keys and values belong to positions.
 pub fn mix<B: Backend>(model: &Model<B>, states: &[(&State<B>, f32)]) -> Result<State<B>> {
     let refuse = |reason: String| Error::Argument { name: "states", reason };
@@ -100,6 +101,11 @@ pub fn mix<B: Backend>(model: &Model<B>, states: &[(&State<B>, f32)]) -> Result<
             for (sum, x) in sum.iter_mut().zip(state.values(&part)?) {
                 *sum += weight * x;
             }
+        }
+        if let Some(value) = sum.iter().find(|value| !value.is_finite()) {
+            return Err(refuse(format!(
+                "tensor `{part}` of the mixture: expected finite numbers, found {value}"
+            )));
         }
         let sum = ops::tensor(model.client(), &sum, &shape)?;
         mixed.set(part.layer, &part.name, Kept::Tensor(sum))?;

@@ -32,7 +32,8 @@ pub use plot::{Scale, loss_svg, write_loss_svg};
 pub use random::Random;
 pub use run::{Ended, Event, Loss, MAY_CHANGE, Method, RunConfig, TrainRun, evaluate};
 pub use save::{
-    Checkpoints, Latest, NamedTensor, Saved, TrainerState, Written, differing_keys, latest,
+    Checkpoints, Latest, NamedTensor, Saved, TrainerState, Written, differing_keys,
+    has_checkpoints, latest,
 };
 pub use schedule::{Schedule, ScheduleKind};
 pub use shape::{Shape, TrainFile};

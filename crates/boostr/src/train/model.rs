@@ -299,7 +299,8 @@ impl TrainableModel {
             borrowed.values.push(values);
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
-        let model = Model::of_borrowed(files.config.clone(), &checkpoint, files.tied, client)?;
+        let config = files.config.clone();
+        let model = Model::of_params(config, &checkpoint, files.tied, client, None)?;
         work(&model)
     }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::data::{Batches, Cursor, Packing, Pass, TokenFile};
+use super::data::{Batch, Batches, Cursor, Packing, Pass, TokenFile, Truncate};
 use super::lora::LoraConfig;
 use super::trainer::Trainer;
 use super::{
@@ -50,6 +50,8 @@ pub struct RunConfig {
     pub checkpoint_layers: bool,
     /// Rows go on from the rows before, with gradients cut there; else documents are packed, each by itself.
     pub carry_state: bool,
+    /// What becomes of documents that are longer than a row, where no state is carried.
+    pub truncate: Truncate,
     /// Of the parameters and the order of the data.
     pub seed: u64,
     /// Steps between two checkpoints.
@@ -89,6 +91,24 @@ impl RunConfig {
         };
         Self { schedule: Schedule { lr, ..Schedule::default() }, method, ..Self::default() }
     }
+
+    /// The settings that a checkpoint was made with. What its version did not know is as that version did it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] naming the checkpoint when they are none.
+    pub fn of_checkpoint(saved: &Saved) -> Result<Self> {
+        let mut config = saved.state.config.clone();
+        if let Some(config) = config.as_object_mut() {
+            config.entry("truncate").or_insert_with(|| "anywhere".into());
+        }
+        serde_json::from_value(config)
+            .map_err(|error| Error::format(&saved.path, format!("settings: {error}")))
+    }
+
+    fn packing(&self) -> Packing {
+        if self.carry_state { Packing::Carried } else { Packing::Documents(self.truncate) }
+    }
 }
 
 impl Default for RunConfig {
@@ -99,6 +119,7 @@ impl Default for RunConfig {
             tokens_at_once: 2048,
             checkpoint_layers: false,
             carry_state: false,
+            truncate: Truncate::Split,
             seed: 0,
             save_every: 500,
             keep: 2,
@@ -112,9 +133,17 @@ impl Default for RunConfig {
     }
 }
 
-/// Keys of a [`RunConfig`] that may be others when a run goes on.
-pub const MAY_CHANGE: [&str; 6] =
-    ["save_every", "keep", "eval_every", "eval_tokens", "tokens_at_once", "checkpoint_layers"];
+/// Keys of a [`RunConfig`] that may be others when a run goes on. With another number of steps the learning
+/// rate follows the schedule of that number from there on.
+pub const MAY_CHANGE: [&str; 7] = [
+    "save_every",
+    "keep",
+    "eval_every",
+    "eval_tokens",
+    "tokens_at_once",
+    "checkpoint_layers",
+    "schedule.total_steps",
+];
 
 /// What happened.
 #[derive(Debug)]
@@ -162,7 +191,7 @@ impl Loss {
 ///
 /// use boostr::tokenizer::Tokenizer;
 /// use boostr::train::data::{DataFile, Encoder, TokenFile};
-/// use boostr::train::{RunConfig, Schedule, Shape, TrainRun, TrainableModel, bpe};
+/// use boostr::train::{Checkpoints, RunConfig, Schedule, Shape, TrainRun, TrainableModel, bpe};
 ///
 /// # let folder = std::env::temp_dir().join(format!("boostr-doc-run-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder)?;
@@ -180,7 +209,8 @@ impl Loss {
 /// let model = TrainableModel::new(&config, tokenizer, 0)?;
 /// let schedule = Schedule { warmup_steps: 1, total_steps: 3, ..Schedule::default() };
 /// let config = RunConfig { batch_size: 2, seq_len: 16, schedule, ..RunConfig::default() };
-/// let mut run = TrainRun::new(&folder.join("run"), config, model, tokens, None)?;
+/// let checkpoints = Checkpoints::open(&folder.join("run"), 2)?;
+/// let mut run = TrainRun::new(checkpoints, config, model, tokens, None)?;
 /// run.run(&mut |_event| ControlFlow::Continue(()))?;
 /// assert_eq!(run.steps(), (3, 3));
 /// assert!(folder.join("run/model.safetensors").exists());
@@ -195,7 +225,7 @@ impl Loss {
 ///
 /// use boostr::load::{LanguageModel, OpenOptions};
 /// use boostr::train::data::TokenFile;
-/// use boostr::train::{LoraConfig, Method, RunConfig, TrainRun, TrainableModel};
+/// use boostr::train::{Checkpoints, LoraConfig, Method, RunConfig, TrainRun, TrainableModel};
 /// use boostr::backend;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
@@ -209,7 +239,8 @@ impl Loss {
 /// config.base = path.into();
 /// (config.schedule.warmup_steps, config.schedule.total_steps) = (0, 2);
 /// let model = TrainableModel::open(path.as_ref(), &options)?;
-/// let mut run = TrainRun::new(&folder, config, model, data, None)?;
+/// let checkpoints = Checkpoints::open(&folder, 2)?;
+/// let mut run = TrainRun::new(checkpoints, config, model, data, None)?;
 /// run.run(&mut |_| ControlFlow::Continue(()))?;
 ///
 /// let tuned = lm.with_adapters(&folder)?;
@@ -218,7 +249,6 @@ impl Loss {
 /// # Ok::<(), boostr::Error>(())
 /// ```
 pub struct TrainRun {
-    folder: PathBuf,
     config: RunConfig,
     trainer: Trainer,
     train: TokenFile,
@@ -228,25 +258,27 @@ pub struct TrainRun {
     cursor: Option<Cursor>,
     tokens: u64,
     seconds: f64,
+    passed_over: u64,
     /// Bytes that the process takes.
     memory: Option<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 impl TrainRun {
-    /// A new run of `model` in `folder`, which has no checkpoint yet.
+    /// A new run of `model` in the folder of `checkpoints`, which has none yet.
     ///
     /// # Errors
     ///
     /// [`Error::Argument`] when there is a run already or a setting is out of range, [`Error::Io`] when the
     /// folder cannot be written.
     pub fn new(
-        folder: &Path,
+        checkpoints: Checkpoints,
         config: RunConfig,
         mut model: TrainableModel,
         train: TokenFile,
         valid: Option<TokenFile>,
     ) -> Result<Self> {
-        if super::latest(folder)?.is_some() {
+        let folder = checkpoints.folder();
+        if super::has_checkpoints(folder)? {
             let reason = format!(
                 "there is a run in `{}`: resume it, or take another folder",
                 folder.display()
@@ -257,18 +289,19 @@ impl TrainRun {
             Method::Full => model.unfreeze(|_| true)?,
             Method::Lora(lora) => model.add_adapters(lora, config.seed)?,
         }
-        let checkpoints = Checkpoints::open(folder, config.keep)?;
+        Batches::new(&train, config.packing(), config.batch_size, config.seq_len, config.seed)?;
         let log = MetricsLog::create(&folder.join("metrics.jsonl"))?;
-        Self::with(folder, config, model, (train, valid), (checkpoints, log))
+        Self::with(checkpoints, config, model, (train, valid), log)
     }
 
     fn with(
-        folder: &Path,
+        checkpoints: Checkpoints,
         config: RunConfig,
         model: TrainableModel,
         (train, valid): (TokenFile, Option<TokenFile>),
-        (checkpoints, log): (Checkpoints, MetricsLog),
+        log: MetricsLog,
     ) -> Result<Self> {
+        let checkpoints = checkpoints.keeping(config.keep)?;
         let layers = model.config().family().layers();
         if config.carry_state && layers.iter().any(LayerSpec::grows) {
             let what = "carried states of models with attention: what it keeps grows without end";
@@ -282,9 +315,7 @@ impl TrainRun {
             config.carry_state,
         )?
         .checkpointing_layers(config.checkpoint_layers);
-        let folder = folder.to_path_buf();
         Ok(Self {
-            folder,
             config,
             trainer,
             train,
@@ -294,18 +325,19 @@ impl TrainRun {
             cursor: None,
             tokens: 0,
             seconds: 0.0,
+            passed_over: 0,
             memory: None,
         })
     }
 
-    /// Goes on from the checkpoint `saved` of the run in `folder`, to the bit as if it had not stopped.
+    /// Goes on from `saved`, one of `checkpoints`, to the bit as if it had not stopped.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when `config` differs from the run's in more than [`MAY_CHANGE`], or the data are
-    /// others; [`Error::Format`] for a checkpoint that is not whole.
+    /// [`Error::Argument`] when `config` differs from the run's in more than [`MAY_CHANGE`], has fewer steps than
+    /// were made, or the data are others; [`Error::Format`] for a checkpoint that is not whole.
     pub fn resume(
-        folder: &Path,
+        mut checkpoints: Checkpoints,
         saved: &Saved,
         config: RunConfig,
         mut model: TrainableModel,
@@ -313,7 +345,18 @@ impl TrainRun {
         valid: Option<TokenFile>,
     ) -> Result<Self> {
         let value = to_value(&config)?;
-        saved.check_config(&value, &MAY_CHANGE)?;
+        let own = to_value(&RunConfig::of_checkpoint(saved)?)?;
+        saved.check_config_of(&own, &value, &MAY_CHANGE)?;
+        let (done, total) = (saved.state.step, config.schedule.total_steps);
+        if total < done {
+            let reason =
+                format!("expected at least the {done} steps that were made, found {total}");
+            return Err(Error::Argument { name: "schedule.total_steps", reason });
+        }
+        let cursor = serde_json::from_value(saved.state.cursor.clone());
+        let cursor: Cursor = cursor.map_err(|e| Error::format(&saved.path, e.to_string()))?;
+        Batches::new(&train, config.packing(), config.batch_size, config.seq_len, config.seed)?
+            .seek(cursor)?;
         match &config.method {
             Method::Full => model.unfreeze(|_| true)?,
             Method::Lora(lora) => {
@@ -321,16 +364,15 @@ impl TrainRun {
                 model.hold_untargeted(lora);
             }
         }
-        let mut checkpoints = Checkpoints::open(folder, config.keep)?;
         checkpoints.forget_after(saved.state.step)?;
-        let log = MetricsLog::resume(&folder.join("metrics.jsonl"), saved.state.step)?;
-        let mut run = Self::with(folder, config, model, (train, valid), (checkpoints, log))?;
+        let metrics = checkpoints.folder().join("metrics.jsonl");
+        let log = MetricsLog::resume(&metrics, saved.state.step)?;
+        let mut run = Self::with(checkpoints, config, model, (train, valid), log)?;
         let (states, own): (Vec<_>, Vec<_>) =
             saved.optimizer()?.into_iter().partition(|tensor| tensor.name.starts_with(CARRIED));
         run.trainer.optimizer_mut().restore(own)?;
         run.trainer.restore_states(&states, CARRIED)?;
-        let cursor = serde_json::from_value(saved.state.cursor.clone());
-        run.cursor = Some(cursor.map_err(|e| Error::format(&saved.path, e.to_string()))?);
+        run.cursor = Some(cursor);
         run.tokens = saved.state.tokens;
         run.seconds = saved.state.seconds;
         Ok(run)
@@ -348,10 +390,22 @@ impl TrainRun {
         &self.trainer
     }
 
+    /// How it goes.
+    #[must_use]
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
     /// Steps made, and to be made in all.
     #[must_use]
     pub fn steps(&self) -> (u64, u64) {
         (self.trainer.steps(), self.config.schedule.total_steps)
+    }
+
+    /// Batches in which nothing was to be predicted, since this was made. They count 0: no step is made of them.
+    #[must_use]
+    pub fn passed_over(&self) -> u64 {
+        self.passed_over
     }
 
     /// Trains until all steps are made or `observe` stops it, and saves.
@@ -359,8 +413,9 @@ impl TrainRun {
     /// # Errors
     ///
     /// When a loss or a gradient is not finite: the last checkpoint is then as it was, nothing is written.
+    /// [`Error::Argument`] when no token of the data is to be predicted.
     pub fn run(&mut self, observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<Ended> {
-        let packing = if self.config.carry_state { Packing::Carried } else { Packing::Documents };
+        let packing = self.config.packing();
         let (size, len) = (self.config.batch_size, self.config.seq_len);
         let (_, total) = self.steps();
         let mut speed = Speed::default();
@@ -374,7 +429,7 @@ impl TrainRun {
             }
             loop {
                 let began = Instant::now();
-                let batch = batches.next();
+                let batch = next(&mut batches, &mut self.trainer, &mut self.passed_over)?;
                 let report = self.trainer.step(&batch)?;
                 let step = self.trainer.steps();
                 self.tokens += report.tokens as u64;
@@ -418,13 +473,7 @@ impl TrainRun {
                         schedule: self.config.schedule.clone(),
                         config: to_value(&self.config)?,
                     };
-                    match save(
-                        &self.trainer,
-                        &mut self.checkpoints,
-                        &self.folder,
-                        &self.config,
-                        &state,
-                    ) {
+                    match save(&self.trainer, &mut self.checkpoints, &self.config, &state) {
                         Ok(path) => {
                             let _ = observe(&Event::Saved(&path));
                         }
@@ -449,20 +498,39 @@ impl TrainRun {
     }
 
     fn plot(&self) -> Result<()> {
-        let metrics = read_metrics(&self.folder.join("metrics.jsonl"))?;
-        let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        write_loss_svg(&self.folder.join("loss.svg"), &name, &metrics, Scale::Linear)
+        let folder = self.checkpoints.folder();
+        let metrics = read_metrics(&folder.join("metrics.jsonl"))?;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        write_loss_svg(&folder.join("loss.svg"), &name, &metrics, Scale::Linear)
     }
 }
 
 /// What carried states are called among the optimizer's tensors.
 const CARRIED: &str = "carried.";
 
+/// The next batch in which something is to be predicted.
+fn next(
+    batches: &mut Batches<&TokenFile>,
+    trainer: &mut Trainer,
+    passed_over: &mut u64,
+) -> Result<Batch> {
+    for _ in 0..=batches.an_epoch() {
+        let batch = batches.next();
+        if batch.counted() > 0 {
+            return Ok(batch);
+        }
+        trainer.pass_over(&batch)?;
+        *passed_over += 1;
+    }
+    let reason = "expected tokens to predict, found none in an epoch: all that is to be learnt may stand in what is \
+                  left out of documents longer than a row";
+    Err(Error::Argument { name: "data", reason: reason.into() })
+}
+
 /// Writes a checkpoint, and the model into the run's folder.
 fn save(
     trainer: &Trainer,
     checkpoints: &mut Checkpoints,
-    folder: &Path,
     config: &RunConfig,
     state: &TrainerState,
 ) -> Result<PathBuf> {
@@ -473,6 +541,7 @@ fn save(
         Method::Full => model.write(to),
         Method::Lora(lora) => model.save_adapters(to, &config.base, lora),
     })?;
+    let folder = checkpoints.folder();
     match &config.method {
         // What is run later is the average, where one is kept; what is trained on is in the checkpoint.
         Method::Full => model.write_with(folder, |name| trainer.optimizer().average(name))?,

@@ -131,10 +131,7 @@ impl Checkpoints {
     /// [`Error::Argument`] when `keep` is 0 or another process trains in this folder; [`Error::Io`] when
     /// the system refuses.
     pub fn open(folder: &Path, keep: usize) -> Result<Self> {
-        if keep == 0 {
-            let reason = "expected at least 1 checkpoint, found 0".to_owned();
-            return Err(Error::Argument { name: "keep", reason });
-        }
+        check_keep(keep)?;
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let path = folder.join(LOCK);
         let Some(lock) = try_lock(&path)? else {
@@ -144,6 +141,22 @@ impl Checkpoints {
         let checkpoints = Self { folder: folder.to_path_buf(), keep, _lock: lock };
         checkpoints.remove_stale()?;
         Ok(checkpoints)
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The same checkpoints, of which the last `keep` are kept from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] when `keep` is 0.
+    pub fn keeping(self, keep: usize) -> Result<Self> {
+        check_keep(keep)?;
+        Ok(Self { keep, ..self })
     }
 
     /// Writes the checkpoint of `state.step`; `write_model` fills the folder that it is given with the
@@ -220,6 +233,14 @@ impl Checkpoints {
     }
 }
 
+fn check_keep(keep: usize) -> Result<()> {
+    if keep == 0 {
+        let reason = "expected at least 1 checkpoint, found 0".to_owned();
+        return Err(Error::Argument { name: "keep", reason });
+    }
+    Ok(())
+}
+
 /// A checkpoint that is whole.
 #[derive(Debug)]
 pub struct Saved {
@@ -258,6 +279,16 @@ impl Saved {
     ///
     /// [`Error::Argument`] with all keys that differ, and both values of each.
     pub fn check_config(&self, config: &Value, may_change: &[&str]) -> Result<()> {
+        self.check_config_of(&self.state.config, config, may_change)
+    }
+
+    /// The same; `own` is what the run was started with, in the keys of this version.
+    pub(super) fn check_config_of(
+        &self,
+        own: &Value,
+        config: &Value,
+        may_change: &[&str],
+    ) -> Result<()> {
         let may_change = |key: &str| {
             let is_or_holds = |allowed: &&str| {
                 key.strip_prefix(*allowed)
@@ -265,7 +296,7 @@ impl Saved {
             };
             may_change.iter().any(is_or_holds)
         };
-        let all = differences(&self.state.config, config);
+        let all = differences(own, config);
         let refused: Vec<String> = all
             .into_iter()
             .filter(|found| !may_change(&found.key))
@@ -292,6 +323,18 @@ pub struct Latest {
     pub checkpoint: Saved,
     /// What is wrong with newer ones, the newest first.
     pub broken: Vec<Error>,
+}
+
+/// Whether there is a checkpoint in a folder, whole or not; none where there is no folder.
+///
+/// # Errors
+///
+/// [`Error::Io`] when the system refuses.
+pub fn has_checkpoints(folder: &Path) -> Result<bool> {
+    match list(folder) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(false),
+        all => Ok(!all?.is_empty()),
+    }
 }
 
 /// Finds the newest checkpoint of a run that is whole; `None` when there is no checkpoint at all.

@@ -36,7 +36,7 @@ pub struct StepReport {
 /// [`step`](Self::step).
 ///
 /// ```
-/// use boostr::train::data::{Batches, Packing, TokenFile};
+/// use boostr::train::data::{Batches, Packing, TokenFile, Truncate};
 /// use boostr::train::{AdamWConfig, Schedule, Shape, Trainer, TrainableModel};
 ///
 /// # let tokenizer = std::fs::read_to_string(concat!(
@@ -47,7 +47,7 @@ pub struct StepReport {
 /// let mut trainer = Trainer::new(model, AdamWConfig::default(), schedule, 8, false)?;
 ///
 /// let file = TokenFile::of_documents(&[vec![5, 6, 7, 8, 9], vec![5, 6, 7]], 0, 96)?;
-/// let mut batches = Batches::new(&file, Packing::Documents, 2, 8, 42)?;
+/// let mut batches = Batches::new(&file, Packing::Documents(Truncate::Split), 2, 8, 42)?;
 /// let first = trainer.step(&batches.next())?;
 ///
 /// let batch = batches.next();
@@ -228,6 +228,18 @@ impl Trainer {
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         let (gradients, ..) = self.gradients(batch)?;
         self.apply(&gradients, 1.0)
+    }
+
+    /// Reads a batch in which nothing is to be predicted. Parameters stay, and no step is made; carried states go on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for an unknown token.
+    pub fn pass_over(&mut self, batch: &Batch) -> Result<()> {
+        if self.carries {
+            self.gradients_of(batch, 0..self.leaves(batch), 0.0)?;
+        }
+        Ok(())
     }
 
     /// The gradient of the mean loss of `batch`, that loss, and the number of predicted tokens.

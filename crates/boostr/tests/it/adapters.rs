@@ -207,6 +207,44 @@ fn alpha_of_a_layer_and_rank_stabilised_factors_are_pefts() {
 }
 
 #[test]
+fn keys_of_alpha_pattern_are_regular_expressions_of_which_the_first_that_fits_counts() {
+    let (base, folder) = (fixture("mamba2-tiny"), temporary("patterns"));
+    adapted(&base, &["in_proj", "out_proj"], &folder);
+    let weights = TrainableModel::open(&base, &OpenOptions::default()).unwrap();
+    let file = Checkpoint::open(&base.join("model.safetensors"), false).unwrap();
+    let scales = || {
+        let beside = Adapters::read(&folder)?.beside(weights.config(), &file)?;
+        let of = |name: &str| beside[&format!("backbone.layers.1.mixer.{name}")].scale;
+        Ok::<_, boostr::Error>([of("in_proj"), of("out_proj")])
+    };
+    for (patterns, want) in [
+        (json!({ r"layers\.1\.mixer\.out_proj": 9.0 }), [1.5, 3.0]),
+        (json!({ r"layers\.0\.mixer\.out_proj": 9.0 }), [1.5, 1.5]),
+        (json!({ "(in|out)_proj": 9.0 }), [3.0, 3.0]),
+        (json!({ "in_proj|x": 9.0 }), [3.0, 1.5]),
+        (json!({ r"layers\.[01]\.mixer\.in_proj": 9.0, "in_proj": 1.5 }), [3.0, 1.5]),
+        (json!({ "in_proj": 1.5, r"layers\.[01]\.mixer\.in_proj": 9.0 }), [0.5, 1.5]),
+        (json!({ ".*_proj": 9.0 }), [3.0, 3.0]),
+        (json!({ r"^backbone\.layers\.\d+\.mixer\.in_proj": 9.0 }), [3.0, 1.5]),
+        (json!({ "in_pro": 9.0, "n_proj": 9.0 }), [1.5, 1.5]),
+    ] {
+        change(&folder, "alpha_pattern", patterns.clone());
+        change(&folder, "use_rslora", json!(false));
+        assert_eq!(scales().unwrap(), want, "{patterns}");
+        change(&folder, "use_rslora", json!(true));
+        let by_root = want.map(|scale: f32| (f64::from(scale) * 3.0 / 3f64.sqrt()) as f32);
+        assert_eq!(scales().unwrap(), by_root, "{patterns}");
+    }
+    for bad in [json!({ "in_pro[j": 9.0 }), json!({ "(?!in)_proj": 9.0 }), json!({ "x": "9" })] {
+        change(&folder, "alpha_pattern", bad.clone());
+        let error = scales().unwrap_err().to_string();
+        let key = bad.as_object().unwrap().keys().next().unwrap();
+        assert!(error.contains(&format!("alpha_pattern.{key}")), "{error}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn adapters_that_do_not_fit_are_errors_that_say_what_is_wrong() {
     let (base, folder) = (fixture("mamba2-tiny"), temporary("refused"));
     adapted(&base, &["in_proj"], &folder);

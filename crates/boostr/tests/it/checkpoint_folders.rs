@@ -41,12 +41,47 @@ fn the_first_kind_of_checkpoint_in_a_folder_is_used() {
     folder.write("pytorch_model.bin", "not looked at");
     folder.write("consolidated.safetensors", file(&["only"]));
     assert_eq!(names(folder.path()), ["only"]);
-    folder.write("model.safetensors", file(&["single"]));
-    assert_eq!(names(folder.path()), ["single"]);
     folder.write("model-1.safetensors", file(&["a", "b"]));
     folder.write("model-2.safetensors", file(&["c"]));
     folder.write(INDEX, index(&[("a", "model-1.safetensors"), ("c", "model-2.safetensors")]));
     assert_eq!(names(folder.path()), ["a", "b", "c"]);
+    folder.write("model.safetensors", file(&["single"]));
+    assert_eq!(names(folder.path()), ["single"]);
+}
+
+#[test]
+fn p_stale_index_beside_a_whole_file_is_not_looked_at() {
+    let folder = Folder::new();
+    folder.write(INDEX, index(&[("a", "model-00001-of-00002.safetensors")]));
+    folder.write("model.safetensors", file(&["single"]));
+    assert_eq!(names(folder.path()), ["single"]);
+    folder.write(INDEX, "{");
+    assert_eq!(names(folder.path()), ["single"]);
+}
+
+#[test]
+fn shards_are_told_by_their_names_where_there_is_no_index() {
+    let folder = Folder::new();
+    let shard = |i: usize| format!("model-{i:05}-of-00002.safetensors");
+    folder.write(&shard(2), file(&["b"]));
+    let message = refusal(folder.path());
+    let expected = "1 of 2 shards are missing: `model-00001-of-00002.safetensors`";
+    assert!(message.ends_with(expected), "{message}");
+    folder.write(&shard(1), file(&["a"]));
+    assert_eq!(names(folder.path()), ["a", "b"]);
+    folder.write(&shard(2), file(&["a"]));
+    assert!(refusal(folder.path()).contains("tensor `a` is in "));
+    folder.write("other.safetensors", file(&["c"]));
+    assert!(refusal(folder.path()).contains("3 safetensors files but no "));
+}
+
+#[test]
+fn a_folder_of_the_hubs_cache_says_where_its_models_are() {
+    let folder = Folder::new();
+    let snapshot = folder.path().join("snapshots/0123abcd");
+    fs::create_dir_all(&snapshot).unwrap();
+    let message = refusal(folder.path());
+    assert!(message.contains(&format!("`{}`", snapshot.display())), "{message}");
 }
 
 #[test]
@@ -154,8 +189,8 @@ fn a_folder_without_a_checkpoint_says_what_was_looked_for() {
     let folder = Folder::new();
     folder.write("README.md", "x");
     let expected = format!(
-        "`{}`: no checkpoint in this folder: looked for model.safetensors.index.json, \
-         model.safetensors, *.safetensors, *.gguf, pytorch_model.bin",
+        "`{}`: no checkpoint in this folder: looked for model.safetensors, \
+         model.safetensors.index.json, *.safetensors, *.gguf, pytorch_model.bin",
         folder.path().display()
     );
     assert_eq!(refusal(folder.path()), expected);

@@ -1,10 +1,20 @@
-//! The fuzzer's corpora of grammars and chat templates, once more: no panic, and none takes long.
+//! The fuzzer's corpora of texts, once more: no panic, and none takes long.
 //! `fuzz/README.md` says how the files are made.
 
+#[path = "../../../../fuzz/src/adapter.rs"]
+mod adapter;
+#[path = "../../../../fuzz/src/calls.rs"]
+mod calls;
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
+#[path = "../../../../fuzz/src/session.rs"]
+mod session;
 #[path = "../../../../fuzz/src/template.rs"]
 mod template;
+#[path = "../../../../fuzz/src/tokenizer.rs"]
+mod tokenizer;
+#[path = "../../../../fuzz/src/training.rs"]
+mod training;
 
 use std::time::{Duration, Instant};
 
@@ -28,4 +38,29 @@ fn grammars_of_the_fuzzer_are_refused_or_followed() {
 #[test]
 fn templates_of_the_fuzzer_are_refused_or_run() {
     replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
+
+#[test]
+fn tokenizers_of_the_fuzzer_are_refused_or_used() {
+    replay(include_str!("../corpus/tokenizers.jsonl"), tokenizer::check);
+}
+
+#[test]
+fn calls_of_the_fuzzer_are_the_same_however_they_are_cut() {
+    replay(include_str!("../corpus/calls.jsonl"), calls::check);
+}
+
+#[test]
+fn logs_of_the_fuzzer_are_refused_as_they_are_or_kept_whole() {
+    replay(include_str!("../corpus/sessions.jsonl"), session::check);
+}
+
+#[test]
+fn training_data_of_the_fuzzer_are_refused_or_read_once() {
+    replay(include_str!("../corpus/training.jsonl"), training::check);
+}
+
+#[test]
+fn adapters_of_the_fuzzer_are_refused_or_merged() {
+    replay(include_str!("../corpus/adapters.jsonl"), adapter::check);
 }

@@ -44,6 +44,7 @@ fn every_field_is_read() {
         min_p: Some(0.5),
         repetition_penalty: Some(1.1),
         max_new_tokens: Some(2_147_483_648),
+        not_acted_on: Vec::new(),
     };
     assert_eq!(defaults(json).unwrap(), expected);
 }
@@ -57,11 +58,42 @@ fn null_and_absent_are_the_same() {
 }
 
 #[test]
+fn what_other_programs_write_for_none_is_none() {
+    let json = r#"{"bos_token_id": -1, "eos_token_id": -1, "top_k": -1, "max_new_tokens": -1}"#;
+    let none = GenerationDefaults { top_k: Some(0), ..GenerationDefaults::default() };
+    assert_eq!(defaults(json).unwrap(), none);
+    for (ids, want) in [("[]", None), ("[-1]", None), ("[2, -1, 5]", Some(vec![2, 5]))] {
+        let json = format!(r#"{{"eos_token_id": {ids}}}"#);
+        assert_eq!(defaults(&json).unwrap().eos_token_id, want, "{ids}");
+    }
+}
+
+#[test]
+fn what_is_not_acted_on_is_named() {
+    let json = r#"{"suppress_tokens": [7], "begin_suppress_tokens": [220, 50256],
+        "bad_words_ids": [[3], [4, 5]], "no_repeat_ngram_size": 3, "forced_eos_token_id": 2,
+        "num_beams": 4, "stop_strings": "END"}"#;
+    let named = [
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "forced_eos_token_id",
+        "no_repeat_ngram_size",
+        "num_beams",
+        "stop_strings",
+        "suppress_tokens",
+    ];
+    assert_eq!(defaults(json).unwrap().not_acted_on, named);
+    let off = r#"{"suppress_tokens": [], "begin_suppress_tokens": null, "num_beams": 1,
+        "typical_p": 1.0, "no_repeat_ngram_size": 0, "sequence_bias": {}, "max_length": 20}"#;
+    assert_eq!(defaults(off).unwrap().not_acted_on, [""; 0]);
+}
+
+#[test]
 fn wrong_values_are_named_with_file_and_field() {
     let cases = [
         (r#"{"eos_token_id": "2"}"#, "eos_token_id", "\"2\""),
-        (r#"{"eos_token_id": [2, -1]}"#, "eos_token_id", "[2,-1]"),
-        (r#"{"eos_token_id": []}"#, "eos_token_id", "an empty list"),
+        (r#"{"eos_token_id": [2, -2]}"#, "eos_token_id", "[2,-2]"),
+        (r#"{"bos_token_id": -2}"#, "bos_token_id", "-2"),
         (r#"{"eos_token_id": 16777216}"#, "eos_token_id", "16777216"),
         (r#"{"eos_token_id": 2.5}"#, "eos_token_id", "2.5"),
         (r#"{"bos_token_id": [1]}"#, "bos_token_id", "[1]"),
@@ -70,7 +102,7 @@ fn wrong_values_are_named_with_file_and_field() {
         (r#"{"temperature": 1e200}"#, "temperature", "1e+200"),
         (r#"{"top_p": -0.5}"#, "top_p", "-0.5"),
         (r#"{"top_p": 1.5}"#, "top_p", "1.5"),
-        (r#"{"top_k": -1}"#, "top_k", "-1"),
+        (r#"{"top_k": -2}"#, "top_k", "-2"),
         (r#"{"top_k": 1.5}"#, "top_k", "1.5"),
         (r#"{"min_p": 2}"#, "min_p", "2"),
         (r#"{"repetition_penalty": 0}"#, "repetition_penalty", "0"),

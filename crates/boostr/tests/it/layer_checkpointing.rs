@@ -15,8 +15,8 @@ use boostr::ops::{
 };
 use boostr::train::data::{Batch, Piece, TokenFile};
 use boostr::train::{
-    AdamWConfig, Event, LoraConfig, Parameters, RunConfig, Schedule, TrainRun, TrainableModel,
-    Trainer, latest,
+    AdamWConfig, Checkpoints, Event, LoraConfig, Parameters, RunConfig, Schedule, TrainRun,
+    TrainableModel, Trainer, latest,
 };
 use boostr::{Error, Result};
 
@@ -139,6 +139,7 @@ fn a_run_may_change_to_it_and_goes_on_to_the_bit() {
     };
     let after = |changes: bool| {
         let folder = Folder::new();
+        let checkpoints = || Checkpoints::open(folder.path(), 2).unwrap();
         let config = RunConfig {
             batch_size: 2,
             seq_len: 24,
@@ -146,7 +147,7 @@ fn a_run_may_change_to_it_and_goes_on_to_the_bit() {
             ..RunConfig::default()
         };
         let mut run =
-            TrainRun::new(folder.path(), config.clone(), open("mamba2-tiny"), data(), None)
+            TrainRun::new(checkpoints(), config.clone(), open("mamba2-tiny"), data(), None)
                 .unwrap();
         run.run(&mut |event| match event {
             Event::Step(metrics) if metrics.step == 3 => ControlFlow::Break(()),
@@ -157,7 +158,7 @@ fn a_run_may_change_to_it_and_goes_on_to_the_bit() {
         let saved = latest(folder.path()).unwrap().unwrap().checkpoint;
         let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
         let config = RunConfig { checkpoint_layers: changes, ..config };
-        let mut run = TrainRun::resume(folder.path(), &saved, config, model, data(), None).unwrap();
+        let mut run = TrainRun::resume(checkpoints(), &saved, config, model, data(), None).unwrap();
         run.run(&mut |_| ControlFlow::Continue(())).unwrap();
         run.trainer().model().parameters().clone()
     };

@@ -381,7 +381,8 @@ fn the_limit_of_a_context_is_what_the_file_states_where_keys_of_all_positions_ar
         assert!(!format!("{config:?}").contains("trained"));
     }
     let recurrent = json!({
-        "model_type": "mamba2", "num_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+        "model_type": "mamba2", "num_heads": 2, "head_dim": 32, "n_groups": 1,
+        "max_position_embeddings": 4096,
     });
     let config = read(&recurrent).unwrap();
     assert_eq!((config.trained_length(), config.context_limit()), (Some(4096), None));
@@ -440,4 +441,32 @@ fn keys_that_a_type_holds_to_its_end_stay_finite() {
             assert!(message(&error).contains("--kv-type"), "{kind:?}");
         }
     }
+}
+
+#[test]
+fn p_llama3_gguf_to_folder_has_the_settings_of_the_factors() {
+    for (factor, original, theta) in
+        [(8.0, 32, 10_000.0), (32.0, 8192, 500_000.0), (8.0, 8192, 500_000.0), (7.0, 100, 10_000.0)]
+    {
+        let scaling = json!({
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": original,
+        });
+        let source = folder(&json!({ "rope_theta": theta, "rope_scaling": scaling }));
+        let (there, back) = (source.path().join("there.gguf"), source.path().join("back"));
+        to(source.path(), &there).unwrap();
+        to(&there, &back).unwrap();
+        assert_eq!(logits(&back), logits(source.path()), "{factor} {original}");
+        let text = std::fs::read_to_string(back.join("config.json")).unwrap();
+        let config: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(config["rope_scaling"]["rope_type"], "llama3");
+        assert_eq!(config["rope_scaling"]["factor"], json!(factor));
+    }
+    // Factors that are none of these settings.
+    let other = RopeConfig {
+        theta: 1e4,
+        rotary_dim: 8,
+        scaling: RopeScaling::PerDim { factors: vec![1.0, 3.0, 2.0, 8.0] },
+    };
+    assert_eq!(other.llama3(), None);
 }

@@ -11,6 +11,7 @@ use crate::talk::*;
 use crate::tiny::message;
 use boostr::backend::Cpu;
 use boostr::session::{STATES, SessionError, Sessions};
+use boostr::state_file::{About, StateFile};
 
 /// Set for processes that another one starts, to the folder of the sessions.
 const FOLDER: &str = "BOOSTR_TEST_SESSIONS";
@@ -79,7 +80,9 @@ fn kill(times: u32) {
             assert_eq!((turn.id, turn.messages.len()), (id, 2));
             assert_eq!(turn.messages[0]["content"], format!("Number {}", id - 1));
         }
-        let files = names(&folder.path().join("a"));
+        let mut files = names(&folder.path().join("a"));
+        // What was half written.
+        files.retain(|name| name != "log.torn");
         assert!(files.len() <= 1 + STATES, "{files:?}");
         assert!(files.iter().all(|name| name == "log" || name.starts_with("state-")), "{files:?}");
         // A state that is there is the one of its turn.
@@ -147,6 +150,7 @@ fn a_log_torn_at_any_byte_ends_at_its_last_whole_record_and_goes_on_there() {
     let folder = Folder::new();
     let (log, ends) = talked(&folder);
     let path = folder.path().join("a/log");
+    let torn = folder.path().join("a/log.torn");
     let talk = Talk::tiny();
     let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
     for len in 0..log.len() {
@@ -156,7 +160,13 @@ fn a_log_torn_at_any_byte_ends_at_its_last_whole_record_and_goes_on_there() {
             let records = ends.iter().filter(|&&end| end > 0 && end <= len).count();
             if records == 0 {
                 let error = sessions.get("a").unwrap_err();
-                assert!(error.to_string().contains("expected a record"), "{len}: {error}");
+                assert!(
+                    error.to_string().contains("begins with no whole record"),
+                    "{len}: {error}"
+                );
+                // It may be anything, so it stays as it is.
+                assert_eq!(fs::read(&path).unwrap(), [&log[..len], more].concat());
+                assert!(!torn.exists());
                 continue;
             }
             assert_eq!(sessions.summary("a").unwrap().head > 0, TURNS[records] > 0);
@@ -164,6 +174,12 @@ fn a_log_torn_at_any_byte_ends_at_its_last_whole_record_and_goes_on_there() {
             assert_eq!(session.turns().len(), TURNS[records], "{len}");
             assert_eq!(sessions.summary("a").unwrap(), session.summary(), "{len}");
             assert_eq!(fs::read(&path).unwrap(), log[..ends[records]]);
+            let rest = [&log[ends[records]..len], more].concat();
+            match fs::read(&torn) {
+                Ok(aside) => assert!(aside == rest && !rest.is_empty(), "{len}"),
+                Err(_) => assert!(rest.is_empty(), "{len}"),
+            }
+            let _ = fs::remove_file(&torn);
             if len % 101 == 0 {
                 let turn = talk.say(&session, "On", 1).turn;
                 drop(session);
@@ -206,6 +222,212 @@ fn a_byte_that_rots_in_a_log_is_found_and_nothing_whole_is_thrown_away() {
     fs::write(&path, [&log[..20], &log[21..]].concat()).unwrap();
     sessions.delete("a").unwrap();
     assert_eq!(folder.names(), [""; 0]);
+}
+
+/// An error with what caused it.
+fn told(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(unix)]
+#[test]
+fn p_session_log_link_truncates_file_what_is_no_log_is_left_alone() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let (path, other) = (folder.path().join("a/log"), folder.path().join("notes.txt"));
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    let notes = "Do not lose me. ".repeat(7000);
+    // A link, though it leads to a log, and a pipe, which nobody writes.
+    for text in [notes.as_bytes(), &log, &log[..log.len() - 3]] {
+        fs::remove_file(&path).unwrap();
+        fs::write(&other, text).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        let error = told(&sessions.get("a").unwrap_err());
+        assert!(error.contains("a/log") && error.contains("found a link"), "{error}");
+        assert!(sessions.list().unwrap().is_empty());
+        assert_eq!(fs::read(&other).unwrap(), text);
+    }
+    // Another file, and a log of which no record is whole.
+    let mut damaged = log.clone();
+    for end in &ends[..ends.len() - 1] {
+        damaged[end + 9] ^= 1;
+    }
+    for text in [notes.as_bytes(), &damaged] {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, text).unwrap();
+        let error = told(&sessions.get("a").unwrap_err());
+        assert!(error.contains("begins with no whole record"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), text);
+        assert!(!folder.path().join("a/log.torn").exists());
+    }
+    // It can be deleted all the same, and what a link leads to stays.
+    fs::remove_file(&path).unwrap();
+    fs::write(&other, &notes).unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    sessions.delete("a").unwrap();
+    assert_eq!(fs::read_to_string(&other).unwrap(), notes);
+}
+
+#[test]
+fn p_log_quadratic_a_tail_that_looks_like_records_is_read_in_a_moment() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let path = folder.path().join("a/log");
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    let start = std::time::Instant::now();
+    // Each fourth byte is the length of a mebibyte that begins like JSON; lengths that end where the file does; and
+    // letters alone.
+    let size: usize = 8 << 20;
+    let lengths: Vec<u8> = (0..size / 4)
+        .rev()
+        .flat_map(|left| ((4 * left).wrapping_sub(4) as u32).to_le_bytes())
+        .collect();
+    for tail in [b"{\0\x10\0".repeat(size / 4), lengths, vec![b'{'; size]] {
+        fs::write(&path, [&log[..], &tail].concat()).unwrap();
+        assert_eq!(sessions.list().unwrap()[0].turns, 2);
+        let session = sessions.get("a").unwrap();
+        assert_eq!(session.turns().len(), 3);
+        drop(session);
+        assert_eq!(fs::read(&path).unwrap(), log);
+        fs::remove_file(folder.path().join("a/log.torn")).unwrap();
+        // A whole record after it is found, wherever.
+        fs::write(&path, [&log[..], &tail, &log[..ends[1]]].concat()).unwrap();
+        let error = told(&sessions.get("a").unwrap_err());
+        let place = format!("a whole one follows at {}", log.len() + tail.len());
+        assert!(error.contains(&place), "{error}");
+    }
+    // Minutes, where each length is followed.
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+}
+
+#[test]
+fn p_hands_blocked_by_a_log_lists_beside_a_hostile_one_take_a_moment() {
+    let folder = Folder::new();
+    let (log, _) = talked(&folder);
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    drop(sessions.create("b", None).unwrap());
+    // What the fixture has: each fourth byte is the length of a mebibyte.
+    let tail = b"{\0\x10\0".repeat(600_000);
+    fs::write(folder.path().join("a/log"), [&log[..], &tail].concat()).unwrap();
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert_eq!(sessions.list().unwrap().len(), 2));
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_long_way_back_to_the_base_of_many_turns_is_short() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let mut turn: serde_json::Value = serde_json::from_str(&json_of(&log, &ends, 1)).unwrap();
+    turn.as_object_mut().unwrap().remove("stand");
+    let (own, position) =
+        (turn["ids"].as_array().unwrap().len(), turn["position"].as_u64().unwrap());
+    let mut long = log[..ends[2]].to_vec();
+    for id in 2..20_000_u64 {
+        // All stand on the first one's ids.
+        let after = serde_json::json!({"id": id, "parent": id - 1, "base": 1, "position": position + own as u64});
+        turn.as_object_mut().unwrap().extend(after.as_object().unwrap().clone());
+        long.extend(encoded(&turn.to_string()));
+    }
+    let path = folder.path().join("a/log");
+    fs::write(&path, &long).unwrap();
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    assert_eq!(sessions.get("a").unwrap().turns().len(), 19_999);
+    // A base that is no turn before it, but one aside.
+    turn["id"] = 20_001.into();
+    turn["parent"] = 1.into();
+    turn["base"] = 9.into();
+    fs::write(&path, [&long[..], &encoded(&turn.to_string())].concat()).unwrap();
+    let error = told(&sessions.get("a").unwrap_err());
+    assert!(error.contains("its base 9 is not before it"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn p_sessions_folder_others_read_what_was_open_to_others_is_closed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    talked(&folder);
+    let inside = folder.path().join("a");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let open = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let check = || {
+        assert_eq!(mode(&inside), 0o700);
+        let files = names(&inside);
+        assert!(files.len() > 1, "{files:?}");
+        for file in files {
+            assert_eq!(mode(&inside.join(&file)), 0o600, "{file}");
+        }
+    };
+    check();
+    open(folder.path(), 0o755);
+    open(&inside, 0o777);
+    for file in names(&inside) {
+        open(&inside.join(file), 0o644);
+    }
+    let talk = Talk::tiny();
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    let session = sessions.get("a").unwrap();
+    check();
+    talk.say(&session, "Four", 2);
+    check();
+    let branch = sessions.branch(&session, "b", session.head()).unwrap();
+    assert_eq!(mode(&folder.path().join("b")), 0o700);
+    assert_eq!(mode(&folder.path().join("b/log")), 0o600);
+    drop((session, branch));
+}
+
+#[cfg(unix)]
+#[test]
+fn p_lock_fifo_hangs_a_lock_that_is_no_file_is_an_error_at_once() {
+    let folder = Folder::new();
+    talked(&folder);
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    let lock = folder.path().join(".a.lock");
+    let fifo = Command::new("mkfifo").arg(&lock).status().unwrap();
+    assert!(fifo.success());
+    let error = told(&sessions.get("a").unwrap_err());
+    assert!(error.contains(".a.lock") && error.contains("not a regular file"), "{error}");
+    fs::remove_file(&lock).unwrap();
+    let elsewhere = folder.path().join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+    let error = told(&sessions.get("a").unwrap_err());
+    assert!(error.contains(".a.lock") && error.contains("found a link"), "{error}");
+    assert!(!elsewhere.exists());
+
+    // So with the file of a state.
+    let path = folder.path().join("x.state");
+    let lock = folder.path().join(".x.state.lock");
+    Command::new("mkfifo").arg(&lock).status().unwrap();
+    let error = told(&StateFile::lock(&path).unwrap_err());
+    assert!(error.contains(".x.state.lock") && error.contains("not a regular file"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn p_save_by_dangling_link_it_is_the_file_that_it_leads_to() {
+    let folder = Folder::new();
+    let (file, link) = (folder.path().join("trip.state"), folder.path().join("alias.state"));
+    std::os::unix::fs::symlink("trip.state", &link).unwrap();
+    let first = StateFile::lock(&file).unwrap();
+    let error = told(&StateFile::lock(&link).unwrap_err());
+    assert!(error.contains("another process is about to write"), "{error}");
+    drop(first);
+    // Through a folder that is a link, and relative to it.
+    let aside = folder.path().join("aside");
+    std::os::unix::fs::symlink(folder.path(), &aside).unwrap();
+    let first = StateFile::lock(&link).unwrap();
+    assert!(StateFile::lock(&aside.join("trip.state")).is_err());
+    let talk = Talk::tiny();
+    first.save(&talk.lm.model, &talk.lm.model.new_state().unwrap(), &About::new("tiny")).unwrap();
+    assert!(file.is_file() && fs::symlink_metadata(&link).unwrap().is_symlink());
 }
 
 /// A log whose records do not say how the session stands, as they once did not.

@@ -739,13 +739,53 @@ fn r_f1_a_process_killed_while_it_saves_leaves_a_whole_file() {
 }
 
 #[test]
-fn a_state_of_nothing_but_zeros_and_one_of_no_numbers_come_back() {
+fn a_state_of_odd_numbers_comes_back() {
     let model = smallest();
     let mut state = after(&model, &[1]);
-    let odd = [f32::NAN, f32::from_bits(0xffc0_1234), -0.0, f32::INFINITY, f32::MIN_POSITIVE / 3.0];
+    let odd = [0.0, -0.0, f32::MAX, f32::MIN_POSITIVE / 3.0];
     let values: Vec<f32> = odd.iter().copied().cycle().take(64).collect();
     state.set_ssm(0, tensor(&cpu(), &values, &[2, 8, 4]).unwrap()).unwrap();
     assert_eq!(bits(&through_a_file(&model, &state, &About::new("x"))), bits(&state));
-    let saved = SavedState::from_bytes("x", file_of(&model, &state, &About::new("x"))).unwrap();
-    assert!(saved.norms().unwrap()[0].of("ssm")[0].is_nan());
+}
+
+#[test]
+fn p_state_nan_blames_model_a_state_of_no_numbers_is_named_with_its_tensor() {
+    for name in ["mamba2-tiny", "bamba-tiny"] {
+        let model = open(name);
+        let ids = tokens(6, 9, model.vocab_limit());
+        let file = file_of(&model, &after(&model, &ids), &About::new("x"));
+        let kinds = ["ssm", "conv", "keys", "values"];
+        let names: Vec<String> = Sealed::read(&file)
+            .tensors
+            .into_keys()
+            .filter(|tensor| kinds.iter().any(|kind| tensor.ends_with(kind)))
+            .collect();
+        for tensor in &names {
+            for (value, told) in
+                [(f32::NAN, "1 that are NaN and 0"), (f32::NEG_INFINITY, "0 that are NaN and 1")]
+            {
+                let change = |sealed: &mut Sealed| {
+                    let data = &mut sealed.tensors.get_mut(tensor).unwrap().2;
+                    data[4..8].copy_from_slice(&value.to_le_bytes());
+                };
+                forged(&model, &file, change, &["forged.state", tensor, "finite", told]);
+            }
+        }
+    }
+    // None is written either, and no mixture that is none.
+    let model = smallest();
+    let mut state = after(&model, &[1]);
+    let set = |state: &mut State<Cpu>, value: f32| {
+        state.set_ssm(0, tensor(&cpu(), &[value; 64], &[2, 8, 4]).unwrap()).unwrap();
+    };
+    for value in [f32::NAN, f32::INFINITY] {
+        set(&mut state, value);
+        refused(to_bytes(&model, &state, &About::new("x")), &["`layers.0.ssm`", "finite"]);
+        let good = after(&model, &[2]);
+        let mixed = mix(&model, &[(&state, 0.5), (&good, 0.5)]);
+        refused(mixed, &["`layers.0.ssm` of the mixture", "finite"]);
+    }
+    // Of numbers, too.
+    set(&mut state, f32::MAX);
+    refused(mix(&model, &[(&state, 2.0)]), &["`layers.0.ssm` of the mixture", "inf"]);
 }

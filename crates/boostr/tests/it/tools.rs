@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::constrained::{Setting, valid};
 
+/// Longest text between `[TOOL_CALLS]` and `[ARGS]`, in bytes.
+const MAX_HEAD: usize = 200;
+
 const FORMATS: [ToolFormat; 7] = [
     ToolFormat::Hermes,
     ToolFormat::Functions,
@@ -340,9 +343,19 @@ fn fragments() -> Vec<String> {
         "</",
         "<th",
         "ink>",
+        "[CALL_ID]abcdefghi[ARGS]",
+        "\0",
+        "\u{1b}[31m",
+        "\u{b}",
+        "\u{85}",
+        "\u{2028}",
+        "\r\n",
+        "\u{fdd0}",
     ]
     .map(str::to_owned)
-    .to_vec()
+    .into_iter()
+    .chain([180, 190, 197, 200, 210].map(|len| "a".repeat(len)))
+    .collect()
 }
 
 proptest! {
@@ -380,6 +393,37 @@ proptest! {
                 prop_assert!(at.is_some(), "{:?} is not in {:?}", text, answer);
                 rest = &rest[at.unwrap() + text.len()..];
             }
+        }
+    }
+}
+
+#[test]
+fn p_tool_call_depends_on_pieces_no_more_whatever_stands_in_a_head() {
+    for with_id in [false, true] {
+        let format = ToolFormat::MistralArgs { with_id };
+        for head in [
+            "sum[CALL_ID]abcdefghi",
+            "sum[CALL_ID]abcdefghi\0\0",
+            "sum\u{1b}",
+            "sum\n",
+            "sum\u{85}",
+            "s\u{e9}m",
+        ] {
+            let answer = format!("[TOOL_CALLS]{head}[ARGS]{{\"of\":[1]}}");
+            let whole = pieces(format, [answer.as_str()]);
+            let letters: Vec<String> = answer.chars().map(String::from).collect();
+            assert_eq!(pieces(format, letters.iter().map(String::as_str)), whole, "{answer:?}");
+            let is_call = matches!(whole[..], [Piece::Call(_)]);
+            assert_eq!(is_call, head.chars().all(|c| c.is_ascii_graphic()), "{answer:?}");
+        }
+        // A head as long as may be, and one byte more.
+        for (len, is_text) in [(MAX_HEAD, false), (MAX_HEAD + 1, true)] {
+            let name = "sum ".to_owned() + &" ".repeat(len - 4);
+            let answer = format!("[TOOL_CALLS]{name}[ARGS]{{}}");
+            let whole = pieces(format, [answer.as_str()]);
+            let letters: Vec<String> = answer.chars().map(String::from).collect();
+            assert_eq!(pieces(format, letters.iter().map(String::as_str)), whole);
+            assert_eq!(matches!(whole[..], [Piece::Text(_)]), is_text, "{whole:?}");
         }
     }
 }

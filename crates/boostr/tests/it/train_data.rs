@@ -13,7 +13,7 @@ use boostr::tokenizer::Tokenizer;
 use boostr::train::bpe::{self, END_OF_TEXT, MIN_VOCAB};
 use boostr::train::data::{
     Batch, Batches, Content, Cursor, DataFile, Documents, Encoder, Kind, PIECE, Packing, Pass,
-    Piece, TokenFile, read_pairs,
+    Piece, TokenFile, Truncate, read_pairs,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -289,13 +289,165 @@ fn lines_of_json_are_texts_completions_or_conversations() {
         [
             (1, text("aé")),
             (5, Content::Completion { prompt: "p".into(), completion: "c".into() }),
-            (6, Content::Messages { messages: vec![hi], tools: None }),
+            (6, Content::Messages { messages: vec![hi], given: 0, tools: None }),
             (7, text("last")),
         ]
     );
     let mut all = Documents::new(std::slice::from_ref(&file));
     assert_eq!(all.by_ref().count(), 4);
     assert_eq!(all.bytes_read(), fs::metadata(&path).unwrap().len());
+}
+
+#[test]
+fn other_forms_of_conversations_are_read_as_messages() {
+    let folder = Folder::new();
+    let read = |line: Value| {
+        let path = folder.path().join("x.jsonl");
+        fs::write(&path, format!("{line}\n")).unwrap();
+        let files = [DataFile::new(&path).unwrap()];
+        Documents::new(&files).next().unwrap().map(|document| document.content)
+    };
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let (system, hi, hello) =
+        (message("system", "Be kind."), message("user", "Hi"), message("assistant", "Hello"));
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let call = json!({"name": "f", "arguments": {"a": 1}});
+    let said = |messages: &[&Value], given, tools: Option<&Value>| Content::Messages {
+        messages: messages.iter().map(|&message| message.clone()).collect(),
+        given,
+        tools: tools.map(|tool| vec![tool.clone()]),
+    };
+    let cases = [
+        // ShareGPT.
+        (
+            json!({"conversations": [
+                {"from": "system", "value": "Be kind."}, {"from": "human", "value": "Hi"},
+                {"from": "gpt", "value": "Hello"}], "id": "x"}),
+            said(&[&system, &hi, &hello], 0, None),
+        ),
+        (
+            json!({"conversations": [{"from": "user", "value": "Hi"}, {"from": "model", "value": "Hello"}],
+                "system": "Be kind.", "tools": ""}),
+            said(&[&system, &hi, &hello], 0, None),
+        ),
+        (json!({"conversations": [hi, hello]}), said(&[&hi, &hello], 0, None)),
+        (
+            json!({"conversations": [
+                {"from": "human", "value": "Hi"}, {"from": "function_call", "value": call.to_string()},
+                {"from": "observation", "value": "3"}, {"from": "gpt", "value": "Hello"}],
+                "tools": json!([tool]).to_string()}),
+            said(
+                &[
+                    &hi,
+                    &json!({"role": "assistant", "content": "",
+                        "tool_calls": [{"type": "function", "function": call}]}),
+                    &message("tool", "3"),
+                    &hello,
+                ],
+                0,
+                Some(&tool),
+            ),
+        ),
+        // Alpaca.
+        (
+            json!({"instruction": "Hi", "input": "", "output": "Hello", "text": "all of it"}),
+            said(&[&hi, &hello], 0, None),
+        ),
+        (
+            json!({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be kind.",
+                "history": [["Hi", "Hello"]]}),
+            said(
+                &[&system, &hi, &hello, &message("user", "Add.\n1 2"), &message("assistant", "3")],
+                0,
+                None,
+            ),
+        ),
+        // TRL: what the prompt's assistant says is only read.
+        (
+            json!({"prompt": [hi, hello, hi], "completion": [hello], "tools": [tool]}),
+            said(&[&hi, &hello, &hi, &hello], 3, Some(&tool)),
+        ),
+    ];
+    for (line, want) in cases {
+        assert_eq!(read(line.clone()).unwrap(), want, "{line}");
+    }
+    let errors = [
+        (json!({"conversations": []}), "`conversations` is empty"),
+        (
+            json!({"conversations": [{"from": "narrator", "value": "x"}]}),
+            "message 1: `from`: expected human, gpt, system, tool, observation or function_call, found \"narrator\"",
+        ),
+        (json!({"conversations": [{"value": "x"}]}), "expected `from` with `value`, or `role`"),
+        (
+            json!({"conversations": [{"from": "gpt"}]}),
+            "message 1: `value`: expected a text, found null",
+        ),
+        (json!({"conversations": [{"from": "function_call", "value": "f()"}]}), "not JSON"),
+        (json!({"messages": [hi], "tools": "[oh"}), "`tools`: not JSON"),
+        (json!({"instruction": "x"}), "found `instruction` alone"),
+        (json!({"output": "x"}), "found `output` alone"),
+        (json!({"instruction": "x", "output": ""}), "`output` is empty"),
+        (
+            json!({"instruction": "x", "output": "y", "history": [["a"]]}),
+            "`history`: expected a list of pairs of texts",
+        ),
+        (
+            json!({"prompt": [hi], "completion": "x"}),
+            "`completion`: expected a list of objects, found a text",
+        ),
+        (json!({"prompt": [hi], "completion": []}), "`completion` is empty"),
+        (json!({"prompt": "x", "completion": [hi]}), "`completion`: expected a text, found a list"),
+    ];
+    for (line, want) in errors {
+        let error = read(line.clone()).unwrap_err().to_string();
+        assert!(error.contains("x.jsonl") && error.contains("line 1"), "{error}");
+        assert!(error.contains(want), "{line}: {error}");
+    }
+}
+
+#[test]
+fn p_tune_empty_completion_its_file_and_line_are_named() {
+    let folder = Folder::new();
+    let path = folder.path().join("e.jsonl");
+    fs::write(
+        &path,
+        "{\"prompt\":\"a\",\"completion\":\"b\"}\n{\"prompt\":\"a\",\"completion\":\"\"}\n",
+    )
+    .unwrap();
+    let files = [DataFile::new(&path).unwrap()];
+    let encoder = Encoder::new(&tokenizer(), 0).unwrap();
+    let tokens = folder.path().join("x.tokens");
+    let error = TokenFile::prepare(&tokens, &files, &encoder, |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("e.jsonl") && error.contains("line 2"), "{error}");
+    assert!(error.contains("`completion` is empty"), "{error}");
+    assert!(!tokens.exists());
+}
+
+#[test]
+fn of_a_prompt_of_messages_answers_are_read_and_not_learnt() {
+    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
+                 {% if add_generation_prompt %}<assistant>{% endif %}";
+    let marked = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+                  {% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}";
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let messages = vec![
+        message("user", "one"),
+        message("assistant", "two"),
+        message("user", "three"),
+        message("assistant", "four"),
+    ];
+    let tokenizer = tokenizer();
+    for template in [plain, marked] {
+        let source = chat::Source::new("t", template, SpecialTokens::default());
+        let encoder =
+            Encoder::new(&tokenizer, 0).unwrap().with_chat(&source, Options::default()).unwrap();
+        let learnt = |given| {
+            let content = Content::Messages { messages: messages.clone(), given, tools: None };
+            decoded(&tokenizer, &encoder, &content).0
+        };
+        assert_eq!(learnt(0), "two;four;", "{template}");
+        assert_eq!(learnt(3), "four;", "{template}");
+    }
 }
 
 #[test]
@@ -307,17 +459,23 @@ fn what_is_no_document_is_an_error_with_its_line() {
         ("{\"text\": 1}", "`text`: expected a text, found a number"),
         (
             "{\"txt\": \"a\"}",
-            "expected `messages`, `prompt` with `completion`, or `text`, found none of them",
+            "expected `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, \
+             or `text`, found none of them",
         ),
         (
             "{\"prompt\": \"a\"}",
-            "expected `messages`, `prompt` with `completion`, or `text`, found `prompt` alone",
+            "expected `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, \
+             or `text`, found `prompt` alone",
         ),
         (
             "{\"completion\": \"a\"}",
-            "expected `messages`, `prompt` with `completion`, or `text`, found `completion` alone",
+            "expected `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, \
+             or `text`, found `completion` alone",
         ),
-        ("{\"prompt\": [], \"completion\": \"a\"}", "`prompt`: expected a text, found a list"),
+        (
+            "{\"prompt\": [], \"completion\": \"a\"}",
+            "`completion`: expected a list of objects, found a text",
+        ),
         ("{\"messages\": []}", "`messages` is empty"),
         ("{\"messages\": \"a\"}", "`messages`: expected a list of objects, found a text"),
         (
@@ -403,7 +561,6 @@ fn of_a_completion_only_what_follows_the_prompt_counts() {
         ("the river", " runs to the sea", " runs to the sea"),
         ("the river\n", "runs", "runs"),
         ("", "runs", "runs"),
-        ("the sea", "", ""),
         // A token across the border is the completion's.
         ("the ri", "ver", " river"),
     ] {
@@ -413,6 +570,9 @@ fn of_a_completion_only_what_follows_the_prompt_counts() {
         assert_eq!(encoder.encode(&content).unwrap().ids, tokenizer.encode(&all, true).unwrap());
         assert_eq!(encoder.encode(&content).unwrap().bytes, all.len());
     }
+    let empty = Content::Completion { prompt: "the sea".into(), completion: String::new() };
+    let error = encoder.encode(&empty).unwrap_err().to_string();
+    assert!(error.contains("no token of its own, so nothing to learn"), "{error}");
     // The start is read, and does not count.
     let encoder = encoder.with_start(vec![320, 321]).unwrap();
     let content = Content::Completion { prompt: "a".into(), completion: " the".into() };
@@ -480,7 +640,7 @@ fn of_a_conversation_only_the_answers_count() {
         let source = chat::Source::new("t.jinja", template.as_str(), SpecialTokens::default());
         let encoder = Encoder::new(&tokenizer, 321).unwrap();
         let encoder = encoder.with_chat(&source, Options::default()).unwrap();
-        let content = Content::Messages { messages: conversation(), tools: None };
+        let content = Content::Messages { messages: conversation(), given: 0, tools: None };
         let (answers, text) = decoded(&tokenizer, &encoder, &content);
         assert_eq!(answers, counted, "{template}");
         assert_eq!(text, all, "{template}");
@@ -796,7 +956,7 @@ fn no_damaged_file_of_tokens_does_harm() {
         let all: Vec<u32> = (0..tokens.documents()).flat_map(|i| tokens.document(i)).collect();
         assert_eq!(all.len(), tokens.tokens());
         assert!(all.iter().all(|&id| id < tokens.vocab_size()));
-        for packing in [Packing::Documents, Packing::Carried] {
+        for packing in [CUT, Packing::Carried] {
             let batch = Batches::new(&tokens, packing, 1, 7, random.next()).unwrap().next();
             assert_eq!(batch.tokens(), 7);
         }
@@ -805,6 +965,9 @@ fn no_damaged_file_of_tokens_does_harm() {
 }
 
 // Batches
+
+/// Rows that are cut from one stream.
+const CUT: Packing = Packing::Documents(Truncate::Anywhere);
 
 /// Documents of these lengths, no id twice but the end.
 fn distinct(lens: &[usize]) -> TokenFile {
@@ -852,13 +1015,13 @@ fn shown(batches: &[Batch], file: &TokenFile) -> Vec<([usize; 4], bool)> {
 #[test]
 fn documents_are_packed_in_rows_and_what_is_cut_starts_afresh() {
     let file = distinct(&[5, 3, 8, 1, 15]);
-    let batches: Vec<Batch> = Pass::new(&file, Packing::Documents, 2, 8).unwrap().collect();
+    let batches: Vec<Batch> = Pass::new(&file, CUT, 2, 8).unwrap().collect();
     assert_eq!(batches.iter().map(Batch::tokens).collect::<Vec<_>>(), [16, 16]);
     let want = [[0, 0, 5, 0], [1, 0, 3, 0], [2, 0, 8, 1], [3, 0, 1, 0], [4, 0, 7, 0], [4, 7, 8, 1]];
     assert_eq!(shown(&batches, &file), want.map(|piece| (piece, true)));
 
     // The rest of a cut document has the row before as no context; a last row may be short.
-    let batches: Vec<Batch> = Pass::new(&file, Packing::Documents, 1, 10).unwrap().collect();
+    let batches: Vec<Batch> = Pass::new(&file, CUT, 1, 10).unwrap().collect();
     let want = [
         [0, 0, 5, 0],
         [1, 0, 3, 0],
@@ -870,6 +1033,36 @@ fn documents_are_packed_in_rows_and_what_is_cut_starts_afresh() {
         [4, 13, 2, 0],
     ];
     assert_eq!(shown(&batches, &file), want.map(|piece| (piece, true)));
+}
+
+#[test]
+fn documents_that_fit_stand_whole_in_the_fullest_row_that_has_room() {
+    let file = distinct(&[5, 3, 8, 1, 15, 2]);
+    let packing = |truncate| Packing::Documents(truncate);
+    let rows = |truncate| {
+        let batches: Vec<Batch> = Pass::new(&file, packing(truncate), 1, 8).unwrap().collect();
+        shown(&batches, &file).into_iter().map(|(piece, _)| piece).collect::<Vec<_>>()
+    };
+    let rest = [[0, 0, 5, 0], [1, 0, 3, 0]];
+    let short = [[5, 0, 2, 0], [3, 0, 1, 0]];
+    let split = [&[[2, 0, 8, 0], [4, 0, 8, 0], [4, 8, 7, 0]][..], &short[1..], &rest, &short[..1]];
+    assert_eq!(rows(Truncate::Split), split.concat());
+    let start = [&[[2, 0, 8, 0], [4, 0, 8, 0]][..], &rest, &short];
+    assert_eq!(rows(Truncate::KeepStart), start.concat());
+    let end = [&[[2, 0, 8, 0], [4, 7, 8, 0]][..], &rest, &short];
+    assert_eq!(rows(Truncate::KeepEnd), end.concat());
+    assert_eq!(rows(Truncate::Drop), [&[[2, 0, 8, 0]][..], &rest, &short].concat());
+
+    let error = |truncate, len| {
+        Batches::new(&file, packing(truncate), 1, len, 0).err().map(|error| error.to_string())
+    };
+    let refused = error(Truncate::Refuse, 8).unwrap();
+    assert!(refused.contains("document 5 of 6 has 15 tokens, a row has 8"), "{refused}");
+    assert_eq!(error(Truncate::Refuse, 15), None);
+    assert_eq!((file.longer_than(8), file.longer_than(15)), (1, 0));
+    let short = distinct(&[5, 3]);
+    let none = Batches::new(&short, packing(Truncate::Drop), 1, 2, 0).err().unwrap().to_string();
+    assert!(none.contains("all 2 documents are longer than a row of 2 tokens"), "{none}");
 }
 
 #[test]
@@ -907,7 +1100,7 @@ fn streams_carry_their_state_until_a_document_or_a_share_starts() {
 #[test]
 fn only_what_counts_is_a_target() {
     let file = TokenFile::from_bytes("x", token_bytes(&GOOD, [2, 5, 0])).unwrap();
-    let batch = Pass::new(&file, Packing::Documents, 1, 8).unwrap().next().unwrap();
+    let batch = Pass::new(&file, CUT, 1, 8).unwrap().next().unwrap();
     let pieces: Vec<(&[u32], &[u32])> =
         batch.pieces.iter().map(|piece| (&piece.tokens[..], &piece.targets[..])).collect();
     assert_eq!(pieces, [(&[5, 6][..], &[6, 0][..]), (&[7], &[IGNORE])]);
@@ -923,31 +1116,31 @@ fn the_order_is_the_seeds_and_the_epochs() {
             .map(|_| batches.next().pieces.iter().map(|p| p.document).collect())
             .collect::<Vec<Vec<_>>>()
     };
-    let all = epochs(1, Packing::Documents, 1);
+    let all = epochs(1, CUT, 1);
     let distinct: BTreeSet<&Vec<usize>> = all.iter().collect();
     assert_eq!(distinct.len(), 4);
     for epoch in &all {
         assert_eq!(epoch.iter().copied().collect::<BTreeSet<_>>(), (0..40).collect());
         assert_ne!(*epoch, (0..40).collect::<Vec<_>>());
     }
-    assert_eq!(epochs(1, Packing::Documents, 1), all);
+    assert_eq!(epochs(1, CUT, 1), all);
     // However streams are cut, and rows but for their own order.
     assert_eq!(epochs(1, Packing::Carried, 5), all);
-    for (rows, all) in epochs(1, Packing::Documents, 4).iter().zip(&all) {
+    for (rows, all) in epochs(1, CUT, 4).iter().zip(&all) {
         let sorted = |epoch: &[usize]| epoch.chunks(10).map(<[_]>::to_vec).collect::<BTreeSet<_>>();
         assert_eq!(sorted(rows), sorted(all));
     }
-    assert!(epochs(2, Packing::Documents, 1).iter().all(|epoch| !all.contains(epoch)));
+    assert!(epochs(2, CUT, 1).iter().all(|epoch| !all.contains(epoch)));
 
     // The file of one version is to give the same batches in the next.
     assert_eq!(all[0][..6], [30, 25, 33, 26, 38, 17]);
-    assert_eq!(epochs(1, Packing::Documents, 4)[0][..6], [1, 4, 9, 28, 36, 12]);
+    assert_eq!(epochs(1, CUT, 4)[0][..6], [1, 4, 9, 28, 36, 12]);
 }
 
 #[test]
 fn the_parts_of_a_long_document_are_shuffled_and_each_is_read_once() {
     let file = distinct(&[998]);
-    let mut batches = Batches::new(&file, Packing::Documents, 4, 10, 3).unwrap();
+    let mut batches = Batches::new(&file, CUT, 4, 10, 3).unwrap();
     // 499 batches of 40 are 20 epochs of 998, whose rows are cut elsewhere each time.
     let pieces: Vec<Piece> = (0..499).flat_map(|_| batches.next().pieces).collect();
     let mut counts = BTreeMap::new();
@@ -964,7 +1157,7 @@ fn the_parts_of_a_long_document_are_shuffled_and_each_is_read_once() {
 #[test]
 fn every_place_in_an_order_is_equally_likely() {
     let file = distinct(&[1; 8]);
-    let mut batches = Batches::new(&file, Packing::Documents, 1, 8, 7).unwrap();
+    let mut batches = Batches::new(&file, CUT, 1, 8, 7).unwrap();
     let mut counts = [[0_i32; 8]; 8];
     for _ in 0..8000 {
         for (place, piece) in batches.next().pieces.iter().enumerate() {
@@ -980,21 +1173,22 @@ fn what_makes_no_batches_is_refused() {
     let file = distinct(&[5, 3]);
     let error =
         |packing, rows, len| Batches::new(&file, packing, rows, len, 0).err().unwrap().to_string();
-    assert_eq!(
-        error(Packing::Documents, 0, 4),
-        "argument `batch_size`: expected at least 1, found 0"
-    );
-    assert_eq!(error(Packing::Documents, 4, 0), "argument `seq_len`: expected at least 1, found 0");
-    assert!(error(Packing::Documents, 1 << 40, 1 << 40).contains("more than 2^32 - 1"));
+    assert_eq!(error(CUT, 0, 4), "argument `batch_size`: expected at least 1, found 0");
+    assert_eq!(error(CUT, 4, 0), "argument `seq_len`: expected at least 1, found 0");
+    assert!(error(CUT, 1 << 40, 1 << 40).contains("more than 2^32 - 1"));
     assert!(error(Packing::Carried, 9, 4).contains("9 streams, but the data has 8 tokens"));
-    assert!(Batches::new(&file, Packing::Documents, 9, 4, 0).is_ok());
+    assert!(Batches::new(&file, CUT, 9, 4, 0).is_ok());
 
     let mut batches = Batches::new(&file, Packing::Carried, 2, 4, 0).unwrap();
     let cursor = batches.cursor();
     let refused =
         |batches: &mut Batches<&TokenFile>, cursor| batches.seek(cursor).unwrap_err().to_string();
     let other = refused(&mut batches, Cursor { inputs: 9, ..cursor });
-    assert!(other.contains("data of 2 documents with 9 tokens, this has 2 with 8"), "{other}");
+    assert!(other.contains("data of 2 documents with 9 tokens, `memory` has 2 with 8"), "{other}");
+    let checksum = cursor.checksum.map(|checksum| checksum ^ 1);
+    assert!(refused(&mut batches, Cursor { checksum, ..cursor }).contains("another checksum"));
+    // Runs of earlier versions kept none.
+    batches.seek(Cursor { checksum: None, ..cursor }).unwrap();
     assert!(refused(&mut batches, Cursor { documents: 3, ..cursor }).contains("3 documents"));
     assert!(
         refused(&mut batches, Cursor { read: 12, ..cursor }).contains("12 tokens are no whole")
@@ -1017,7 +1211,7 @@ proptest! {
     fn every_token_is_a_target_once_an_epoch((lens, rows, len, seed) in shapes()) {
         let file = distinct(&lens);
         let (places, inputs) = (places(&file), file.inputs());
-        for packing in [Packing::Documents, Packing::Carried] {
+        for packing in [CUT, Packing::Carried] {
             let mut batches = Batches::new(&file, packing, rows, len, seed).unwrap();
             let count = 3 * inputs.div_ceil(rows * len);
             let all: Vec<Batch> = (0..=count).map(|_| batches.next()).collect();
@@ -1031,7 +1225,7 @@ proptest! {
                 }
                 for piece in &batch.pieces {
                     check_piece(piece, &places);
-                    let stream = if packing == Packing::Documents { 0 } else { piece.slot };
+                    let stream = if packing == CUT { 0 } else { piece.slot };
                     streams.entry(stream).or_default().extend(&piece.tokens);
                 }
             }
@@ -1058,7 +1252,7 @@ proptest! {
     fn a_state_is_fresh_exactly_where_nothing_is_to_be_carried((lens, rows, len, seed) in shapes()) {
         let file = distinct(&lens);
         let (places, inputs) = (places(&file), file.inputs());
-        let mut batches = Batches::new(&file, Packing::Documents, rows, len, seed).unwrap();
+        let mut batches = Batches::new(&file, CUT, rows, len, seed).unwrap();
         for _ in 0..4 {
             prop_assert!(batches.next().pieces.iter().all(|piece| piece.is_start));
         }
@@ -1082,9 +1276,73 @@ proptest! {
     }
 
     #[test]
+    fn a_document_that_fits_in_a_row_is_never_cut((lens, rows, len, seed) in shapes()) {
+        let file = distinct(&lens);
+        let places = places(&file);
+        for (truncate, kept) in [
+            (Truncate::Split, None),
+            (Truncate::KeepStart, Some(true)),
+            (Truncate::KeepEnd, Some(true)),
+            (Truncate::Drop, Some(false)),
+        ] {
+            let packing = Packing::Documents(truncate);
+            let Ok(mut batches) = Batches::new(&file, packing, rows, len, seed) else {
+                prop_assert!(truncate == Truncate::Drop && lens.iter().all(|&inputs| inputs > len));
+                continue;
+            };
+            // Batches of all rows of an epoch, by those of one row.
+            let mut single = Batches::new(&file, packing, 1, len, seed).unwrap();
+            let (mut seen, mut count) = (BTreeMap::new(), 0);
+            let wanted = lens.iter().map(|&inputs| match kept {
+                _ if inputs <= len => inputs,
+                None => inputs,
+                Some(is_kept) => if is_kept { len } else { 0 },
+            });
+            let wanted: usize = wanted.sum();
+            let mut tokens = 0;
+            while tokens < wanted {
+                let batch = single.next();
+                prop_assert!(batch.tokens() <= len && !batch.pieces.is_empty());
+                for piece in &batch.pieces {
+                    check_piece(piece, &places);
+                    prop_assert!(piece.is_start);
+                    let (inputs, first) =
+                        (lens[piece.document], places[piece.tokens[0] as usize].1);
+                    let is_whole = piece.tokens.len() == inputs;
+                    prop_assert!(is_whole || inputs > len, "{truncate:?}: {piece:?}");
+                    match truncate {
+                        Truncate::KeepStart => prop_assert_eq!(first, 0),
+                        Truncate::KeepEnd => prop_assert_eq!(first + piece.tokens.len(), inputs),
+                        Truncate::Drop => prop_assert!(is_whole),
+                        _ => prop_assert_eq!(first % len, 0),
+                    }
+                    for &id in &piece.tokens {
+                        prop_assert!(seen.insert(id, ()).is_none(), "twice in an epoch");
+                    }
+                }
+                (tokens, count) = (tokens + batch.tokens(), count + 1);
+            }
+            prop_assert_eq!(tokens, wanted);
+            // No two rows would fit in one.
+            prop_assert!(count == 1 || 2 * tokens > (count - 1) * len);
+            // Rows do not depend on how many are in a batch.
+            let mut single = Batches::new(&file, packing, 1, len, seed).unwrap();
+            for _ in 0..5 {
+                let one: Vec<Vec<Piece>> = (0..rows).map(|_| single.next().pieces).collect();
+                let batch = batches.next();
+                for (slot, one) in one.iter().enumerate() {
+                    let row = batch.pieces.iter().filter(|piece| piece.slot == slot);
+                    let row: Vec<Piece> = row.map(|piece| Piece { slot: 0, ..piece.clone() }).collect();
+                    prop_assert_eq!(&row, one);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_cursor_goes_on_as_if_nothing_had_been((lens, rows, len, seed) in shapes()) {
         let file = distinct(&lens);
-        for packing in [Packing::Documents, Packing::Carried] {
+        for packing in [CUT, Packing::Documents(Truncate::Split), Packing::Carried] {
             let mut batches = Batches::new(&file, packing, rows, len, seed).unwrap();
             let steps: Vec<(String, Batch)> = (0..12)
                 .map(|_| (serde_json::to_string(&batches.cursor()).unwrap(), batches.next()))
@@ -1101,22 +1359,23 @@ proptest! {
                 batches.seek(serde_json::from_str(&steps[i].0).unwrap()).unwrap();
                 prop_assert_eq!(&batches.next(), &steps[i].1);
             }
-            prop_assert!(steps[0].0.len() < 80);
+            prop_assert!(steps[0].0.len() < 100);
         }
     }
 
     #[test]
     fn a_pass_reads_every_input_once_and_ends((lens, rows, len, _) in shapes()) {
         let file = distinct(&lens);
-        for packing in [Packing::Documents, Packing::Carried] {
+        for packing in [CUT, Packing::Documents(Truncate::Split), Packing::Carried] {
             let all: Vec<Batch> = Pass::new(&file, packing, rows, len).unwrap().collect();
             let mut ids: Vec<u32> =
                 all.iter().flat_map(|b| &b.pieces).flat_map(|p| p.tokens.clone()).collect();
-            if packing == Packing::Carried {
+            if packing != CUT {
                 ids.sort_unstable();
             }
             prop_assert_eq!(ids, (1..=file.inputs() as u32).collect::<Vec<_>>());
-            prop_assert!(all.iter().rev().skip(1).all(|batch| batch.tokens() == rows * len));
+            let is_full = |batch: &Batch| batch.tokens() == rows * len;
+            prop_assert!(packing == Packing::Documents(Truncate::Split) || all.iter().rev().skip(1).all(is_full));
         }
     }
 }

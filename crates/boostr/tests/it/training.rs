@@ -9,10 +9,10 @@ use boostr::checkpoint::Checkpoint;
 use boostr::load::OpenOptions;
 use boostr::models::{Logits, Model, Run};
 use boostr::ops::{IGNORE, Tape, to_vec};
-use boostr::train::data::{Batch, Piece, TokenFile};
+use boostr::train::data::{Batch, Batches, DataFile, Encoder, Packing, Piece, TokenFile, Truncate};
 use boostr::train::{
-    AdamWConfig, Event, Gradients, LoraConfig, Method, RunConfig, Schedule, ScheduleKind, TrainRun,
-    TrainableModel, Trainer, decays, latest,
+    AdamWConfig, Checkpoints, Event, Gradients, LoraConfig, Method, RunConfig, Schedule,
+    ScheduleKind, TrainRun, TrainableModel, Trainer, decays, latest,
 };
 
 use crate::common::cpu;
@@ -462,6 +462,10 @@ fn config() -> RunConfig {
     }
 }
 
+fn checkpoints(folder: &Path) -> Checkpoints {
+    Checkpoints::open(folder, 2).unwrap()
+}
+
 fn data() -> TokenFile {
     let documents: Vec<Vec<u32>> = (0..9).map(|i| ids(11 + 7 * i, 100 * i)).collect();
     TokenFile::of_documents(&documents, 0, 96).unwrap()
@@ -479,14 +483,17 @@ fn losses(name: &str, config: &RunConfig, stops: &[u64]) -> (Vec<f64>, Vec<Vec<f
     let mut values = Vec::new();
     for (i, stop) in stops.iter().chain([&u64::MAX]).enumerate() {
         let mut run = if i == 0 {
-            TrainRun::new(&folder, config.clone(), open(name), data(), Some(data())).unwrap()
+            TrainRun::new(checkpoints(&folder), config.clone(), open(name), data(), Some(data()))
+                .unwrap()
         } else {
             let saved = latest(&folder).unwrap().unwrap().checkpoint;
             let model = match config.method {
                 Method::Full => TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap(),
                 Method::Lora(_) => open(name),
             };
-            TrainRun::resume(&folder, &saved, config.clone(), model, data(), Some(data())).unwrap()
+            let valid = Some(data());
+            TrainRun::resume(checkpoints(&folder), &saved, config.clone(), model, data(), valid)
+                .unwrap()
         };
         run.run(&mut |event| {
             if let Event::Step(metrics) = event {
@@ -525,7 +532,8 @@ fn a_run_that_was_stopped_goes_on_to_the_bit() {
 fn what_a_run_leaves_is_a_model_that_opens() {
     let folder = std::env::temp_dir().join(format!("boostr-left-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
-    let mut run = TrainRun::new(&folder, config(), open("mamba2-tiny"), data(), None).unwrap();
+    let mut run =
+        TrainRun::new(checkpoints(&folder), config(), open("mamba2-tiny"), data(), None).unwrap();
     run.run(&mut |_| ControlFlow::Continue(())).unwrap();
     let lm =
         boostr::load::LanguageModel::<Cpu>::open(&folder, &OpenOptions::default(), cpu()).unwrap();
@@ -562,5 +570,205 @@ fn bad_batches_and_settings_are_errors_that_change_nothing() {
     let method = Method::Lora(LoraConfig { r: 0, ..LoraConfig::default() });
     let folder = std::env::temp_dir().join(format!("boostr-bad-{}", std::process::id()));
     let config = RunConfig { method, ..config() };
-    assert!(TrainRun::new(&folder, config, open("mamba2-tiny"), data(), None).is_err());
+    assert!(
+        TrainRun::new(checkpoints(&folder), config, open("mamba2-tiny"), data(), None).is_err()
+    );
+}
+
+#[test]
+fn p_tune_packing_cuts_documents_the_length_of_a_row_changes_no_loss() {
+    // Documents of 21 inputs each; all are read in a step, whatever the row.
+    let documents: Vec<Vec<u32>> = (0..12).map(|i| ids(21, 100 * i)).collect();
+    let data = || TokenFile::of_documents(&documents, 0, 96).unwrap();
+    let loss = |seq_len, batch_size, truncate| {
+        let packing = Packing::Documents(truncate);
+        let data = data();
+        let batch = Batches::new(&data, packing, batch_size, seq_len, 3).unwrap().next();
+        trainer(all("mamba2-tiny"), AdamWConfig::default(), 1e-9).step(&batch).unwrap()
+    };
+    let whole = loss(4096, 1, Truncate::Split);
+    assert_eq!((whole.tokens, whole.predicted), (12 * 21, 12 * 21));
+    for (seq_len, batch_size) in [(21, 12), (30, 12), (42, 6), (50, 6), (63, 4)] {
+        let packed = loss(seq_len, batch_size, Truncate::Split);
+        assert_eq!(packed.predicted, whole.predicted, "rows of {seq_len}");
+        assert!((packed.loss - whole.loss).abs() < 1e-6, "{} for {}", packed.loss, whole.loss);
+    }
+    // What is cut anywhere is another loss.
+    assert!((loss(28, 9, Truncate::Anywhere).loss - whole.loss).abs() > 1e-3);
+}
+
+#[test]
+fn p_tune_batch_without_targets_it_counts_nothing_and_the_run_goes_on() {
+    // Of every third document nothing counts but the end, of the others all.
+    let folder = temporary("run-without-targets");
+    let path = folder.join("x.tokens");
+    let prompt = "Say it again and again and again, as often as you can say it. ".repeat(3);
+    let lines: String = (0..9)
+        .map(|i| match i % 3 {
+            0 => format!("{}\n", serde_json::json!({"prompt": prompt, "completion": "x"})),
+            _ => format!("{}\n", serde_json::json!({"prompt": "Hi.", "completion": "Hello."})),
+        })
+        .collect();
+    std::fs::create_dir_all(&folder).unwrap();
+    let text = folder.join("x.jsonl");
+    std::fs::write(&text, lines).unwrap();
+    let lm = boostr::load::LanguageModel::<Cpu>::open(
+        fixtures().join("models/mamba2-tiny"),
+        &OpenOptions::default(),
+        cpu(),
+    )
+    .unwrap();
+    let encoder = Encoder::new(lm.tokenizer().unwrap(), 0).unwrap();
+    let files = [DataFile::new(&text).unwrap()];
+    let data = || TokenFile::prepare(&path, &files, &encoder, |_, _| {}).unwrap();
+    for carry_state in [false, true] {
+        let config = RunConfig {
+            carry_state,
+            batch_size: 1,
+            seq_len: 16,
+            schedule: Schedule { total_steps: 12, warmup_steps: 0, ..Schedule::default() },
+            ..RunConfig::default()
+        };
+        let run = |stop: u64| {
+            let folder = folder.join(format!("{carry_state}-{stop}"));
+            let mut losses = Vec::new();
+            let mut passed_over = 0;
+            for stop in [stop, u64::MAX] {
+                let mut run = match latest(&folder).ok().flatten() {
+                    None => TrainRun::new(
+                        checkpoints(&folder),
+                        config.clone(),
+                        open("mamba2-tiny"),
+                        data(),
+                        None,
+                    ),
+                    Some(found) => TrainRun::resume(
+                        checkpoints(&folder),
+                        &found.checkpoint,
+                        config.clone(),
+                        TrainableModel::open(&found.checkpoint.path, &OpenOptions::default())
+                            .unwrap(),
+                        data(),
+                        None,
+                    ),
+                }
+                .unwrap();
+                run.run(&mut |event| match event {
+                    Event::Step(metrics) => {
+                        losses.push(metrics.loss);
+                        if metrics.step == stop {
+                            return ControlFlow::Break(());
+                        }
+                        ControlFlow::Continue(())
+                    }
+                    _ => ControlFlow::Continue(()),
+                })
+                .unwrap();
+                assert!(stop == u64::MAX || run.steps().0 == stop);
+                passed_over += run.passed_over();
+            }
+            (losses, passed_over)
+        };
+        let (losses, passed_over) = run(5);
+        assert_eq!(losses.len(), 12);
+        assert!(losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
+        assert!(passed_over > 0, "every batch had a target");
+        assert_eq!((losses, passed_over), run(9));
+    }
+
+    // Where all that is to be learnt is left out, the run says so.
+    let config = RunConfig {
+        truncate: Truncate::KeepStart,
+        batch_size: 1,
+        seq_len: 2,
+        ..RunConfig::default()
+    };
+    let mut run =
+        TrainRun::new(checkpoints(&folder.join("none")), config, open("mamba2-tiny"), data(), None)
+            .unwrap();
+    let none = run.run(&mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    assert!(none.contains("expected tokens to predict, found none in an epoch"), "{none}");
+    drop(run);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_finished_run_is_given_more_steps_but_not_fewer() {
+    let folder = temporary("run-extended");
+    let with = |total_steps| RunConfig {
+        schedule: Schedule { total_steps, ..config().schedule },
+        ..config()
+    };
+    TrainRun::new(checkpoints(&folder), with(4), open("mamba2-tiny"), data(), None)
+        .unwrap()
+        .run(&mut |_| ControlFlow::Continue(()))
+        .unwrap();
+    let resume = |total_steps| {
+        let saved = latest(&folder).unwrap().unwrap().checkpoint;
+        let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
+        TrainRun::resume(checkpoints(&folder), &saved, with(total_steps), model, data(), None)
+    };
+    let fewer = resume(3).err().unwrap().to_string();
+    assert!(fewer.contains("at least the 4 steps that were made, found 3"), "{fewer}");
+    let mut run = resume(6).unwrap();
+    let mut rates = Vec::new();
+    run.run(&mut |event| {
+        if let Event::Step(metrics) = event {
+            rates.push(metrics.lr);
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(run.steps(), (6, 6));
+    assert_eq!(rates, [4, 5].map(|step| with(6).schedule.lr(step)));
+    drop(run);
+    assert_eq!(latest(&folder).unwrap().unwrap().checkpoint.state.step, 6);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_run_of_a_version_before_whole_documents_goes_on_as_it_was() {
+    let folder = temporary("run-of-before");
+    let cut = RunConfig { truncate: Truncate::Anywhere, ..config() };
+    TrainRun::new(checkpoints(&folder), cut.clone(), open("mamba2-tiny"), data(), None)
+        .unwrap()
+        .run(&mut |event| match event {
+            Event::Step(metrics) if metrics.step == 3 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        })
+        .unwrap();
+    let mut saved = latest(&folder).unwrap().unwrap().checkpoint;
+    saved.state.config.as_object_mut().unwrap().remove("truncate").unwrap();
+    saved.state.cursor.as_object_mut().unwrap().remove("checksum").unwrap();
+    assert_eq!(RunConfig::of_checkpoint(&saved).unwrap(), cut);
+    let resume = |config, data| {
+        let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
+        TrainRun::resume(checkpoints(&folder), &saved, config, model, data, None)
+    };
+    let other = resume(config(), data()).err().unwrap().to_string();
+    assert!(other.contains("`truncate` was \"anywhere\", is \"split\""), "{other}");
+    assert_eq!(resume(cut, data()).unwrap().steps(), (3, 20));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn p_g9_second_trainer_replaces_tokens_a_run_knows_its_data_by_a_checksum() {
+    let folder = temporary("run-other-data");
+    TrainRun::new(checkpoints(&folder), config(), open("mamba2-tiny"), data(), None)
+        .unwrap()
+        .run(&mut |event| match event {
+            Event::Step(metrics) if metrics.step == 3 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        })
+        .unwrap();
+    // As many documents and tokens, in another order.
+    let mut documents: Vec<Vec<u32>> = (0..9).map(|i| ids(11 + 7 * i, 100 * i)).collect();
+    documents[8].swap(0, 1);
+    let other = TokenFile::of_documents(&documents, 0, 96).unwrap();
+    let saved = latest(&folder).unwrap().unwrap().checkpoint;
+    let model = TrainableModel::open(&saved.path, &OpenOptions::default()).unwrap();
+    let error = TrainRun::resume(checkpoints(&folder), &saved, config(), model, other, None);
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("other data") && error.contains("checksum"), "{error}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }

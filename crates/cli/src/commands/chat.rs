@@ -31,7 +31,8 @@ use crate::options::template::{self, TemplateArgs};
 use crate::places;
 use crate::stream::{self, Show, Stream};
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown, shown_in_line};
+use commands::numbers;
 use input::{Entry, Input};
 use words::Line;
 
@@ -150,9 +151,11 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
         ),
     };
 
-    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    template::apply(&args.chat, &mut lm)?;
+    term.warn_all(&lm.warnings);
     lm.tokenizer().map_err(BadModel::from)?;
-    let own = if args.chat.raw { None } else { template::template(&args.chat, &lm)? };
+    let own = if args.chat.raw { None } else { template::template(&lm)? };
     let has_template = own.is_some();
     let template = own.map_or_else(ChatTemplate::plain, Ok)?;
     let sampling = args.sampling.sampling();
@@ -196,7 +199,7 @@ impl Chat<'_> {
     fn greet(&mut self, source: &Source, has_template: bool, at_terminal: bool) -> Result<()> {
         if at_terminal {
             let head = format!("boostr {}  {}", env!("CARGO_PKG_VERSION"), self.model);
-            self.term.say(self.term.on_stderr(Style::Bold, &head));
+            self.term.say_in(Style::Bold, &head);
             self.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
         }
         if *source == Source::Embedded && self.term.chatty() {
@@ -218,8 +221,10 @@ impl Chat<'_> {
                 format!(", until now with {}: it is read again", summary.model)
             };
             self.dim(&format!(
-                "{}: {} turns, {} tokens{of}: {}",
-                summary.id, summary.turns, summary.position, summary.title
+                "{}: {}{of}: {}",
+                summary.id,
+                numbers(&summary),
+                shown_in_line(&summary.title)
             ));
         }
         if self.system.is_some() && session.system() != self.system {
@@ -236,6 +241,10 @@ impl Chat<'_> {
             let name = name.filter(|name| !is_unnamed(name)).unwrap_or_default();
             let line = match input.read(&format!("{name}> "))? {
                 Entry::Text(line) => line,
+                Entry::NotText => {
+                    self.term.error("that line is not UTF-8 text, so it was not said");
+                    continue;
+                }
                 Entry::End => return Ok(()),
                 Entry::Interrupt if interrupts > 0 => return Ok(()),
                 Entry::Interrupt => {
@@ -344,12 +353,12 @@ impl Chat<'_> {
     }
 
     fn dim(&self, text: &str) {
-        self.term.say(self.term.on_stderr(Style::Dim, text));
+        self.term.say_in(Style::Dim, text);
     }
 
     /// What was asked for.
     fn print(text: &str) -> Result<()> {
-        Ok(writeln!(io::stdout().lock(), "{text}")?)
+        Ok(writeln!(io::stdout().lock(), "{}", shown(text))?)
     }
 
     fn folder(&self) -> PathBuf {

@@ -18,7 +18,7 @@ use crate::exit::{Interrupted, usage};
 use crate::model::{Source, bad};
 use crate::stream;
 use crate::system;
-use crate::term::{COUNT, Style, Term};
+use crate::term::{COUNT, Style, Term, shown};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -141,7 +141,7 @@ pub(super) fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<W
         _ => bad(&files.input, error).into(),
     })?;
     for warning in converted.warnings {
-        term.say(format_args!("{} {warning}", term.on_stderr(Style::Careful, "warning:")));
+        term.warn(warning);
     }
     Ok(converted.tensors)
 }
@@ -192,10 +192,12 @@ pub(super) fn report(
             if error == 0.0 { "exact".to_owned() } else { format!("{:.3} %", 100.0 * error) };
         let [from, to] = [from, to].map(|name| name.to_lowercase());
         let bytes = system::bytes(group.bytes as u64);
+        let name = shown(&name);
         writeln!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;
     }
     let [before, after] = [before, after].map(|bytes| system::bytes(bytes as u64));
-    writeln!(out, "\n{}: {} tensors, {before} -> {after}", files.out.display(), written.len())?;
+    let path = files.out.display().to_string();
+    writeln!(out, "\n{}: {} tensors, {before} -> {after}", shown(&path), written.len())?;
     if let Some(Change { before, after }) = change {
         let [old, new] = [before.bits_per_byte(), after.bits_per_byte()];
         writeln!(

@@ -90,6 +90,10 @@ pub struct RunArgs {
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,
+    /// Whether names of control tokens, as <|im_start|>, are those tokens in a prompt that is completed as it is; in a
+    /// message they are text
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub parse_special: bool,
     #[command(flatten)]
     pub state: RunStateArgs,
     #[command(flatten)]
@@ -130,7 +134,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
-    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    template::apply(&args.chat, &mut lm)?;
+    term.warn_all(&lm.warnings);
     let (state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),
@@ -144,8 +150,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let is_chat = message.is_some();
     let ids = match message {
         Some(ids) => prompt.check(&ids, &lm).map(|()| ids)?,
-        None if saved.is_some() => prompt.ids_after(&lm)?,
-        None => prompt.ids(&lm)?,
+        None if saved.is_some() => prompt.ids_after(&lm, args.parse_special)?,
+        None => prompt.ids(&lm, args.parse_special)?,
     };
     let sampling = args.sampling.sampling();
     let sampler = sampling::config(&sampling, &lm.defaults)?;
@@ -159,7 +165,12 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         banner(&source, &summary, is_own_prompt, term);
     }
 
-    stream::catch_interrupt();
+    // What is to be saved is saved however the process is asked to end.
+    if out.is_some() {
+        stream::catch_signals()
+    } else {
+        stream::catch_interrupt()
+    }
     let show = match (&prompt, args.json) {
         (_, true) => Show::Nothing,
         (Prompt::Text(_), _) => Show::Text,
@@ -324,15 +335,15 @@ fn banner(source: &Source, summary: &Summary, is_own_prompt: bool, term: &Term) 
         system::bytes(summary.bytes as u64),
         term.cpu.level(),
     );
-    term.say(term.on_stderr(Style::Bold, &head));
+    term.say_in(Style::Bold, &head);
     let words = "a demo, not an assistant: it writes prose like its sources, and knows nothing";
-    term.say(term.on_stderr(Style::Dim, words));
+    term.say_in(Style::Dim, words);
     #[cfg(feature = "demo")]
     if is_own_prompt {
         let prompt = crate::model::demo::PROMPT;
         if term.stderr_tty && term.stdout_tty {
             // On one screen the prompt and its continuation read as one text.
-            term.say_part(term.on_stderr(Style::Dim, prompt));
+            term.say_part_in(Style::Dim, prompt);
         } else {
             term.say(format_args!("> {prompt}"));
         }
@@ -412,7 +423,7 @@ impl Report<'_> {
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {
-            term.say(term.on_stderr(Style::Dim, &line));
+            term.say_in(Style::Dim, &line);
         }
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
+use boostr::load::OpenOptions;
 use boostr::load::adapters::Adapters;
 use boostr::models::{Config, Family, PIECE};
 use boostr::nn::{LayerSpec, Part, SlotSize};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::model::{Source, bad};
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -67,13 +68,19 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     };
     let (context, level) = (args.context, term.cpu.level());
     let facts = Facts::gather(&source, &checkpoint, config, adapter, context, level);
+    // What is wrong with these files is what `verify` tells.
+    let text = source.text_side(&OpenOptions::default()).map(|text| text.warnings);
+    let warnings = text.unwrap_or_default();
     if args.json {
-        return term.print_json(&facts.json(&checkpoint, args.tensors));
+        let mut json = facts.json(&checkpoint, args.tensors);
+        json["warnings"] = json!(warnings);
+        return term.print_json(&json);
     }
+    term.warn_all(&warnings);
     let mut out = io::stdout().lock();
     writeln!(out, "{}", term.on_stdout(Style::Bold, &facts.name))?;
     for (label, value) in facts.lines() {
-        writeln!(out, "  {label:16}{value}")?;
+        writeln!(out, "  {label:16}{}", shown(&value))?;
     }
     writeln!(out)?;
     if args.tensors {

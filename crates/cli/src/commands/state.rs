@@ -14,7 +14,7 @@ use crate::exit::BadModel;
 use crate::options::model::ModelArgs;
 use crate::places::{self, StateWord};
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown, shown_in_line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -178,8 +178,8 @@ fn show(path: &Path, as_json: bool, term: &Term) -> Result<()> {
     writeln!(out, "{}", term.on_stdout(Style::Bold, &path.display().to_string()))?;
     let ids = if saved.ids().is_some() { "their ids are there" } else { "without their ids" };
     let mut lines = vec![
-        ("model", format!("{} ({})", plain(saved.model()), plain(saved.family()))),
-        ("fingerprint", plain(saved.fingerprint())),
+        ("model", format!("{} ({})", shown_in_line(saved.model()), shown_in_line(saved.family()))),
+        ("fingerprint", shown_in_line(saved.fingerprint())),
         ("position", format!("{} tokens seen, {ids}", saved.position())),
         (
             "size",
@@ -190,7 +190,7 @@ fn show(path: &Path, as_json: bool, term: &Term) -> Result<()> {
         lines.push(("keys and values", kind.name().to_owned()));
     }
     for (label, value) in lines {
-        writeln!(out, "  {label:16}{value}")?;
+        writeln!(out, "  {label:16}{}", shown(&value))?;
     }
     writeln!(out, "\n  norms of what each layer keeps")?;
     table(&mut out, &norms, |layer, name| layer.total(name).map(number))
@@ -211,7 +211,7 @@ fn diff(a: &Path, b: &Path, as_json: bool, term: &Term) -> Result<()> {
     let mut out = io::stdout().lock();
     let title = format!("{} - {}", a.display(), b.display());
     writeln!(out, "{}", term.on_stdout(Style::Bold, &title))?;
-    let (model, position) = (plain(first.model()), first.position());
+    let (model, position) = (shown_in_line(first.model()), first.position());
     writeln!(out, "  {:16}{model}", "model")?;
     writeln!(out, "  {:16}{position} and {} tokens seen", "positions", second.position())?;
     drop(out);
@@ -228,11 +228,6 @@ pub fn print_differences(difference: &[LayerNorms], own: &[LayerNorms]) -> Resul
         let share = if x == 0.0 { 0.0 } else { 100.0 * x / own };
         Some(format!("{} {share:5.1} %", number(x)))
     })
-}
-
-/// Text of a file, fit for a terminal.
-fn plain(text: &str) -> String {
-    text.escape_debug().to_string()
 }
 
 fn number(x: f64) -> String {

@@ -13,7 +13,7 @@ use crate::exit::usage;
 use crate::model::Source;
 use crate::term::Term;
 use crate::training::{
-    NOTES, TrainingArgs, files, out_of, prepare, read_config, refuse_old, resume, set, start,
+    NOTES, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start,
 };
 
 const EXAMPLES: &str = "\
@@ -72,9 +72,11 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     if data.is_empty() {
         return Err(usage("--data FILE: expected text to train on"));
     }
-    refuse_old(&out)?;
+    let valid = files(&training.valid, training)?;
+    let checkpoints = claim(&out, &file.run)?;
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
         Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
+    term.warn_all(&lm.warnings);
     let tokenizer = lm.tokenizer()?;
     let end = lm.eos.first().copied();
     let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;
@@ -83,8 +85,8 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
         encoder = encoder.with_chat(template, boostr::chat::Options::default())?;
     }
     drop(lm);
-    let tokens = prepare(&out, &data, &files(&training.valid, training)?, &encoder, term)?;
-    start(&out, file.run, model, tokens, training, term)
+    let tokens = prepare(&checkpoints, &data, &valid, &encoder, term)?;
+    start(checkpoints, file.run, model, tokens, training, term)
 }
 
 fn merge(mut model: TrainableModel, adapters: &Path, out: &Path, term: &Term) -> Result<()> {

@@ -39,6 +39,7 @@ fn answers_are_in_the_order_of_their_lines_and_a_bad_line_is_an_error_of_its_own
     let ended = batch(&input, &out).fails(1);
     assert!(ended.stderr.contains("3 of 6 requests failed"), "{}", ended.stderr);
     let answers = lines(&out);
+    assert!(answers.iter().all(|line| line["error"] == Value::Null));
     let ids: Vec<&str> = answers.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["line-1", "line-2", "line-3", "line-4", "line-5", "line-6"]);
     let prompt = "It is a truth universally acknowledged";
@@ -48,10 +49,97 @@ fn answers_are_in_the_order_of_their_lines_and_a_bad_line_is_an_error_of_its_own
     assert_eq!(answers[1]["response"]["body"]["object"], "chat.completion");
     assert_eq!(answers[4]["response"]["body"]["data"].as_array().unwrap().len(), 2);
     for (i, expected) in [(2, "max_tokens"), (3, "line 4: no JSON"), (5, "`url`")] {
-        let error = &answers[i]["error"]["message"];
+        // As in OpenAI's batch files.
+        let response = &answers[i]["response"];
+        let error = &response["body"]["error"]["message"];
         assert!(error.as_str().unwrap().contains(expected), "{error}");
-        assert_eq!(answers[i]["response"], Value::Null);
+        assert_eq!(response["status_code"], 400);
     }
+}
+
+#[test]
+fn p_batch_custom_id_lost_each_answer_has_its_name_and_failures_are_asked_again() {
+    let (input, out) = files("batch-names");
+    let body = r#""body": {"prompt": "It was", "max_tokens": 2, "temperature": 0}"#;
+    let good =
+        |name: &str| format!(r#"{{"custom_id": "{name}", "url": "/v1/completions", {body}}}"#);
+    let bad = [
+        format!(r#"{{"custom_id": "r2", "url": "/v1/nothing", {body}}}"#),
+        format!(r#"{{"custom_id": "r3", "method": "GET", "url": "/v1/completions", {body}}}"#),
+        r#"{"custom_id": "r4", "url": "/v1/completions", "body": 7}"#.to_owned(),
+        r#"{"custom_id": "r5", "nothing": 1}"#.to_owned(),
+        r#"{"custom_id": "r6", "url": "/v1/completions", "body": {"prompt": "x", "n": 1000}}"#
+            .to_owned(),
+    ];
+    let questions = |bad: &[String]| [&[good("r1")], bad, &[good("r7")]].concat().join("\n");
+    fs::write(&input, questions(&bad)).unwrap();
+    let names = |answers: &[Value]| -> Vec<String> {
+        answers.iter().map(|line| line["custom_id"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+    let failures = |answers: &[Value]| {
+        answers.iter().filter(|line| line["response"]["status_code"] != 200).count()
+    };
+    for _ in 0..2 {
+        // The second time nothing is asked, and nothing is well.
+        let ended = batch(&input, &out).fails(1);
+        assert!(ended.stderr.contains("5 of 7 requests failed"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("--retry-failed"), "{}", ended.stderr);
+        let answers = lines(&out);
+        assert_eq!(names(&answers), ["r1", "r2", "r3", "r4", "r5", "r6", "r7"]);
+        assert_eq!(failures(&answers), 5);
+    }
+
+    // Answers that were written as failures of a server that had no memory, say.
+    fs::write(&input, questions(&["r2", "r3", "r4", "r5", "r6"].map(good))).unwrap();
+    let (_, whole) = files("batch-names-whole");
+    batch(&input, &whole).ok();
+    let want = lines(&whole);
+    let failed = |line: &Value, other: bool| {
+        let mut line = line.clone();
+        let error = json!({"message": "no memory"});
+        if other {
+            // As earlier versions wrote it.
+            (line["response"], line["error"]) = (Value::Null, error);
+        } else {
+            line["response"] = json!({"status_code": 503, "body": {"error": error}});
+        }
+        line
+    };
+    let mut some = want.clone();
+    for (i, other) in [(1, false), (4, true), (6, false)] {
+        some[i] = failed(&some[i], other);
+    }
+    let text = |lines: &[Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    fs::write(&out, text(&some)).unwrap();
+    let ended = batch(&input, &out).fails(1);
+    assert!(ended.stderr.contains("3 of 7 requests failed"), "{}", ended.stderr);
+    assert_eq!(fs::read_to_string(&out).unwrap(), text(&some));
+    // Half of a second try that was stopped is gone on with.
+    fs::write(format!("{out}.retry"), text(&want[..2])).unwrap();
+    boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).ok();
+    let answers = lines(&out);
+    assert_eq!(answers[0], want[0]);
+    for (answer, want) in answers.iter().zip(&want) {
+        assert_eq!((&answer["id"], &answer["custom_id"]), (&want["id"], &want["custom_id"]));
+        let choices = |line: &Value| line["response"]["body"]["choices"].clone();
+        assert_eq!(choices(answer), choices(want));
+    }
+    assert!(!std::path::Path::new(&format!("{out}.retry")).exists());
+    boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).ok();
+
+    // Of two lines of one name the second is refused.
+    fs::write(&input, [good("a"), good("b"), String::new(), good("a")].join("\n")).unwrap();
+    fs::remove_file(&out).unwrap();
+    let ended = batch(&input, &out).fails(1);
+    let told = "lines 1 and 3 have one `custom_id`, \"a\": the second is refused";
+    assert!(ended.stderr.contains(told), "{}", ended.stderr);
+    let answers = lines(&out);
+    assert_eq!(
+        (names(&answers), failures(&answers)),
+        (["a", "b", "a"].map(String::from).to_vec(), 1)
+    );
+    let error = &answers[2]["response"]["body"]["error"]["message"];
+    assert!(error.as_str().unwrap().contains("is that of line 1 too"), "{error}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod chat;
 mod common;
 mod ends;
 mod faults;
+mod files;
 mod gguf;
 mod models;
 mod process;
@@ -16,6 +17,9 @@ mod run;
 mod serve;
 mod state;
 mod talk;
+#[cfg(unix)]
+mod terminal;
+mod tokenizer;
 #[cfg(target_os = "linux")]
 mod traced;
 mod training;

@@ -82,6 +82,21 @@ fn a_split_that_is_not_all_tokens_is_wrong_usage() {
 }
 
 #[test]
+fn p_kv_f16_overflow_names_the_option() {
+    let model = root().join("crates/boostr/tests/data/people/kv-f16-overflow");
+    let (model, out) = (model.to_str().unwrap(), folder("kv-f16").join("out.safetensors"));
+    let tokens = ["--tokens", "5,9,30,2,17,11,8,25", "--kv-type"];
+    let logits = ["logits", model, "--out", out.to_str().unwrap()];
+    for line in [[&logits[..], &tokens, &["f16"]], [&["run", model, "-n", "2"], &tokens, &["f16"]]]
+    {
+        let run = boostr(&line.concat()).fails(1);
+        assert!(run.stderr.contains("--kv-type"), "{}", run.stderr);
+    }
+    assert!(!out.exists());
+    boostr(&[&logits[..], &tokens, &["bf16"]].concat()).ok();
+}
+
+#[test]
 fn logits_that_cannot_be_written_are_a_failure() {
     let out = folder("unwritable").join("no/such/folder/out.safetensors");
     let run = boostr(&["logits", &tiny(), "--tokens", "5", "--out", out.to_str().unwrap()]);
@@ -343,6 +358,10 @@ fn bad_values_are_found_when_looked_for() {
     boostr(&["verify", path]).ok();
     is_bad(&model, "`backbone.norm_f.weight` has 1 NaN and 1 infinite values, the first at 3");
     assert!(boostr(&["run", path, "--tokens", "5"]).fails(3).stderr.contains("NaN"));
+    let out = folder("no-numbers").join("out.safetensors");
+    let run = boostr(&["logits", path, "--tokens", "5", "--out", out.to_str().unwrap()]).fails(3);
+    assert!(run.stderr.contains("its logits are not to be used: position 0"), "{}", run.stderr);
+    assert!(!out.exists());
 }
 
 type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
@@ -428,6 +447,75 @@ fn a_wrong_path_suggests_what_is_near() {
     assert!(run.stderr.contains("models/default`"), "{}", run.stderr);
     let run = boostr(&["show", parent.to_str().unwrap()]).fails(3);
     assert!(run.stderr.contains("models in this folder"), "{}", run.stderr);
-    let run = boostr(&["shwo"]).fails(3);
-    assert!(run.stderr.contains("did you mean the command `boostr show`"), "{}", run.stderr);
+    for (word, command) in [("shwo", "show"), ("rnu", "run"), ("ps", "list"), ("ls", "list")] {
+        let run = boostr(&[word]).fails(3);
+        let told = format!("did you mean the command `boostr {command}`");
+        assert!(run.stderr.contains(&told), "{}", run.stderr);
+    }
+    assert!(boostr(&["pull"]).fails(3).stderr.contains("boostr downloads nothing"));
+    assert!(boostr(&["qqqq"]).fails(3).stderr.contains("`boostr --help` lists the commands"));
+}
+
+#[test]
+fn p_help_all_error_the_help_of_all_commands_is_no_error() {
+    let all = boostr(&["--help-all"]).ok();
+    let first = all.stdout.lines().next().unwrap();
+    assert!(
+        first.starts_with("boostr ") && first.ends_with("language models on your CPU"),
+        "{first}"
+    );
+    for command in ["run", "list", "batch", "completions"] {
+        assert!(all.stdout.contains(&format!("\nboostr {command}\n")), "{command}");
+    }
+    assert!(all.stderr.is_empty());
+}
+
+#[test]
+fn the_models_of_named_folders_and_of_the_hubs_cache_are_listed() {
+    let folder = folder("list");
+    let make = |path: &str, bytes: usize| {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, vec![0; bytes]).unwrap();
+    };
+    make("models/one.gguf", 10);
+    make("models/big-00001-of-00002.gguf", 5);
+    make("models/big-00002-of-00002.gguf", 5);
+    make("models/group/two/config.json", 2);
+    make("models/group/two/model-00001-of-00002.safetensors", 30);
+    make("models/group/two/model-00002-of-00002.safetensors", 12);
+    make("models/empty/config.json", 2);
+    make("models/notes.txt", 9);
+    let hub = "home/hub/models--state-spaces--mamba2-130m/snapshots/0123abc";
+    make(&format!("{hub}/config.json"), 2);
+    make(&format!("{hub}/model.safetensors"), 70);
+    make("home/hub/models--a--b-GGUF/snapshots/9/b-q8_0.gguf", 8);
+    make("home/hub/datasets--c--d/snapshots/9/x.gguf", 8);
+    let list = |json: bool, models: &str| {
+        let mut command = command(if json { &["list", "--json"] } else { &["list"] });
+        command.env("BOOSTR_MODELS", folder.join(models)).env("HF_HOME", folder.join("home"));
+        command.env_remove("HF_HUB_CACHE");
+        end(command, "").ok()
+    };
+    let found = list(true, "models").json();
+    let found: Vec<(&str, u64)> = found["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| (model["name"].as_str().unwrap(), model["bytes"].as_u64().unwrap()))
+        .collect();
+    let want = [
+        ("a/b-GGUF/b-q8_0.gguf", 8),
+        ("big-00001-of-00002.gguf", 5),
+        ("group/two", 42),
+        ("one.gguf", 10),
+        ("state-spaces/mamba2-130m", 70),
+    ];
+    assert_eq!(found, want);
+    let shown = list(false, "models").stdout;
+    assert_eq!(shown.lines().count(), want.len());
+    let path = folder.join(hub);
+    assert!(shown.contains(path.to_str().unwrap()), "{shown}");
+    fs::remove_dir_all(folder.join("home")).unwrap();
+    assert!(list(false, "nowhere").stderr.contains("no models found: looked in"));
 }

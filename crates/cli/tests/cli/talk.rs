@@ -101,7 +101,7 @@ fn a_conversation_without_a_name_is_kept_until_the_next_or_gets_one() {
     // Nothing said, nothing lost.
     talk(&model, &sessions, &[], "/stats\n").ok();
     let on = talk(&model, &sessions, &["--session", "last"], "Two\n").ok();
-    assert!(read(&on)[0].1 > 0 && on.stderr.contains("last: 1 turns"), "{}", on.stderr);
+    assert!(read(&on)[0].1 > 0 && on.stderr.contains("last: 1 turn,"), "{}", on.stderr);
     let saved = talk(&model, &sessions, &[], "Three\n/save kept\nFour\n/stats\n").ok();
     assert!(saved.stdout.contains("kept, turn 2 of 2"), "{}", saved.stdout);
     let next = talk(&model, &sessions, &[], "Five\n/load kept\nSix\n/clear\nSeven\n").ok();

@@ -73,7 +73,14 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
 
     // A run is not written over, and only what fits it goes on.
     let again = train(&data, &run, &["--steps", "12"]).fails(2);
-    assert!(again.stderr.contains("--resume"), "{}", again.stderr);
+    let told = format!("`boostr train --resume {run}` goes on with it");
+    assert!(again.stderr.contains(&told), "{}", again.stderr);
+    let done = boostr(&["train", "--resume", &run]).ok();
+    assert!(done.stderr.contains("all 12 steps are made"), "{}", done.stderr);
+    let more = boostr(&["train", "--resume", &run, "--steps", "14"]).ok();
+    assert!(more.stderr.contains("14 steps in all, 12 until now"), "{}", more.stderr);
+    let fewer = boostr(&["train", "--resume", &run, "--steps", "13"]).fails(2);
+    assert!(fewer.stderr.contains("at least the 14 steps"), "{}", fewer.stderr);
     let other = boostr(&["train", "--resume", &run, "--lr", "0.5"]).fails(2);
     assert!(other.stderr.contains("schedule.lr"), "{}", other.stderr);
 
@@ -82,6 +89,9 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
     let line = ["tune", &run, "--data", &data, "--out", &tuned, "--lora", "2", "--steps", "3"];
     boostr(&[&line[..], &["--seq-len", "32", "--batch-size", "2"]].concat()).ok();
     assert!(folder.join("tuned/adapter_model.safetensors").is_file());
+    let again = boostr(&[&line[..], &["--seq-len", "32", "--batch-size", "2"]].concat()).fails(2);
+    let told = format!("`boostr tune --resume {tuned}` goes on with it");
+    assert!(again.stderr.contains(&told), "{}", again.stderr);
     boostr(&["tune", &run, "--merge", &tuned, "--out", &merged]).ok();
     boostr(&["run", &merged, "-p", "The", "-n", "4"]).ok();
 
@@ -137,6 +147,107 @@ fn ctrl_c_saves_and_the_run_goes_on_to_where_it_would_have_been() {
     train(&data, &whole, &steps).ok();
     let weights = |run: &str| fs::read(Path::new(run).join("model.safetensors")).unwrap();
     assert!(weights(&run) == weights(&whole));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Starts a run that takes longer than anybody waits, and waits for its first steps.
+fn started(data: &str, out: &str) -> std::process::Child {
+    let line = ["train", "--data", data, "--out", out, "--seed", "1", "--steps", "1000000"];
+    let line = [&line[..], &SMALL, &["--save-every", "1000000"]].concat();
+    let child = command(&line).spawn().unwrap();
+    let (metrics, start) = (Path::new(out).join("metrics.jsonl"), Instant::now());
+    while fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 3 {
+        assert!(start.elapsed() < Duration::from_mins(1), "no step was made");
+        sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+}
+
+#[test]
+fn p_train_sigterm_loses_no_signal_to_end_loses_steps() {
+    let folder = folder("training-signals");
+    let data = text(&folder);
+    for name in ["-TERM", "-HUP"] {
+        let out = path(&folder, name);
+        let mut child = started(&data, &out);
+        // A terminal that is closed says so twice.
+        signal(&child, name);
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{name}");
+        let steps = boostr(&["train", "--resume", &out, "--time", "0"]).ok();
+        let on = steps.stderr.lines().find(|line| line.contains("on from step")).unwrap();
+        assert!(!on.contains("step 0 "), "{on}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn p_g9_second_trainer_replaces_tokens_a_refused_one_changes_nothing() {
+    let folder = folder("training-twice");
+    let (data, out, other) = (text(&folder), path(&folder, "run"), path(&folder, "other.txt"));
+    fs::write(&other, "Call me Ishmael. Some years ago, never mind how long.\n".repeat(300))
+        .unwrap();
+    let mut child = started(&data, &out);
+    let tokens = fs::read(Path::new(&out).join("train.tokens")).unwrap();
+    for command in [
+        &["train", "--data", &other, "--out", &out, "--steps", "5"][..],
+        &["tune", &tiny(), "--data", &other, "--out", &out, "--lora", "2", "--steps", "5"],
+        &["train", "--resume", &out],
+    ] {
+        let refused = boostr(command).fails(2);
+        let told = ["another process trains", "has no checkpoint to go on from"];
+        assert!(told.iter().any(|told| refused.stderr.contains(told)), "{}", refused.stderr);
+        assert!(fs::read(Path::new(&out).join("train.tokens")).unwrap() == tokens);
+    }
+    signal(&child, "-INT");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    boostr(&["train", "--resume", &out, "--time", "0"]).ok();
+
+    // Other tokens, as many: noticed, and told.
+    let path = Path::new(&out).join("train.tokens");
+    let mut swapped = tokens.clone();
+    for i in 0..4 {
+        swapped.swap(60 + i, 64 + i);
+    }
+    assert!(swapped != tokens);
+    fs::write(&path, swapped).unwrap();
+    let refused = boostr(&["train", "--resume", &out, "--time", "0"]).fails(2);
+    assert!(refused.stderr.contains("train.tokens"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("another checksum"), "{}", refused.stderr);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn documents_that_are_longer_than_a_row_are_told() {
+    let folder = folder("training-longer");
+    let (data, out) = (path(&folder, "d.jsonl"), path(&folder, "run"));
+    let long = "The sea was calm and the men were tired of waiting. ".repeat(9);
+    let lines = [format!("{{\"text\": \"{long}\"}}"), "{\"text\": \"Short.\"}".to_owned()];
+    fs::write(&data, lines.join("\n")).unwrap();
+    let tune = |how: &str| {
+        let _ = fs::remove_dir_all(&out);
+        let line = ["tune", &tiny(), "--data", &data, "--out", &out, "--lora", "2", "--steps", "1"];
+        boostr(&[&line[..], &["--seq-len", "16", "--truncate", how]].concat())
+    };
+    for (how, told) in [
+        ("split", "cut into parts"),
+        ("keep-start", "their first tokens"),
+        ("keep-end", "their last tokens"),
+        ("drop", "left out"),
+    ] {
+        let said = tune(how).ok().stderr;
+        assert!(
+            said.contains("1 of 2 documents are longer than a row of 16") && said.contains(told),
+            "{said}"
+        );
+    }
+    assert!(!tune("anywhere").ok().stderr.contains("longer than a row"));
+    let refused = tune("refuse").fails(2);
+    assert!(refused.stderr.contains("document 1 of 2 has"), "{}", refused.stderr);
     fs::remove_dir_all(folder).unwrap();
 }
 

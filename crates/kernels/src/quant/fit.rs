@@ -6,6 +6,9 @@
 //! levels, solves least squares for these, and repeats from there. In the end the errors with scales
 //! *as stored* are compared. Then every code is the nearest for the stored scales.
 //!
+//! Errors may be weighted, each value's by its own weight: then the sums are of weighted terms. Without weights every
+//! weight is 1, and no term is multiplied.
+//!
 //! A block is first multiplied by a power of two that brings its largest value to 1..2. So results do
 //! not depend on the unit, and no sum overflows. The lanes of a vector are tries, not values, and
 //! nothing is fused. Sums run in one order, and a file has the same bytes whichever processor wrote it.
@@ -75,10 +78,11 @@ const TINY: f32 = 1.0 / (1u64 << 40) as f32;
 
 /// One scale: `x = d * level`.
 #[inline(always)]
-pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32], w: &[f32]) -> Parts {
     let mut parts = Parts::simple(0, 0, 0);
     let (x, unit) = normalized::<N>(x);
-    let (mut scales, _) = fit_scales::<S, L, N>(simd, &x);
+    let w = &Weighting::of(w);
+    let (mut scales, _) = fit_scales::<S, L, N>(simd, &x, w);
     // Last two: the largest value on the last level; and rounded up, for where f16 has few digits.
     let extreme = extreme(&x);
     let natural = if L::LOW == -L::HIGH { extreme.abs() / L::HIGH } else { extreme / L::LOW };
@@ -91,7 +95,7 @@ pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -
         }
         scales[t] = unit.stored(bits[t]);
     }
-    let best = least(&Sums::of::<S, L, N>(simd, &x, &scales, &[0.0; TRIES]).rr);
+    let best = least(&Sums::of::<S, L, N>(simd, &x, w, &scales, &[0.0; TRIES]).rr);
     parts.d = bits[best];
     codes::<L, N>(&x, scales[best], 0.0, &mut parts.codes);
     parts
@@ -99,11 +103,16 @@ pub(super) fn scaled<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -
 
 /// One scale and one minimum: `x = d * level + m`, with `m` negated in the result.
 #[inline(always)]
-pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) -> Parts {
+pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(
+    simd: S,
+    x: &[f32],
+    w: &[f32],
+) -> Parts {
     let mut parts = Parts::simple(0, 0, 1);
     let (x, unit) = normalized::<N>(x);
+    let w = &Weighting::of(w);
     let (low, high) = range(&x);
-    let (_, mut shifts, _) = fit_shifts::<S, L, N>(simd, &x, f32::INFINITY);
+    let (_, mut shifts, _) = fit_shifts::<S, L, N>(simd, &x, w, f32::INFINITY);
     // The last two tries start at the smallest value. One stores it rounded to the nearest; the other rounds
     // it down, so that no value lies below it, and the scale covers what that adds.
     shifts[TRIES - 2] = low;
@@ -118,7 +127,7 @@ pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) 
         shifts[t] = unit.stored(m[t]);
         scales[t] = (high - shifts[t]) / L::HIGH;
     }
-    let sums = Sums::of::<S, L, N>(simd, &x, &scales, &shifts);
+    let sums = Sums::of::<S, L, N>(simd, &x, w, &scales, &shifts);
     for t in 0..TRIES {
         let more = if sums.qq[t] > 0.0 && t < TRIES - 2 { sums.rq[t] / sums.qq[t] } else { 0.0 };
         d[t] = unit.store(scales[t] + more);
@@ -127,7 +136,7 @@ pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) 
         }
         scales[t] = unit.stored(d[t]);
     }
-    let best = least(&Sums::of::<S, L, N>(simd, &x, &scales, &shifts).rr);
+    let best = least(&Sums::of::<S, L, N>(simd, &x, w, &scales, &shifts).rr);
     (parts.d, parts.m) = (d[best], m[best] ^ SIGN);
     codes::<L, N>(&x, scales[best], shifts[best], &mut parts.codes);
     parts
@@ -138,17 +147,19 @@ pub(super) fn shifted<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32]) 
 pub(super) fn scaled_groups<S: Simd, L: Codebook, const N: usize, const LOW: i8, const HIGH: i8>(
     simd: S,
     x: &[f32],
+    w: &[f32],
 ) -> Parts {
     let mut parts = Parts::simple(0, 0, 0);
     let (x, unit) = normalized::<256>(x);
+    let all = Weighting::<256>::of(w);
     let (groups, _) = x.as_chunks::<N>();
     let mut wanted = [0.0f32; 16];
     let mut widest = 0.0f32;
-    for (wanted, x) in wanted.iter_mut().zip(groups) {
-        let (scales, errors) = fit_scales::<S, L, N>(simd, x);
-        *wanted = scales[least(&errors)];
-        if wanted.abs() > widest.abs() {
-            widest = *wanted;
+    for (g, x) in groups.iter().enumerate() {
+        let (scales, errors) = fit_scales::<S, L, N>(simd, x, &all.group(g));
+        wanted[g] = scales[least(&errors)];
+        if wanted[g].abs() > widest.abs() {
+            widest = wanted[g];
         }
     }
     let (low, high) = (f32::from(LOW), f32::from(HIGH));
@@ -160,13 +171,14 @@ pub(super) fn scaled_groups<S: Simd, L: Codebook, const N: usize, const LOW: i8,
         let mut chosen = [0i8; 16];
         let (mut total, mut up, mut down) = (0.0, 0.0, 0.0);
         for (g, x) in groups.iter().enumerate() {
+            let w = &all.group(g);
             let centre = rounded((wanted[g] * per_step).clamp(low, high));
             let (mut multiples, mut scales) = ([0.0; TRIES], [0.0; TRIES]);
             for t in 0..TRIES {
                 multiples[t] = (centre + (t as f32 - 7.0)).clamp(low, high);
                 scales[t] = step * multiples[t];
             }
-            let sums = Sums::of::<S, L, N>(simd, x, &scales, &[0.0; TRIES]);
+            let sums = Sums::of::<S, L, N>(simd, x, w, &scales, &[0.0; TRIES]);
             let best = least(&sums.rr);
             chosen[g] = multiples[best] as i8;
             total += sums.rr[best];
@@ -191,14 +203,16 @@ pub(super) fn scaled_groups<S: Simd, L: Codebook, const N: usize, const LOW: i8,
 pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8>(
     simd: S,
     x: &[f32],
+    w: &[f32],
 ) -> Parts {
     let mut parts = Parts::simple(0, 0, 0);
     let (x, unit) = normalized::<256>(x);
+    let all = Weighting::<256>::of(w);
     let (groups, _) = x.as_chunks::<N>();
     let (mut wanted, mut lowered) = ([0.0f32; 16], [0.0f32; 16]);
     let (mut widest, mut deepest) = (0.0f32, 0.0f32);
     for (g, x) in groups.iter().enumerate() {
-        let (scales, shifts, errors) = fit_shifts::<S, L, N>(simd, x, 0.0);
+        let (scales, shifts, errors) = fit_shifts::<S, L, N>(simd, x, &all.group(g), 0.0);
         let best = least(&errors);
         (wanted[g], lowered[g]) = (scales[best], -shifts[best]);
         widest = widest.max(wanted[g]);
@@ -214,6 +228,7 @@ pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8
         let mut total = 0.0;
         let mut normal = Normal::default();
         for (g, x) in groups.iter().enumerate() {
+            let w = &all.group(g);
             let centre = rounded((wanted[g] * per_step).clamp(0.0, max));
             let [mut multiples, mut mins, mut scales, mut shifts] = [[0.0; TRIES]; 4];
             for t in 0..TRIES {
@@ -225,11 +240,11 @@ pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8
                 mins[t] = (middle + ((t / 5) as f32 - 1.0)).clamp(0.0, max);
                 shifts[t] = -drop * mins[t];
             }
-            let sums = Sums::of::<S, L, N>(simd, x, &scales, &shifts);
+            let sums = Sums::of::<S, L, N>(simd, x, w, &scales, &shifts);
             let best = least(&sums.rr);
             (chosen[g], minima[g]) = (multiples[best] as i8, mins[best] as u8);
             total += sums.rr[best];
-            normal.add(&sums, best, multiples[best], -mins[best], N as f32);
+            normal.add(&sums, best, multiples[best], -mins[best], w.total);
         }
         if total < smallest {
             (smallest, parts.d, parts.m) = (total, d, m);
@@ -250,7 +265,11 @@ pub(super) fn shifted_groups<S: Simd, L: Codebook, const N: usize, const MAX: i8
 
 /// Scales that each try ends at, and their errors, before anything is stored.
 #[inline(always)]
-fn fit_scales<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32; N]) -> (Tries, Tries) {
+fn fit_scales<S: Simd, L: Codebook, const N: usize>(
+    simd: S,
+    x: &[f32; N],
+    w: &Weighting<N>,
+) -> (Tries, Tries) {
     let mut scales = [0.0; TRIES];
     let mut errors = [0.0; TRIES];
     let extreme = extreme(x);
@@ -262,7 +281,7 @@ fn fit_scales<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32; N]) -> (T
         scales[t] = if L::LOW == -L::HIGH { extreme.abs() / end.abs() } else { extreme / end };
     }
     for _ in 0..ROUNDS {
-        let sums = Sums::of::<S, L, N>(simd, x, &scales, &[0.0; TRIES]);
+        let sums = Sums::of::<S, L, N>(simd, x, w, &scales, &[0.0; TRIES]);
         for t in 0..TRIES {
             let more = if sums.qq[t] > 0.0 { sums.rq[t] / sums.qq[t] } else { 0.0 };
             scales[t] += more;
@@ -278,9 +297,10 @@ fn fit_scales<S: Simd, L: Codebook, const N: usize>(simd: S, x: &[f32; N]) -> (T
 fn fit_shifts<S: Simd, L: Codebook, const N: usize>(
     simd: S,
     x: &[f32; N],
+    w: &Weighting<N>,
     ceiling: f32,
 ) -> (Tries, Tries, Tries) {
-    let n = N as f32;
+    let n = w.total;
     let (low, high) = range(x);
     let low = low.min(ceiling);
     let width = high - low;
@@ -298,13 +318,13 @@ fn fit_shifts<S: Simd, L: Codebook, const N: usize>(
         shifts[t] = (low + (width - covered) * below).min(ceiling);
     }
     for _ in 0..ROUNDS {
-        let sums = Sums::of::<S, L, N>(simd, x, &scales, &shifts);
+        let sums = Sums::of::<S, L, N>(simd, x, w, &scales, &shifts);
         for t in 0..TRIES {
             let (r, rr, rq) = (sums.r[t], sums.rr[t], sums.rq[t]);
             let (q, qq) = (sums.q[t], sums.qq[t]);
             let det = n * qq - q * q;
             let free = if det > 1e-6 * n * qq { (n * rq - q * r) / det } else { 0.0 };
-            let down = (r - free * q) / n;
+            let down = if n > 0.0 { (r - free * q) / n } else { 0.0 };
             let held = ceiling - shifts[t];
             let stopped = if qq > 0.0 { (rq - held * q) / qq } else { 0.0 };
             let (more, down) = if down > held { (stopped, held) } else { (free, down) };
@@ -315,6 +335,49 @@ fn fit_shifts<S: Simd, L: Codebook, const N: usize>(
         }
     }
     (scales, shifts, errors)
+}
+
+/// The weights of a group's errors, the largest of the block 1.
+struct Weighting<const N: usize> {
+    of: [f32; N],
+    /// Their sum.
+    total: f32,
+    /// Whether each is 1.
+    is_even: bool,
+}
+
+impl<const N: usize> Weighting<N> {
+    /// Of a block; none are all 1. What is no number above 0 is a weight of 0, and a block of such alone is even.
+    #[inline(always)]
+    fn of(weights: &[f32]) -> Self {
+        let even = Self { of: [1.0; N], total: N as f32, is_even: true };
+        if weights.is_empty() {
+            return even;
+        }
+        let weights: &[f32; N] = weights.try_into().expect("weights: one for each value");
+        let counts = |w: f32| w > 0.0 && w < f32::INFINITY;
+        let largest = weights.iter().copied().filter(|&w| counts(w)).fold(0.0, f32::max);
+        if largest == 0.0 {
+            return even;
+        }
+        let mut of = [0.0; N];
+        for (to, &w) in of.iter_mut().zip(weights) {
+            *to = if counts(w) { w / largest } else { 0.0 };
+        }
+        Self { of, total: of.iter().sum(), is_even: false }
+    }
+
+    /// Of the group `g` of a block.
+    #[inline(always)]
+    fn group<const M: usize>(&self, g: usize) -> Weighting<M> {
+        let mut of = [1.0; M];
+        let mut total = M as f32;
+        if !self.is_even {
+            of.copy_from_slice(&self.of[M * g..M * (g + 1)]);
+            total = of.iter().sum();
+        }
+        Weighting { of, total, is_even: self.is_even }
+    }
 }
 
 /// Sums over a group, for each try: of the levels q nearest to `(x - shift) / scale`, and of what they
@@ -332,6 +395,7 @@ impl Sums {
     fn of<S: Simd, L: Codebook, const N: usize>(
         simd: S,
         x: &[f32; N],
+        w: &Weighting<N>,
         scales: &Tries,
         shifts: &Tries,
     ) -> Self {
@@ -354,15 +418,20 @@ impl Sums {
             let shift = simd.load(&shifts[c]);
             let inverse = simd.load(&inverses[c]);
             let [mut sum_r, mut sum_rr, mut sum_rq, mut sum_q, mut sum_qq] = [simd.splat(0.0); 5];
-            for &x in x {
-                let y = simd.sub(simd.splat(x), shift);
+            for i in 0..N {
+                let y = simd.sub(simd.splat(x[i]), shift);
                 let q = L::nearest(simd, simd.mul(y, inverse));
                 let r = simd.sub(y, simd.mul(scale, q));
-                sum_r = simd.add(sum_r, r);
-                sum_rr = simd.add(sum_rr, simd.mul(r, r));
-                sum_rq = simd.add(sum_rq, simd.mul(r, q));
-                sum_q = simd.add(sum_q, q);
-                sum_qq = simd.add(sum_qq, simd.mul(q, q));
+                let (mut weighted_r, mut weighted_q) = (r, q);
+                if !w.is_even {
+                    let weight = simd.splat(w.of[i]);
+                    (weighted_r, weighted_q) = (simd.mul(r, weight), simd.mul(q, weight));
+                }
+                sum_r = simd.add(sum_r, weighted_r);
+                sum_rr = simd.add(sum_rr, simd.mul(weighted_r, r));
+                sum_rq = simd.add(sum_rq, simd.mul(weighted_r, q));
+                sum_q = simd.add(sum_q, weighted_q);
+                sum_qq = simd.add(sum_qq, simd.mul(weighted_q, q));
             }
             simd.store(sum_r, &mut to_r[c]);
             simd.store(sum_rr, &mut to_rr[c]);

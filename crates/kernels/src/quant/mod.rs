@@ -144,14 +144,16 @@ macro_rules! define_formats {
         }
 
         #[inline(always)]
-        fn encode_body<S: Simd>(simd: S, format: Format, x: &[f32], blocks: &mut [u8]) {
+        fn encode_body<S: Simd>(simd: S, format: Format, x: &[f32], w: &[f32], blocks: &mut [u8]) {
             match format {
                 $(Format::$format => if_multiplied!(
                     { $($fit)* }
                     {
                         let blocks = blocks.chunks_exact_mut($module::BYTES);
-                        for (x, block) in x.chunks_exact($module::LEN).zip(blocks) {
-                            $module::pack(&($($fit)*(simd, x)), block);
+                        for (i, block) in blocks.enumerate() {
+                            let values = $module::LEN * i..$module::LEN * (i + 1);
+                            let w = if w.is_empty() { w } else { &w[values.clone()] };
+                            $module::pack(&($($fit)*(simd, &x[values], w)), block);
                         }
                     },
                     unreachable!("checked by encode")
@@ -248,13 +250,26 @@ pub fn decode(format: Format, blocks: &[u8], out: &mut [f32]) {
 /// If the format cannot be encoded, `x` is not whole blocks, or `blocks` does not hold just these.
 #[track_caller]
 pub fn encode(level: Level, format: Format, x: &[f32], blocks: &mut [u8]) {
+    encode_weighted(level, format, x, &[], blocks);
+}
+
+/// The same with as little weighted squared error: `w` has a weight for each value, or none, which are all alike.
+///
+/// Only ratios of weights within a block count. What is no finite number above 0 is a weight of 0.
+///
+/// # Panics
+///
+/// As [`encode`]; if there are weights, and not one for each value.
+#[track_caller]
+pub fn encode_weighted(level: Level, format: Format, x: &[f32], w: &[f32], blocks: &mut [u8]) {
     assert!(format.can_encode(), "format: {} is not written", format.name());
     let count = x.len() / format.block_len();
     assert_eq!(x.len(), count * format.block_len(), "x: not whole blocks of {}", format.name());
+    assert!(w.is_empty() || w.len() == x.len(), "w: {} weights of {} values", w.len(), x.len());
     assert_eq!(blocks.len(), count * format.block_bytes(), "blocks: {count} of {}", format.name());
-    encode_blocks(level, format, x, blocks);
+    encode_blocks(level, format, x, w, blocks);
 }
 
 dispatch! {
-    fn encode_blocks = encode_body(format: Format, x: &[f32], blocks: &mut [u8])
+    fn encode_blocks = encode_body(format: Format, x: &[f32], w: &[f32], blocks: &mut [u8])
 }

@@ -378,3 +378,43 @@ fn weights_of_part_of_a_block_are_named() {
 fn a_format_that_is_only_read_is_named() {
     encode(Level::detect(), Format::Iq1S, &[0.0; 256], &mut [0; 50]);
 }
+
+/// Sum of weighted squared differences.
+fn weighted_error(x: &[f32], w: &[f32], y: &[f32]) -> f64 {
+    let squares = x.iter().zip(y).map(|(&x, &y)| (f64::from(x) - f64::from(y)).powi(2));
+    squares.zip(w).map(|(square, &w)| square * f64::from(w)).sum()
+}
+
+#[test]
+fn weights_lower_the_weighted_error_of_every_format() {
+    let mut rng = Rng::new(77);
+    let x = rng.floats(64 * 256);
+    // As of inputs of a layer: some columns of a thousand times the power of others.
+    let w: Vec<f32> = rng.floats(x.len()).iter().map(|w| (w * 3.5).exp()).collect();
+    for format in encodable() {
+        let mut blocks = vec![0; format.bytes_of(x.len()).unwrap()];
+        encode_weighted(Level::detect(), format, &x, &w, &mut blocks);
+        let with = weighted_error(&x, &w, &decoded(format, &blocks));
+        let without = weighted_error(&x, &w, &round_trip(format, &x));
+        assert!(with < without, "{format:?}: {with} with weights, {without} without");
+    }
+}
+
+#[test]
+fn equal_weights_are_none_and_weights_of_no_use_too() {
+    let mut rng = Rng::new(78);
+    let x = rng.floats(2 * 256);
+    for format in encodable() {
+        let want = encoded(format, &x);
+        for weight in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let mut blocks = vec![0; want.len()];
+            encode_weighted(Level::detect(), format, &x, &vec![weight; x.len()], &mut blocks);
+            assert_eq!(blocks, want, "{format:?}: {weight}");
+        }
+        for weight in [1e-30, 1.0, 1e30] {
+            let mut blocks = vec![0; want.len()];
+            encode_weighted(Level::detect(), format, &x, &vec![weight; x.len()], &mut blocks);
+            assert_eq!(blocks, want, "{format:?}: {weight}");
+        }
+    }
+}

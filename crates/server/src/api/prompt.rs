@@ -37,7 +37,7 @@ pub(crate) fn render<B: Backend>(
     messages: &[Value],
     options: &Options,
 ) -> Result<String> {
-    loaded.template.render(messages, options).map_err(|error| refused(&error))
+    loaded.template.prompt(messages, options).map_err(|error| refused(&error))
 }
 
 /// What a template fails over is what the client sent.

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use boostr_server::{Config, Keys, Limits};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{connect, raw, read, read_until, request};
 use crate::server::{Setup, TestServer, endless, with};
@@ -468,4 +468,59 @@ fn the_description_of_the_api_has_all_that_it_names() {
     assert!(document["paths"]["/v1/chat/completions"]["post"]["requestBody"].is_object());
     let options = &schemas["GenerationOptions"]["properties"];
     assert_eq!(options["temperature"]["maximum"], 2);
+}
+
+#[test]
+fn p_assistant_null_content_is_taken_by_the_server_that_writes_it() {
+    let server = TestServer::start();
+    let user = json!({"role": "user", "content": "Hi"});
+    for message in [
+        json!({"role": "assistant", "content": null}),
+        json!({"role": "assistant"}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "hm"}),
+        json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]}),
+        json!({"role": "assistant", "content": null, "refusal": "I cannot", "annotations": []}),
+        json!({"role": "assistant", "content": null, "tool_calls": []}),
+        json!({"role": "assistant", "content": null, "audio": {"id": "audio_1"}}),
+        json!({"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}}),
+        json!({"role": "assistant", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": "}}]}),
+    ] {
+        let ask = json!({"messages": [user, message, user], "max_tokens": 3});
+        let reply = server.post("/v1/chat/completions", &ask);
+        assert_eq!(reply.status, 200, "{message}: {reply:?}");
+    }
+    // A forced call that is cut off is a message without content: it can be sent back.
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+        "properties": {"city": {"type": "string"}}, "required": ["city"]}}});
+    let ask =
+        json!({"messages": [user], "tools": [tool], "tool_choice": "required", "max_tokens": 5});
+    let message = server.post("/v1/chat/completions", &ask).json()["choices"][0]["message"].clone();
+    let ask = json!({"messages": [user, message, user], "max_tokens": 3});
+    let reply = server.post("/v1/chat/completions", &ask);
+    assert_eq!(reply.status, 200, "{message}: {reply:?}");
+}
+
+#[test]
+fn p_tools_dropped_no_more_by_a_model_whose_template_knows_none() {
+    let server = TestServer::start();
+    let tool = json!({"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}});
+    let ask =
+        json!({"messages": [{"role": "user", "content": "Weather in Rome?"}], "max_tokens": 4});
+    let tokens = |more: Value| {
+        let reply = server.post("/v1/chat/completions", &with(ask.clone(), more));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let without = tokens(json!({}));
+    for choice in ["auto", "required"] {
+        let with = tokens(json!({"tools": [tool], "tool_choice": choice}));
+        assert!(with > without + 20, "{choice}: {with} and {without}");
+    }
+    // Of tools that must not be called nobody is told.
+    assert_eq!(tokens(json!({"tools": [tool], "tool_choice": "none"})), without);
+    let ask = with(ask, json!({"tools": [tool]}));
+    let prompt = server.post("/apply-template", &ask).json()["prompt"].to_string();
+    assert!(prompt.contains("get_weather") && prompt.contains("Weather of a city"), "{prompt}");
 }

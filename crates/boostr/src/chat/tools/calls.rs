@@ -305,12 +305,16 @@ impl Calls {
                 json(body, 0, scan, "", last, |value| self.call(value))
             }
             ToolFormat::MistralArgs { .. } => {
-                let Some((head, _)) = body.split_once(ARGS) else {
-                    // A head is a name and an id; a text goes on with other characters.
-                    let plain = |c: char| c.is_ascii_alphanumeric() || "_-. []".contains(c);
-                    let possible = body.len() <= MAX_HEAD && body.chars().all(plain);
-                    return if possible { Body::Unfinished } else { Body::Text };
-                };
+                // A head is a name and an id; a text goes on with other characters, or for longer. What is seen of it so
+                // far is judged as the whole is.
+                let head = body.split_once(ARGS).map(|(head, _)| head);
+                let plain = |c: char| c.is_ascii_alphanumeric() || "_-. []".contains(c);
+                let seen = head.unwrap_or(body);
+                let most = MAX_HEAD + if head.is_some() { 0 } else { ARGS.len() - 1 };
+                if seen.len() > most || !seen.chars().all(plain) {
+                    return Body::Text;
+                }
+                let Some(head) = head else { return Body::Unfinished };
                 let (name, id) = match head.split_once(CALL_ID) {
                     Some((name, id)) => (name.trim(), Some(id.trim().to_owned())),
                     None => (head.trim(), None),

@@ -1,22 +1,26 @@
 //! Batches: pieces of documents in an order that depends on a seed alone.
 //!
-//! In an epoch the documents stand in a shuffled order, and so do their inputs, one document's after
-//! another's. [`Packing`] cuts rows of `seq_len` tokens from them. A row that reaches the end of an
-//! epoch continues in the next, so every batch has `batch_size * seq_len` tokens. Rows that carry
-//! nothing to each other are shuffled too. A batch then has parts of long documents from anywhere, not
-//! one after another.
+//! [`Packing`] says how rows of at most `seq_len` tokens are filled. Documents are whole in their rows
+//! (`rows.rs`), or rows are cut from the inputs of all documents, one after another in a shuffled
+//! order. In the second case a row that reaches the end of an epoch continues in the next, so every
+//! batch has `batch_size * seq_len` tokens. Rows that carry nothing to each other are shuffled too. A
+//! batch then has parts of long documents from anywhere, not one after another.
 //!
-//! The seed and the epoch's number give the order of an epoch. The number of tokens in earlier rows
-//! gives the contents of a row. So a cursor is one number.
+//! The seed and the epoch's number give the order of an epoch. The room of earlier rows gives the
+//! contents of a row. So a cursor is one number.
 
 use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
+use super::rows::{Rows, Truncate};
 use super::tokens::TokenFile;
 use crate::error::{Error, Result};
 use crate::ops::IGNORE;
 use crate::sample::SplitMix64;
+
+/// Most tokens that a cursor may say were read: no sum of it with an epoch or a batch overflows.
+const MAX_READ: u64 = 1 << 61;
 
 /// Orders of epochs that are kept: streams may be in two at a time.
 const ORDERS: usize = 2;
@@ -25,10 +29,9 @@ const ORDERS: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
-    /// Rows are cut from all documents one after another, and nothing passes from piece to piece. A
-    /// document that does not end in its row is cut. The rest of it starts the next row as if it
-    /// were another document.
-    Documents,
+    /// Each document stands whole in a row, beside others that fit, and nothing passes from one to
+    /// another. A document that is longer than a row is treated as [`Truncate`] says.
+    Documents(Truncate),
     /// Each row of a batch goes on where the same row of the batch before stopped, with its state. These streams are
     /// equal shares of the epoch; a state starts afresh where a document starts, and where a share does. Gradients
     /// end at the start of a row: back-propagation through time, truncated.
@@ -73,21 +76,25 @@ impl Batch {
 /// Where batches go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// Tokens that were given so far.
+    /// Tokens that the rows given so far have room for, `seq_len` each, filled or not.
     pub read: u64,
     /// Inputs of the file that they came from: those of an epoch.
     pub inputs: u64,
     /// Its documents.
     pub documents: u64,
+    /// Checksum of its tokens; runs of earlier versions did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<u32>,
 }
 
 /// Batches without end, epoch after epoch, of a [`TokenFile`] that is borrowed or in an `Arc`.
 ///
 /// ```
-/// use boostr::train::data::{Batches, Packing, TokenFile};
+/// use boostr::train::data::{Batches, Packing, TokenFile, Truncate};
 ///
 /// let file = TokenFile::of_documents(&[vec![5, 6, 7], vec![8]], 0, 16)?;
-/// let mut batches = Batches::new(&file, Packing::Documents, 1, 4, 42)?;
+/// let packing = Packing::Documents(Truncate::Split);
+/// let mut batches = Batches::new(&file, packing, 1, 4, 42)?;
 /// let first = batches.next();
 /// assert_eq!(first.tokens(), 4);
 ///
@@ -106,6 +113,8 @@ pub struct Batches<F> {
     seed: Option<u64>,
     read: u64,
     orders: Vec<Order>,
+    /// Rows of an epoch, where documents stand in them whole.
+    rows: u64,
 }
 
 impl<F: Deref<Target = TokenFile>> Batches<F> {
@@ -113,8 +122,8 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when there are no rows, no tokens in them, or, for [`Packing::Carried`], fewer inputs than
-    /// rows.
+    /// [`Error::Argument`] when there are no rows, no tokens in them, for [`Packing::Carried`] fewer inputs than
+    /// rows, for [`Truncate::Refuse`] a document longer than a row, for [`Truncate::Drop`] no other.
     pub fn new(
         file: F,
         packing: Packing,
@@ -139,10 +148,16 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
             return Err(Error::Argument { name: "batch_size", reason });
         }
         let seed = Some(seed);
-        Ok(Self { file, packing, batch_size, seq_len, seed, read: 0, orders: Vec::new() })
+        let mut batches =
+            Self { file, packing, batch_size, seq_len, seed, read: 0, orders: Vec::new(), rows: 0 };
+        if let Some(truncate) = batches.whole() {
+            truncate.check(&batches.file, seq_len)?;
+            batches.rows = batches.order(0).whole.count() as u64;
+        }
+        Ok(batches)
     }
 
-    /// The next batch, of `batch_size * seq_len` tokens.
+    /// The next batch, of `batch_size` rows of at most `seq_len` tokens.
     #[expect(clippy::should_implement_trait, reason = "there is always a next one")]
     pub fn next(&mut self) -> Batch {
         let mut pieces = Vec::new();
@@ -156,7 +171,7 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
     /// Where the next batch begins.
     pub fn cursor(&self) -> Cursor {
         let (inputs, documents) = (self.file.inputs() as u64, self.file.documents() as u64);
-        Cursor { read: self.read, inputs, documents }
+        Cursor { read: self.read, inputs, documents, checksum: Some(self.file.checksum()) }
     }
 
     /// Goes on from a cursor of the same data, in batches of the same shape: gives the batches that followed it.
@@ -165,12 +180,29 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
     ///
     /// [`Error::Argument`] when it is of other data or no number of whole batches.
     pub fn seek(&mut self, cursor: Cursor) -> Result<()> {
-        let own = Cursor { read: cursor.read, ..self.cursor() };
+        let own = self.cursor();
         let refuse = |reason| Err(Error::Argument { name: "cursor", reason });
-        if cursor != own {
+        if (cursor.documents, cursor.inputs) != (own.documents, own.inputs) {
             return refuse(format!(
-                "it is of data of {} documents with {} tokens, this has {} with {}",
-                cursor.documents, cursor.inputs, own.documents, own.inputs
+                "it is of data of {} documents with {} tokens, `{}` has {} with {}",
+                cursor.documents,
+                cursor.inputs,
+                self.file.path().display(),
+                own.documents,
+                own.inputs
+            ));
+        }
+        if cursor.checksum.is_some_and(|checksum| Some(checksum) != own.checksum) {
+            let path = self.file.path().display();
+            return refuse(format!(
+                "it is of other data: the tokens in `{path}` have another checksum than those that the run was \
+                 started with"
+            ));
+        }
+        if cursor.read > MAX_READ {
+            return refuse(format!(
+                "expected at most {MAX_READ} tokens read, found {}",
+                cursor.read
             ));
         }
         if !cursor.read.is_multiple_of(self.batch_tokens()) {
@@ -183,7 +215,28 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
 
     /// Epochs so far: 1.5 in the middle of the second.
     pub fn epochs(&self) -> f64 {
-        self.read as f64 / self.file.inputs() as f64
+        self.read as f64 / self.room() as f64
+    }
+
+    /// Batches in which an epoch ends at the latest.
+    pub(in crate::train) fn an_epoch(&self) -> u64 {
+        self.room().div_ceil(self.batch_tokens())
+    }
+
+    /// Tokens that the rows of an epoch have room for.
+    fn room(&self) -> u64 {
+        match self.whole() {
+            Some(_) => self.rows * self.seq_len as u64,
+            None => self.file.inputs() as u64,
+        }
+    }
+
+    /// What becomes of longer documents, where those that fit stand whole in a row.
+    fn whole(&self) -> Option<Truncate> {
+        match self.packing {
+            Packing::Documents(Truncate::Anywhere) | Packing::Carried => None,
+            Packing::Documents(truncate) => Some(truncate),
+        }
     }
 
     fn batch_tokens(&self) -> u64 {
@@ -192,11 +245,14 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
 
     /// Adds the pieces of row `slot` of the next batch.
     fn row(&mut self, slot: usize, pieces: &mut Vec<Piece>) {
+        if self.whole().is_some() {
+            return self.whole_documents(slot, pieces);
+        }
         let inputs = self.file.inputs() as u64;
         let (rows, row) = (self.batch_size as u64, slot as u64);
         // The share of each epoch that this row's stream reads, and how much of it was read.
         let (share, mut read) = match self.packing {
-            Packing::Documents => {
+            Packing::Documents(_) => {
                 let seq_len = self.seq_len as u64;
                 (0..inputs, self.shuffled(self.read / seq_len + row) * seq_len)
             }
@@ -214,10 +270,24 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
             let (document, offset) = self.order(epoch).find(at);
             let rest = self.file.len(document) as u64 - 1 - offset;
             let count = left.min(rest).min(share.end - at);
-            let is_start = self.packing == Packing::Documents || offset == 0 || at == share.start;
+            let is_start = self.packing != Packing::Carried || offset == 0 || at == share.start;
             pieces.push(self.piece(document, offset as usize, count as usize, slot, is_start));
             read += count;
             left -= count;
+        }
+    }
+
+    /// Adds the documents in row `slot` of the next batch.
+    fn whole_documents(&mut self, slot: usize, pieces: &mut Vec<Piece>) {
+        let row = self.read / self.seq_len as u64 + slot as u64;
+        let (epoch, row) = (row / self.rows, row % self.rows);
+        if epoch > 0 && self.seed.is_none() {
+            return;
+        }
+        let spans = self.order(epoch).whole.row(row as usize).to_vec();
+        for span in spans {
+            let (offset, count) = (span.offset as usize, span.len as usize);
+            pieces.push(self.piece(span.document as usize, offset, count, slot, true));
         }
     }
 
@@ -254,7 +324,8 @@ impl<F: Deref<Target = TokenFile>> Batches<F> {
             if let Some(oldest) = oldest.filter(|_| self.orders.len() >= ORDERS) {
                 self.orders.swap_remove(oldest);
             }
-            self.orders.push(Order::new(&self.file, self.seq_len, self.seed, epoch));
+            let order = Order::new(&self.file, self.seq_len, self.whole(), self.seed, epoch);
+            self.orders.push(order);
             self.orders.len() - 1
         });
         &self.orders[index]
@@ -281,7 +352,7 @@ impl<F: Deref<Target = TokenFile>> Pass<F> {
     /// As [`Batches::new`].
     pub fn new(file: F, packing: Packing, batch_size: usize, seq_len: usize) -> Result<Self> {
         let batches = Batches::new(file, packing, batch_size, seq_len, 0)?;
-        Ok(Self { batches: Batches { seed: None, ..batches } })
+        Ok(Self { batches: Batches { seed: None, orders: Vec::new(), ..batches } })
     }
 }
 
@@ -301,23 +372,48 @@ struct Order {
     starts: Vec<u64>,
     /// The order of the rows that lie in the epoch.
     rows: Vec<u32>,
+    /// In place of all these, rows of whole documents.
+    whole: Rows,
 }
 
 impl Order {
     /// The order of the file, or one by numbers from the seed and the epoch.
-    fn new(file: &TokenFile, seq_len: usize, seed: Option<u64>, epoch: u64) -> Self {
-        let (inputs, seq_len) = (file.inputs() as u64, seq_len as u64);
+    fn new(
+        file: &TokenFile,
+        seq_len: usize,
+        whole: Option<Truncate>,
+        seed: Option<u64>,
+        epoch: u64,
+    ) -> Self {
         let mut documents: Vec<u32> = (0..file.documents() as u32).collect();
-        let mut rows = Vec::new();
-        if let Some(seed) = seed {
+        let mut random = seed.map(|seed| {
             let mut random = SplitMix64(seed);
             // Epochs of one seed are steps of its generator, each the seed of another.
             random.0 = random.next().wrapping_add(epoch);
-            let mut random = SplitMix64(random.next());
-            shuffle(&mut random, &mut documents);
+            SplitMix64(random.next())
+        });
+        let mut shuffle = |items: &mut [u32]| {
+            if let Some(random) = &mut random {
+                shuffle(random, items);
+            }
+        };
+        shuffle(&mut documents);
+        if let Some(truncate) = whole {
+            let whole = Rows::pack(file, &documents, seq_len, truncate, shuffle);
+            return Self {
+                epoch,
+                documents: Vec::new(),
+                starts: Vec::new(),
+                rows: Vec::new(),
+                whole,
+            };
+        }
+        let (inputs, seq_len) = (file.inputs() as u64, seq_len as u64);
+        let mut rows = Vec::new();
+        if seed.is_some() {
             let (first, end) = ((epoch * inputs).div_ceil(seq_len), (epoch + 1) * inputs / seq_len);
             rows.extend(0..end.saturating_sub(first) as u32);
-            shuffle(&mut random, &mut rows);
+            shuffle(&mut rows);
         }
         let starts = documents.iter().scan(0, |inputs, &document| {
             let start = *inputs;
@@ -325,7 +421,7 @@ impl Order {
             Some(start)
         });
         let starts = starts.collect();
-        Self { epoch, documents, starts, rows }
+        Self { epoch, documents, starts, rows, whole: Rows::default() }
     }
 
     /// The document that input `at` is in, and how many of its inputs are before it.

@@ -1,13 +1,14 @@
 //! What files of training data hold, read as a stream.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Longest piece of a text that is given, and tokenized, at once, in bytes: tokenizing takes memory of about a
 /// hundred times the text.
@@ -15,9 +16,6 @@ pub const PIECE: usize = 256 << 10;
 
 /// Longest line of a file of JSON, in bytes.
 pub const MAX_LINE: usize = 64 << 20;
-
-/// Bytes that some programs write at the start of a text in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file holds documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +26,15 @@ pub enum Kind {
         /// each empty line end a document.
         separator: Option<String>,
     },
-    /// A JSON object a line, with `messages`, with `prompt` and `completion`, or with `text`: the first of these
-    /// that it has. `tools` go with `messages`; other keys are left alone, and so are empty lines.
+    /// A JSON object a line, with the first of these that it has:
+    ///
+    /// - `messages`, as a chat template takes them;
+    /// - `conversations`: `from` and `value` of each message (ShareGPT), or messages as above; `system` beside them;
+    /// - `prompt` and `completion`: two texts, or two lists of messages (TRL);
+    /// - `instruction`, `output`, and maybe `input`, `system` and `history` (Alpaca);
+    /// - `text`.
+    ///
+    /// `tools` go with messages, as a list or as its JSON. Other keys are left alone, and so are empty lines.
     Jsonl,
 }
 
@@ -104,6 +109,8 @@ pub enum Content {
     Messages {
         /// The messages, at least one.
         messages: Vec<Value>,
+        /// So many of them are only read, answers among them.
+        given: usize,
         /// The tools on offer.
         tools: Option<Vec<Value>>,
     },
@@ -148,32 +155,184 @@ impl Content {
         let mut take = |key: &str| object.remove(key).filter(|value| !value.is_null());
         if let Some(messages) = take("messages") {
             let messages = objects("messages", messages)?;
-            if messages.is_empty() {
-                return Err("`messages` is empty".into());
-            }
-            let tools = take("tools").map(|tools| objects("tools", tools)).transpose()?;
-            return Ok(Self::Messages { messages, tools });
+            return conversation("messages", messages, 0, tools(take("tools"))?);
         }
-        match (take("prompt"), take("completion"), take("text")) {
-            (Some(prompt), Some(completion), _) => Ok(Self::Completion {
-                prompt: text("prompt", prompt)?,
-                completion: text("completion", completion)?,
-            }),
-            (_, _, Some(value)) => {
-                Ok(Self::Text { text: text("text", value)?, is_first: true, is_last: true })
+        if let Some(turns) = take("conversations") {
+            let turns = objects("conversations", turns)?;
+            let messages = sharegpt(turns, take("system"))?;
+            return conversation("conversations", messages, 0, tools(take("tools"))?);
+        }
+        match (take("prompt"), take("completion")) {
+            (Some(prompt @ Value::Array(_)), Some(completion)) => {
+                let mut messages = objects("prompt", prompt)?;
+                let given = messages.len();
+                let completion = objects("completion", completion)?;
+                if completion.is_empty() {
+                    return Err("`completion` is empty".into());
+                }
+                messages.extend(completion);
+                conversation("prompt", messages, given, tools(take("tools"))?)
             }
-            (prompt, completion, None) => {
-                let found = match (prompt, completion) {
-                    (Some(_), _) => "`prompt` alone",
-                    (_, Some(_)) => "`completion` alone",
-                    _ => "none of them",
-                };
-                Err(format!(
-                    "expected `messages`, `prompt` with `completion`, or `text`, found {found}"
-                ))
+            (Some(prompt), Some(completion)) => {
+                let prompt = text("prompt", prompt)?;
+                Ok(Self::Completion { prompt, completion: filled("completion", completion)? })
             }
+            (prompt, completion) => match (take("instruction"), take("output"), take("text")) {
+                (Some(instruction), Some(output), _) => {
+                    let input = (take("system"), take("history"), take("input"));
+                    let messages = alpaca(input, instruction, output)?;
+                    conversation("instruction", messages, 0, tools(take("tools"))?)
+                }
+                (_, _, Some(value)) => {
+                    Ok(Self::Text { text: text("text", value)?, is_first: true, is_last: true })
+                }
+                (instruction, output, None) => {
+                    let found = [
+                        (prompt.is_some(), "`prompt` alone"),
+                        (completion.is_some(), "`completion` alone"),
+                        (instruction.is_some(), "`instruction` alone"),
+                        (output.is_some(), "`output` alone"),
+                        (true, "none of them"),
+                    ];
+                    let found = found.into_iter().find(|(is_found, _)| *is_found);
+                    Err(format!(
+                        "expected `messages`, `conversations`, `prompt` with `completion`, `instruction` with \
+                         `output`, or `text`, found {}",
+                        found.unwrap_or_default().1
+                    ))
+                }
+            },
         }
     }
+}
+
+fn conversation(
+    key: &str,
+    messages: Vec<Value>,
+    given: usize,
+    tools: Option<Vec<Value>>,
+) -> Result<Content, String> {
+    if messages.is_empty() {
+        return Err(format!("`{key}` is empty"));
+    }
+    Ok(Content::Messages { messages, given, tools })
+}
+
+/// Tools as a list, or as a text that is its JSON; a blank one is none.
+fn tools(value: Option<Value>) -> Result<Option<Vec<Value>>, String> {
+    let value = match value {
+        Some(Value::String(json)) if json.trim().is_empty() => None,
+        Some(Value::String(json)) => Some(
+            serde_json::from_str(&json).map_err(|error| format!("`tools`: not JSON: {error}"))?,
+        ),
+        other => other,
+    };
+    value.map(|tools| objects("tools", tools)).transpose()
+}
+
+/// Messages of ShareGPT's form. Those that say `role` are left as they are.
+fn sharegpt(turns: Vec<Value>, system: Option<Value>) -> Result<Vec<Value>, String> {
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    if let Some(system) = system {
+        let system = text("system", system)?;
+        if !system.is_empty() {
+            messages.push(json!({"role": "system", "content": system}));
+        }
+    }
+    for (i, turn) in turns.into_iter().enumerate() {
+        let at = |reason: String| format!("`conversations`: message {}: {reason}", i + 1);
+        let Some(from) = turn.get("from") else {
+            if turn.get("role").is_none() {
+                return Err(at("expected `from` with `value`, or `role`".into()));
+            }
+            messages.push(turn);
+            continue;
+        };
+        let value = turn.get("value").cloned().unwrap_or_default();
+        let role = match from.as_str().unwrap_or_default() {
+            "human" | "user" => "user",
+            "gpt" | "assistant" | "model" | "chatgpt" | "bing" | "bard" => "assistant",
+            "system" => "system",
+            "tool" | "observation" | "function_response" => "tool",
+            "function_call" => {
+                messages.push(calls(&text("value", value).map_err(at)?).map_err(at)?);
+                continue;
+            }
+            _ => {
+                return Err(at(format!(
+                    "`from`: expected human, gpt, system, tool, observation or function_call, found {from}"
+                )));
+            }
+        };
+        let content = text("value", value).map_err(at)?;
+        messages.push(json!({"role": role, "content": content}));
+    }
+    Ok(messages)
+}
+
+/// An assistant's message of the JSON of a call, or of a list of calls.
+fn calls(text: &str) -> Result<Value, String> {
+    let calls: Value =
+        serde_json::from_str(text).map_err(|error| format!("`value`: not JSON: {error}"))?;
+    let calls = match calls {
+        Value::Array(calls) => calls,
+        call => vec![call],
+    };
+    let calls = calls.into_iter().map(|call| match call.get("name") {
+        Some(Value::String(_)) => Ok(json!({"type": "function", "function": call})),
+        _ => Err("`value`: expected a call with `name` and `arguments`".to_owned()),
+    });
+    let calls = calls.collect::<Result<Vec<_>, _>>()?;
+    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
+}
+
+/// The messages of an instruction of Alpaca's form.
+fn alpaca(
+    (system, history, input): (Option<Value>, Option<Value>, Option<Value>),
+    instruction: Value,
+    output: Value,
+) -> Result<Vec<Value>, String> {
+    let mut messages = Vec::new();
+    let mut say = |role: &str, content: String| {
+        messages.push(json!({"role": role, "content": content}));
+    };
+    let system = system.map(|system| text("system", system)).transpose()?;
+    if let Some(system) = system.filter(|system| !system.is_empty()) {
+        say("system", system);
+    }
+    let expected = "`history`: expected a list of pairs of texts";
+    match history {
+        None => {}
+        Some(Value::Array(turns)) => {
+            for turn in turns {
+                let pair = turn.as_array().map(Vec::as_slice);
+                let Some([Value::String(question), Value::String(answer)]) = pair else {
+                    return Err(expected.into());
+                };
+                say("user", question.clone());
+                say("assistant", answer.clone());
+            }
+        }
+        Some(other) => return Err(format!("{expected}, found {}", kind_of(&other))),
+    }
+    let mut question = text("instruction", instruction)?;
+    let input = input.map(|input| text("input", input)).transpose()?;
+    if let Some(input) = input.filter(|input| !input.is_empty()) {
+        question.push('\n');
+        question.push_str(&input);
+    }
+    say("user", question);
+    say("assistant", filled("output", output)?);
+    Ok(messages)
+}
+
+/// A text that is to be learnt.
+fn filled(key: &str, value: Value) -> Result<String, String> {
+    let text = text(key, value)?;
+    if text.is_empty() {
+        return Err(format!("`{key}` is empty"));
+    }
+    Ok(text)
 }
 
 pub(super) fn text(key: &str, value: Value) -> Result<String, String> {
@@ -404,12 +563,7 @@ struct Line<'a> {
 
 impl Lines {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        // Asked before opening: opening a pipe waits for a writer.
-        if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-            return Err(Error::io(path, std::io::Error::other("not a regular file")));
-        }
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
-        let reader = BufReader::with_capacity(1 << 16, file);
+        let reader = BufReader::with_capacity(1 << 16, files::open(path)?);
         Ok(Self { reader, buffer: Vec::new(), is_start: true, line: 0, read: 0 })
     }
 
@@ -426,7 +580,7 @@ impl Lines {
         let is_whole = starts && (self.is_start || count < max);
         let mut bytes = &self.buffer[..];
         if self.read == 0 {
-            bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
+            bytes = files::bytes_without_bom(bytes);
         }
         self.line += usize::from(starts);
         self.read += count as u64;

@@ -3,10 +3,13 @@
 use std::time::SystemTime;
 
 use super::documents::{Content, pieces};
-use crate::chat::{self, ChatTemplate};
+use crate::chat::{self, ChatTemplate, normalized};
 use crate::checkpoint::Fnv;
 use crate::error::{Error, Result};
 use crate::tokenizer::{Part, Tokenizer};
+
+/// Another text whenever documents are read in another way.
+const FORMS: &str = "2";
 
 /// Makes ids of documents.
 ///
@@ -124,10 +127,14 @@ impl Encoder {
             }
             Content::Completion { prompt, completion } => {
                 let (ids, given) = self.encode_pair(prompt, completion)?;
+                if given == ids.len() {
+                    let reason = "it has no token of its own, so nothing to learn".into();
+                    return Err(Error::Argument { name: "completion", reason });
+                }
                 let counts = (0..ids.len()).map(|i| i >= given).collect();
                 Ok(Encoded { ids, counts, bytes: prompt.len() + completion.len() })
             }
-            Content::Messages { messages, tools } => {
+            Content::Messages { messages, given, tools } => {
                 let Some(Chat { template, options, .. }) = &self.chat else {
                     let reason =
                         "conversations need a chat template, and the model has none".into();
@@ -135,7 +142,12 @@ impl Encoder {
                 };
                 let mut options = options.clone();
                 options.tools = tools.clone().or(options.tools);
-                let answers = template.encode_answers(&self.tokenizer, messages, &options)?;
+                let messages = normalized(messages).map_err(|error| Error::Argument {
+                    name: "messages",
+                    reason: error.to_string(),
+                })?;
+                let answers =
+                    template.encode_answers_after(&self.tokenizer, &messages, *given, &options)?;
                 if !answers.is_answer.contains(&true) {
                     let reason = "no message of the assistant, so nothing to learn".into();
                     return Err(Error::Argument { name: "messages", reason });
@@ -160,6 +172,7 @@ impl Encoder {
     /// Differs when ids may differ.
     pub(super) fn fingerprint(&self) -> Result<u64> {
         let mut hash = Fnv::default();
+        hash.text(FORMS);
         hash.text(&self.tokenizer.to_json()?);
         hash.text(&format!("{:?} {}", self.start, self.end));
         if let Some(Chat { source, options, .. }) = &self.chat {

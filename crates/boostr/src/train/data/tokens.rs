@@ -29,7 +29,7 @@ use rayon::prelude::*;
 
 use super::documents::{DataFile, Document, Documents, at};
 use super::encode::{Encoded, Encoder};
-use crate::checkpoint::{Access, Bytes, Fnv, atomic_write, bytes_of};
+use crate::checkpoint::{Access, Bytes, Fnv, atomic_write, bytes_of, crc32};
 use crate::error::{Error, Result};
 use crate::tokenizer::MAX_TOKEN_ID;
 
@@ -66,6 +66,7 @@ pub struct TokenFile {
     /// Of each document, the number of tokens up to its end.
     ends: Vec<usize>,
     counted: usize,
+    checksum: u32,
     bytes: u64,
 }
 
@@ -209,6 +210,16 @@ impl TokenFile {
         self.counted
     }
 
+    /// Checksum of the tokens: other tokens have another one.
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// Number of documents that are longer than a row of `seq_len` tokens.
+    pub fn longer_than(&self, seq_len: usize) -> usize {
+        (0..self.documents()).filter(|&document| self.len(document) - 1 > seq_len).count()
+    }
+
     /// Bytes of text that the tokens were made of.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -305,14 +316,15 @@ fn parse(bytes: &Bytes) -> Result<TokenFile, String> {
         ));
     }
     let words = bytes.slice(HEADER..trailer).ok_or("tokens are outside of the file")?;
-    let (ends, counted) = check(&words, header)?;
+    let Checked { ends, counted, checksum } = check(&words, header)?;
     if documents != ends.len() as u64 {
         return Err(format!("number of documents is {documents}, but {} end", ends.len()));
     }
     if u32::try_from(documents).is_err() {
         return Err(format!("number of documents is {documents}, at most 2^32 - 1 are supported"));
     }
-    Ok(TokenFile { path: PathBuf::new(), words, header, ends, counted, bytes: text })
+    let path = PathBuf::new();
+    Ok(TokenFile { path, words, header, ends, counted, checksum, bytes: text })
 }
 
 /// The `N` bytes at `at`, which are there.
@@ -320,16 +332,23 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("the length was checked")
 }
 
-/// Checks every word; returns where documents end, and how many tokens count.
-fn check(
-    words: &[u8],
-    Header { end, vocab_size, .. }: Header,
-) -> Result<(Vec<usize>, usize), String> {
+/// What is found out of some words.
+struct Checked {
+    /// Where documents end.
+    ends: Vec<usize>,
+    /// How many tokens count.
+    counted: usize,
+    checksum: u32,
+}
+
+/// Checks every word.
+fn check(words: &[u8], Header { end, vocab_size, .. }: Header) -> Result<Checked, String> {
     let words = words.as_chunks::<4>().0;
-    let parts: Vec<Result<(Vec<usize>, usize), String>> = words
+    let parts: Vec<Result<Checked, String>> = words
         .par_chunks(CHECKED)
         .enumerate()
         .map(|(part, words)| {
+            let checksum = crc32(0, words.as_flattened());
             let mut ends = Vec::new();
             let mut counted = 0;
             for (i, word) in words.iter().enumerate() {
@@ -349,14 +368,15 @@ fn check(
                     ends.push(at + 1);
                 }
             }
-            Ok((ends, counted))
+            Ok(Checked { ends, counted, checksum })
         })
         .collect();
-    let (mut ends, mut counted) = (Vec::new(), 0);
+    let (mut ends, mut counted, mut checksum) = (Vec::new(), 0, 0);
     for part in parts {
-        let (more, count) = part?;
-        ends.extend(more);
-        counted += count;
+        let part = part?;
+        ends.extend(part.ends);
+        counted += part.counted;
+        checksum = crc32(checksum, &part.checksum.to_le_bytes());
     }
     if ends.last() != Some(&words.len()) {
         let found = if words.is_empty() { "there is none" } else { "the last one does not end" };
@@ -366,7 +386,7 @@ fn check(
     if let Some(index) = firsts.zip(&ends).position(|(first, end)| end - first < 2) {
         return Err(format!("document {index} has no token but its end"));
     }
-    Ok((ends, counted))
+    Ok(Checked { ends, counted, checksum })
 }
 
 // Writing

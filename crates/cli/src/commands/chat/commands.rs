@@ -13,7 +13,8 @@ use super::{Chat, is_unnamed, refused};
 use crate::commands::state;
 use crate::exit::usage;
 use crate::options::sampling;
-use crate::system;
+use crate::system::{self, counted};
+use crate::term::shown_in_line;
 
 impl Chat<'_> {
     pub(super) fn obey(&mut self, line: Line) -> Result<ControlFlow<()>> {
@@ -67,6 +68,11 @@ impl Chat<'_> {
 
     fn rewind(&mut self, count: usize) -> Result<()> {
         let session = self.begun()?;
+        let turns = session.summary().turns;
+        if count > turns {
+            let turns = counted(turns, "turn");
+            return Err(usage(format!("/rewind {count}: the conversation has {turns}")));
+        }
         session.rewind(session.before_head(count)).map_err(refused)?;
         self.dim(&format!("back: {}", numbers(&session.summary())));
         Ok(())
@@ -124,7 +130,7 @@ impl Chat<'_> {
                 "{mark} {:20} {:40} {}",
                 summary.id,
                 numbers(summary),
-                summary.title.escape_debug()
+                shown_in_line(&summary.title)
             ))?;
         }
         Ok(())
@@ -193,7 +199,8 @@ impl Chat<'_> {
     }
 }
 
-fn numbers(summary: &Summary) -> String {
+pub(super) fn numbers(summary: &Summary) -> String {
     let Summary { turns, position, state_bytes, .. } = summary;
-    format!("{turns} turns, {position} tokens, state {}", system::bytes(*state_bytes))
+    let (turns, tokens) = (counted(*turns, "turn"), counted(*position, "token"));
+    format!("{turns}, {tokens}, state {}", system::bytes(*state_bytes))
 }

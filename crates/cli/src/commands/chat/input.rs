@@ -1,12 +1,16 @@
 //! What the user types, or a pipe says, line by line.
 
-use std::io::{self, IsTerminal, Lines, StdinLock};
+use std::env;
+use std::io::{self, BufRead, ErrorKind, IsTerminal, Lines, StdinLock, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use boostr::files::BOM;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
+
+use crate::term::is_plain;
 
 /// Encloses a text of several lines.
 const QUOTES: &str = "\"\"\"";
@@ -16,15 +20,20 @@ const HISTORY: usize = 1000;
 
 /// Where lines come from.
 pub enum Input {
+    /// A terminal that knows no escape sequences: lines as it edits them itself.
+    Plain,
     /// A terminal, with the file of its history.
     Terminal(Box<Editor<(), FileHistory>>, PathBuf),
-    Pipe(Lines<StdinLock<'static>>),
+    /// A pipe or a file, and whether nothing of it is read yet.
+    Pipe(Lines<StdinLock<'static>>, bool),
 }
 
 /// What was read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entry {
     Text(String),
+    /// A line that is not UTF-8.
+    NotText,
     /// Ctrl-C.
     Interrupt,
     End,
@@ -33,7 +42,10 @@ pub enum Entry {
 impl Input {
     pub fn new(history: &Path) -> Result<Self> {
         if !io::stdin().is_terminal() {
-            return Ok(Self::Pipe(io::stdin().lines()));
+            return Ok(Self::Pipe(io::stdin().lines(), true));
+        }
+        if is_plain(env::var_os("TERM").as_deref()) {
+            return Ok(Self::Plain);
         }
         let config = Config::builder().max_history_size(HISTORY)?.build();
         let mut editor = Editor::with_config(config).context("terminal")?;
@@ -43,7 +55,7 @@ impl Input {
     }
 
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Self::Terminal(..))
+        !matches!(self, Self::Pipe(..))
     }
 
     /// The next line, or all lines between two `"""`.
@@ -70,12 +82,15 @@ impl Input {
     fn line(&mut self, prompt: &str) -> Result<Entry> {
         let (editor, history) = match self {
             Self::Terminal(editor, history) => (editor, history),
-            Self::Pipe(lines) => {
-                return Ok(lines
-                    .next()
-                    .transpose()
-                    .context("stdin")?
-                    .map_or(Entry::End, Entry::Text));
+            Self::Plain => return plain_line(prompt),
+            Self::Pipe(lines, is_start) => {
+                let is_first = std::mem::take(is_start);
+                let line = lines.next().transpose().context("stdin")?;
+                let line = line.map(|line| match line.strip_prefix(BOM) {
+                    Some(rest) if is_first => rest.to_owned(),
+                    _ => line,
+                });
+                return Ok(line.map_or(Entry::End, Entry::Text));
             }
         };
         match editor.readline(prompt) {
@@ -86,9 +101,27 @@ impl Input {
                 }
                 Ok(Entry::Text(line))
             }
+            // At once, at the byte that is none. What was typed with it is gone.
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                Ok(Entry::NotText)
+            }
             Err(ReadlineError::Interrupted) => Ok(Entry::Interrupt),
             Err(ReadlineError::Eof) => Ok(Entry::End),
             Err(error) => Err(error).context("terminal"),
         }
     }
+}
+
+/// A line of a terminal that edits lines itself.
+fn plain_line(prompt: &str) -> Result<Entry> {
+    let mut stdout = io::stdout().lock();
+    write!(stdout, "{prompt}").and_then(|()| stdout.flush()).context("stdout")?;
+    drop(stdout);
+    let mut bytes = Vec::new();
+    if io::stdin().lock().read_until(b'\n', &mut bytes).context("terminal")? == 0 {
+        return Ok(Entry::End);
+    }
+    let Ok(mut line) = String::from_utf8(bytes) else { return Ok(Entry::NotText) };
+    line.truncate(line.trim_end_matches(['\n', '\r']).len());
+    Ok(Entry::Text(line))
 }

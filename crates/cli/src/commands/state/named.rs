@@ -1,26 +1,25 @@
 //! States by name: files in one folder.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
 use boostr::backend::{Cpu, CpuClient};
-use boostr::checkpoint::atomic_write;
 use boostr::models::State;
 use boostr::session::Sessions;
 use boostr::state_file::{self, About, SavedState};
 use serde_json::{Value, json};
 
-use super::{facts, open, plain};
+use super::{facts, open};
 use crate::commands::chat::refused;
 use crate::commands::chat::words::weights;
 use crate::exit::{BadModel, usage};
 use crate::options::model::ModelArgs;
 use crate::places::{STATE, StateWord};
 use crate::system;
-use crate::term::{Style, Term};
+use crate::term::{Style, Term, shown, shown_in_line};
 
 /// All named states. One that is broken is shown as that.
 pub fn list(folder: &Path, as_json: bool, term: &Term) -> Result<()> {
@@ -61,11 +60,13 @@ pub fn list(folder: &Path, as_json: bool, term: &Term) -> Result<()> {
                 term.on_stdout(Style::Bold, &format!("{name:20}")),
                 saved.position(),
                 system::bytes(saved.size_in_bytes() as u64),
-                plain(saved.model()),
-                plain(saved.family()),
+                shown_in_line(saved.model()),
+                shown_in_line(saved.family()),
             )?,
             Err(error) => {
-                writeln!(out, "{name:20}  {}: {error}", term.on_stdout(Style::Bad, "broken"))?;
+                let (name, error) = (shown(name), error.to_string());
+                let word = term.on_stdout(Style::Bad, "broken");
+                writeln!(out, "{name:20}  {word}: {}", shown(&error))?;
             }
         }
     }
@@ -84,15 +85,15 @@ fn modified(path: &Path) -> Option<u64> {
 /// Copies a state, once it was found to be whole.
 pub fn copy(from: &Path, to: &StateWord, force: bool) -> Result<()> {
     check_free(to, force)?;
-    let bytes = fs::read(from).with_context(|| format!("`{}`", from.display()))?;
+    let mut bytes = Vec::new();
+    let mut file = boostr::files::open(from)?;
+    file.read_to_end(&mut bytes).with_context(|| format!("`{}`", from.display()))?;
     let name = from.display().to_string();
     SavedState::from_bytes(&name, bytes.clone()).map_err(BadModel::from)?;
     let lock = to.lock()?;
     // Another may have come in between.
     check_free(to, force)?;
-    atomic_write(to.path(), |out| out.write_all(&bytes))?;
-    drop(lock);
-    Ok(())
+    Ok(lock.copy_of(&bytes)?)
 }
 
 /// Copies the state in which a conversation is.

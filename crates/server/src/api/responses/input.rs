@@ -181,11 +181,11 @@ mod tests {
             Value::from(all),
             json!([
                 {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "So:", "reasoning_content": "Hm.",
+                {"role": "assistant", "content": [{"type": "text", "text": "So:"}], "reasoning_content": "Hm.",
                  "tool_calls": [call("c1", "f", json!({"x": 1})), call("c2", "g", json!({}))]},
                 {"role": "tool", "content": "2", "tool_call_id": "c1"},
-                {"role": "tool", "content": "3", "tool_call_id": "c2"},
-                {"role": "user", "content": "And?"},
+                {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c2"},
+                {"role": "user", "content": [{"type": "text", "text": "And?"}]},
                 {"role": "assistant", "content": "", "reasoning_content": "Well.",
                  "tool_calls": [call("c3", "f", json!({}))]}
             ])
