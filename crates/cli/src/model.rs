@@ -4,6 +4,8 @@ use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "demo")]
+use std::sync::Arc;
 
 use anyhow::Result;
 use boostr::backend::{Cpu, CpuClient};
@@ -178,7 +180,10 @@ impl Source {
                 if let Some(path) = &options.tokenizer {
                     lm.tokenizer = Some(boostr::tokenizer::Tokenizer::from_file(path)?);
                 }
-                lm.model = lm.model.with_context(options.context);
+                // Nobody else has it yet.
+                if let Some(model) = Arc::get_mut(&mut lm.model) {
+                    model.set_context(options.context);
+                }
                 Ok(lm)
             }
             #[cfg(not(feature = "demo"))]

@@ -225,8 +225,13 @@ impl<B: Backend> Model<B> {
     /// The same model, in which a sequence may be as long as `context` says.
     #[must_use]
     pub fn with_context(mut self, context: Context) -> Self {
-        self.context = context;
+        self.set_context(context);
         self
+    }
+
+    /// From now on a sequence may be as long as `context` says.
+    pub fn set_context(&mut self, context: Context) {
+        self.context = context;
     }
 
     /// Tokens that a sequence may have, if there is a limit: [`Config::context_limit`] unless another was
