@@ -48,6 +48,7 @@ const MODULES: [(&str, &[&str]); 20] = [
         &[
             "error",
             "ops",
+            "backend",
             "checkpoint",
             "tokenizer",
             "generation_config",

@@ -39,6 +39,7 @@ mod golden;
 mod gradients;
 mod grammar;
 mod jinja;
+mod importance;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;
