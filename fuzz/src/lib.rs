@@ -8,4 +8,5 @@ pub mod request;
 pub mod session;
 pub mod state;
 pub mod template;
+pub mod tokenizer;
 pub mod training;

@@ -22,14 +22,16 @@ use crate::checkpoint::{
     Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry, atomic_write, create_beside, safetensors,
 };
 use crate::error::{Error, Result};
+use crate::files;
 use crate::generation_config::SpecialTokens;
 use crate::load::{
-    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, template_file,
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, rows_of,
+    template_file,
 };
 use crate::models::{Config, Family};
 use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{MAX_FILE, Tokenizer};
 
 mod importance;
 mod types;
@@ -277,7 +279,7 @@ impl ModelFiles {
             tokenizer: Some(parsed),
             tokenizer_config: Some(without_nulls(about).to_string()),
             generation_config: Some(generation.to_string()),
-            chat_templates: Vec::new(),
+            ..TextFiles::default()
         };
         let files = Some(Files { tokenizer: Some(tokenizer), text, eos, chat: None });
         Ok(Self { checkpoint, config, tied, name: "model".into(), files })
@@ -329,10 +331,15 @@ impl ModelFiles {
             None => {
                 let folder = folder_of(source)?;
                 let file = config_file(&folder)?;
-                let text = TextFiles::read(&folder, options)?;
+                let text = TextFiles::read(&folder, options, rows_of(&file, options))?;
                 let path = options.tokenizer.clone().unwrap_or(folder.join("tokenizer.json"));
-                let tokenizer = if text.tokenizer.is_some() { Some(read(&path)?) } else { None };
-                let (chat, eos) = (text.chat_template(&file)?, text.special(&file)?.eos);
+                let tokenizer = match &text.tokenizer {
+                    Some(tokenizer) if tokenizer.is_extended() => Some(tokenizer.to_json()?),
+                    Some(_) => Some(read(&path)?),
+                    None => None,
+                };
+                let chat = text.chat_template(&folder)?;
+                let eos = text.special(&folder, Some(&file))?.eos;
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
@@ -660,7 +667,7 @@ fn write_text(folder: &Path, name: &str, text: &str) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| Error::io(path, e))
+    files::read_text(path, MAX_FILE as u64)
 }
 
 /// The name of a tensor without the number of its layer: what all layers have alike.

@@ -52,6 +52,7 @@ pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod evaluate;
+pub mod files;
 pub mod generation_config;
 pub mod grammar;
 pub mod load;

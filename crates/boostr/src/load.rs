@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, Device};
 use crate::chat;
-use crate::checkpoint::gguf::{self, Metadata};
+use crate::checkpoint::gguf;
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary, snapshots};
 use crate::error::{Error, Result};
-use crate::generation_config::{GenerationDefaults, SpecialTokens};
+use crate::files;
+use crate::generation_config::GenerationDefaults;
 use crate::models::{Config, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
@@ -19,14 +20,14 @@ use crate::tokenizer::{Part, Tokenizer, ensure_bos};
 
 pub mod adapters;
 mod conversation;
+mod text_side;
 
 use adapters::Adapters;
 
 pub use crate::checkpoint::Progress;
 pub use conversation::{Conversation, MAX_MARKS};
-
-/// Longest configuration file read.
-const MAX_CONFIG: u64 = 16 << 20;
+pub use text_side::TextSide;
+pub(crate) use text_side::{GENERATION, TextFiles, rows_of, template_file};
 
 /// How to open a model.
 #[derive(Debug, Clone, Default)]
@@ -102,6 +103,8 @@ pub struct LanguageModel<B: Backend> {
     pub eos: Vec<u32>,
     /// How a conversation becomes text, for models that were trained on some.
     pub chat_template: Option<chat::Source>,
+    /// What is odd about the files of text, one sentence each, to be shown to people.
+    pub warnings: Vec<String>,
     bos: Option<u32>,
     base: Arc<Base<B>>,
 }
@@ -175,7 +178,7 @@ impl<B: Backend> LanguageModel<B> {
         if !is_gguf(path)? {
             // Before the weights: a folder without it is no model.
             let config = config_file(&folder)?;
-            let files = TextFiles::read(&folder, options)?;
+            let files = TextFiles::read(&folder, options, rows_of(&config, options))?;
             let adapter = adapters_of(options)?;
             let checkpoint = options.checkpoint(path);
             let model = checkpoint.and_then(|checkpoint| {
@@ -197,39 +200,20 @@ impl<B: Backend> LanguageModel<B> {
         let weights =
             Weights { checkpoint: checkpoint.clone(), adapter, options, is_embedded: false };
         // A large vocabulary takes as long as the weights.
-        let (text, model) =
-            rayon::join(|| Tokenizer::from_gguf(metadata), || weights.open(config, client));
-        // A tokenizer that is not used need not be one that can be.
-        let text = if options.tokenizer.is_some() { text.unwrap_or(None) } else { text? };
-        let Opened { model, base } = model?;
+        let (text, opened) =
+            rayon::join(|| TextSide::of_gguf(metadata, options), || weights.open(config, client));
+        let (text, opened) = (text?, opened?);
         file.check_unchanged()?;
-        let mut defaults = generation_defaults(metadata)?;
-        let mut eos = defaults.eos_token_id.clone().unwrap_or_default();
-        let (mut tokenizer, mut chat_template) = (None, None);
-        if let Some(text) = text {
-            let named = |id: Option<u32>| text.tokenizer.token(id?);
-            let special = SpecialTokens {
-                bos_token: named(text.bos),
-                eos_token: named(text.eos),
-                pad_token: named(text.pad),
-                unk_token: named(text.unk),
-                ..SpecialTokens::default()
-            };
-            chat_template = chat::Source::from_gguf(metadata, special)?;
-            eos.extend(text.ends);
-            eos.sort_unstable();
-            eos.dedup();
-            tokenizer = Some(text.tokenizer);
-            if metadata.get(GENERATION).is_none() {
-                defaults.bos_token_id = text.bos;
-            }
-        }
-        if let Some(path) = &options.tokenizer {
-            tokenizer = Some(Tokenizer::from_file(path)?);
-        }
+        Ok(Self::new(path, file.summary(), text, opened))
+    }
+
+    /// The parts, put together.
+    fn new(path: &Path, files: Summary, mut text: TextSide, opened: Opened<B>) -> Self {
+        let Opened { model, base } = opened;
+        text.keep_within(model.vocab_rows());
+        let TextSide { tokenizer, defaults, eos, chat_template, warnings, bos, .. } = text;
         let path = path.to_path_buf();
-        let files = file.summary();
-        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos: None, base })
+        Self { path, files, model, tokenizer, defaults, eos, chat_template, warnings, bos, base }
     }
 
     /// Loads a model that is part of the program.
@@ -239,15 +223,8 @@ impl<B: Backend> LanguageModel<B> {
     /// As [`LanguageModel::open`].
     pub fn embedded(files: Embedded, client: B::Client) -> Result<Self> {
         let folder = Path::new(files.name);
-        let tokenizer =
-            Tokenizer::from_bytes(folder.join("tokenizer.json"), files.tokenizer.as_bytes())?;
         let config = ConfigFile::parse(folder.join("config.json"), files.config)?;
-        let text = TextFiles {
-            tokenizer: Some(tokenizer),
-            tokenizer_config: Some(files.tokenizer_config.into()),
-            generation_config: Some(files.generation_config.into()),
-            chat_templates: Vec::new(),
-        };
+        let text = TextFiles::embedded(&files)?;
         let checkpoint = Checkpoint::from_safetensors(files.name, files.weights)?;
         let options = &OpenOptions::default();
         let weights = Weights { checkpoint, adapter: None, options, is_embedded: true };
@@ -261,14 +238,12 @@ impl<B: Backend> LanguageModel<B> {
         weights: Weights<'_>,
         client: B::Client,
     ) -> Result<Self> {
-        let files_of_weights = weights.checkpoint.summary();
-        let Special { defaults, eos, bos } = files.special(file)?;
-        let chat_template = files.chat_template(file)?;
+        let summary = weights.checkpoint.summary();
+        let folder = file.path().parent().unwrap_or(Path::new(""));
+        let text = TextSide::of_files(files, folder, Some(file))?;
         let config = weights.options.families.read(file)?;
-        let Opened { model, base } = weights.open(config, client)?;
-        let tokenizer = files.tokenizer;
-        let (path, files) = (path.to_path_buf(), files_of_weights);
-        Ok(Self { path, files, model, tokenizer, defaults, eos, chat_template, bos, base })
+        let opened = weights.open(config, client)?;
+        Ok(Self::new(path, summary, text, opened))
     }
 
     /// The same model with the low-rank adapters of a folder beside it, in place of others if it has some. Its weights are
@@ -343,6 +318,7 @@ impl<B: Backend> LanguageModel<B> {
             defaults: self.defaults.clone(),
             eos: self.eos.clone(),
             chat_template: self.chat_template.clone(),
+            warnings: self.warnings.clone(),
             bos: self.bos,
             base: self.base.clone(),
         })
@@ -380,6 +356,27 @@ impl<B: Backend> LanguageModel<B> {
             ensure_bos(&mut ids, bos);
         }
         Ok(ids)
+    }
+
+    /// Puts another chat template in place of the model's. The role markers that it writes are control tokens too.
+    pub fn set_chat_template(&mut self, source: chat::Source) {
+        let of = |tokenizer: Tokenizer| {
+            let markers = source.templates.iter().flat_map(|(_, text)| tokenizer.markers_in(text));
+            let markers: Vec<u32> = markers.collect();
+            tokenizer.with_control(&markers)
+        };
+        self.tokenizer = self.tokenizer.take().map(of);
+        self.chat_template = Some(source);
+    }
+
+    /// The ids of a prompt that is gone on with as it is. With `parse_special`, the name of a control token in it is that
+    /// token, as in what a chat template writes; without, it is text, as in [`encode`](Self::encode).
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &str, parse_special: bool) -> Result<Vec<u32>> {
+        self.encode_parts(&[if parse_special { Part::Control(prompt) } else { Part::Text(prompt) }])
     }
 
     /// Ids below this may be sampled: the weights have a row for them and the tokenizer a text.
@@ -446,86 +443,6 @@ impl Weights<'_> {
     }
 }
 
-/// The files of a model folder beside its weights and its configuration.
-pub(crate) struct TextFiles {
-    pub(crate) tokenizer: Option<Tokenizer>,
-    /// The text of `tokenizer_config.json`.
-    pub(crate) tokenizer_config: Option<String>,
-    /// The text of `generation_config.json`.
-    pub(crate) generation_config: Option<String>,
-    /// Names and texts of the templates that have files of their own.
-    pub(crate) chat_templates: Vec<(String, String)>,
-}
-
-/// Tokens with a part of their own in generation, and its defaults.
-pub(crate) struct Special {
-    pub(crate) defaults: GenerationDefaults,
-    /// Generation ends at any of these.
-    pub(crate) eos: Vec<u32>,
-    /// What is put before a prompt when the tokenizer does not.
-    pub(crate) bos: Option<u32>,
-}
-
-impl TextFiles {
-    pub(crate) fn read(folder: &Path, options: &OpenOptions) -> Result<Self> {
-        let tokenizer = match &options.tokenizer {
-            Some(path) => Some(Tokenizer::from_file(path)?),
-            None => {
-                let path = folder.join("tokenizer.json");
-                if present(&path)? { Some(Tokenizer::from_file(&path)?) } else { None }
-            }
-        };
-        Ok(Self {
-            tokenizer,
-            tokenizer_config: read_text(&folder.join("tokenizer_config.json"))?,
-            generation_config: read_text(&folder.join("generation_config.json"))?,
-            chat_templates: chat_templates(folder)?,
-        })
-    }
-
-    /// The chat templates beside the configuration `file`: those with files of their own, else those in
-    /// `tokenizer_config.json`.
-    pub(crate) fn chat_template(&self, file: &ConfigFile) -> Result<Option<chat::Source>> {
-        let folder = file.path().parent().unwrap_or(Path::new(""));
-        let path = folder.join("tokenizer_config.json");
-        let config = self.tokenizer_config.as_deref();
-        let [(name, _), ..] = self.chat_templates.as_slice() else {
-            return config.map_or(Ok(None), |json| chat::Source::from_json(path, json));
-        };
-        let special = config.map(|json| SpecialTokens::from_json(path, json)).transpose()?;
-        Ok(Some(chat::Source {
-            path: folder.join(template_file(name)),
-            templates: self.chat_templates.clone(),
-            special: special.unwrap_or_default(),
-        }))
-    }
-
-    /// What these files say, and where they say nothing the configuration `file`.
-    pub(crate) fn special(&self, file: &ConfigFile) -> Result<Special> {
-        let folder = file.path().parent().unwrap_or(Path::new("")).to_path_buf();
-        let special = match &self.tokenizer_config {
-            Some(text) => SpecialTokens::from_json(folder.join("tokenizer_config.json"), text)?,
-            None => SpecialTokens::default(),
-        };
-        let defaults = match &self.generation_config {
-            Some(text) => {
-                GenerationDefaults::from_json(folder.join("generation_config.json"), text)?
-            }
-            None => GenerationDefaults::default(),
-        };
-        let named = |name: &Option<String>| self.tokenizer.as_ref()?.id(name.as_deref()?);
-        let mut eos = match &defaults.eos_token_id {
-            Some(ids) => ids.clone(),
-            None => file.ids("eos_token_id")?,
-        };
-        // A model tuned for conversations may name the end of a turn there alone.
-        eos.extend(named(&special.eos_token).filter(|end| !eos.contains(end)));
-        let bos =
-            if special.add_bos_token == Some(true) { named(&special.bos_token) } else { None };
-        Ok(Special { defaults, eos, bos })
-    }
-}
-
 /// The configuration of the model at `path`, whose weights are `checkpoint` if they could be opened: a
 /// GGUF file has its own, others lie in a folder with `config.json` or `params.json`.
 ///
@@ -537,26 +454,6 @@ pub fn read_config(path: &Path, checkpoint: Option<&Checkpoint>) -> Result<Confi
         Some((checkpoint, metadata)) => Config::read_gguf(checkpoint, metadata),
         None => Config::read(&config_file(&folder_of(path)?)?),
     }
-}
-
-/// The text of `generation_config.json`, in the metadata of a GGUF file: a key of our own.
-pub(crate) const GENERATION: &str = "boostr.generation_config";
-
-/// The defaults of generation in a GGUF file: as we keep them, else as llama.cpp does.
-fn generation_defaults(metadata: &Metadata) -> Result<GenerationDefaults> {
-    if let Some(text) = metadata.text(GENERATION)? {
-        return GenerationDefaults::from_json(metadata.path(), text);
-    }
-    let float = |key, range| metadata.float(key, range);
-    let defaults = GenerationDefaults {
-        temperature: float("general.sampling.temp", 0.0..=f32::MAX)?,
-        top_p: float("general.sampling.top_p", f32::MIN_POSITIVE..=1.0)?,
-        min_p: float("general.sampling.min_p", 0.0..=1.0)?,
-        top_k: metadata.usize("general.sampling.top_k", 0..=1 << 24)?,
-        ..GenerationDefaults::default()
-    };
-    let samples = defaults != GenerationDefaults::default();
-    Ok(GenerationDefaults { do_sample: samples.then_some(true), ..defaults })
 }
 
 /// Whether the model is in GGUF: a file by its first bytes or its name, a folder by what it lacks and has.
@@ -633,36 +530,6 @@ pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
     Err(Error::format(folder, reason))
 }
 
-/// The file of a chat template, in a model's folder.
-pub(crate) fn template_file(name: &str) -> String {
-    match name {
-        "default" => "chat_template.jinja".to_owned(),
-        name => format!("additional_chat_templates/{name}.jinja"),
-    }
-}
-
-/// The chat templates that have files of their own, by name, the `default` one first.
-fn chat_templates(folder: &Path) -> Result<Vec<(String, String)>> {
-    let more = folder.join("additional_chat_templates");
-    let mut names = Vec::new();
-    if more.is_dir() {
-        for entry in fs::read_dir(&more).map_err(|e| Error::io(&more, e))? {
-            let file = entry.map_err(|e| Error::io(&more, e))?.file_name();
-            names.extend(file.to_string_lossy().strip_suffix(".jinja").map(str::to_owned));
-        }
-    }
-    names.retain(|name| name != "default");
-    names.sort();
-    names.insert(0, "default".to_owned());
-    let mut templates = Vec::new();
-    for name in names {
-        if let Some(text) = read_text(&folder.join(template_file(&name)))? {
-            templates.push((name, text));
-        }
-    }
-    Ok(templates)
-}
-
 /// Whether there is such a file; a link to nothing is an error.
 fn present(path: &Path) -> Result<bool> {
     match path.try_exists() {
@@ -673,7 +540,7 @@ fn present(path: &Path) -> Result<bool> {
     }
 }
 
-/// The text of a small file of a model folder; `None` when there is no such file.
+/// The text of a small file of a model folder, without a byte order mark; `None` when there is no such file.
 ///
 /// # Errors
 ///
@@ -683,20 +550,5 @@ pub fn read_text(path: &Path) -> Result<Option<String>> {
     if !present(path)? {
         return Ok(None);
     }
-    if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-        return Err(Error::format(path, "expected a regular file"));
-    }
-    let file = fs::File::open(path).map_err(|e| Error::io(path, e))?;
-    let mut text = String::new();
-    let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text);
-    match read {
-        Ok(_) if text.len() as u64 > MAX_CONFIG => {
-            Err(Error::format(path, format!("file is longer than {MAX_CONFIG} bytes")))
-        }
-        Ok(_) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
-            Err(Error::format(path, "file is not UTF-8 text"))
-        }
-        Err(e) => Err(Error::io(path, e)),
-    }
+    files::read_text(path, files::MAX_CONFIG).map(Some)
 }

@@ -8,7 +8,8 @@
 //! Three things differ from the original on purpose:
 //!
 //! - **Control tokens in user text are text.** `<|im_end|>` typed by a user is encoded by its characters,
-//!   so it cannot end the user's turn. Added tokens that the file does not call special (runs of spaces in
+//!   so it cannot end the user's turn. Control tokens are those that the file calls special, and those that
+//!   its caller knows as an end or a role ([`Tokenizer::with_control`]). Other added tokens (runs of spaces in
 //!   gpt-neox) are still used. [`Part`] says which pieces of a prompt are whose.
 //! - **No truncation, padding or dropout**, whatever the file asks for: a prompt is never cut silently, and
 //!   the same text always gives the same ids.
@@ -16,26 +17,30 @@
 //!   U+FFFD if any is wrong; here only the wrong bytes become U+FFFD, so that text which was already
 //!   streamed stays true.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokenizers::models::ModelWrapper;
 use tokenizers::tokenizer::{
-    AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    AddedToken, AddedVocabulary, Model, NormalizedString, Normalizer, OffsetReferential,
+    OffsetType, PreTokenizedString, PreTokenizer, Token,
 };
 
 use crate::error::{Error, Result};
+use crate::files;
 
+mod beside;
 mod file;
 mod gguf;
+mod growth;
 mod stream;
 
+pub use beside::Beside;
 use file::Written;
 pub use gguf::GgufTokenizer;
+use growth::Growth;
 use stream::Pieces;
 pub use stream::TextStream;
 
@@ -48,6 +53,12 @@ pub const MAX_FILE: usize = 128 << 20;
 /// regular expressions backtrack can make that quadratic, so a server encodes on a thread that it can spare.
 pub const MAX_TEXT: usize = 16 << 20;
 
+/// Longest that the tokenizer's normalizers may make a text, in bytes.
+pub const MAX_NORMALIZED: usize = 3 * MAX_TEXT;
+
+/// Longest text that [`Tokenizer::decode`] makes of ids, in bytes.
+pub const MAX_DECODED: usize = 256 << 20;
+
 /// Longest piece of text, in bytes, that the tokenizer's own rules do not split (letters without a space
 /// for most; all of the text for a `SentencePiece` model without a pre-tokenizer).
 pub const MAX_WORD: usize = 4 << 20;
@@ -55,6 +66,13 @@ pub const MAX_WORD: usize = 4 << 20;
 /// Longest sum of a file's regular expressions, in bytes. Compiled, a hostile one takes up to half a megabyte
 /// per byte; published files have a few hundred bytes.
 pub const MAX_REGEX: usize = 4096;
+
+/// Longest added token, in bytes, as it is looked for in a text: what is built to find it takes the square of
+/// its length. Published ones have up to 256.
+pub const MAX_ADDED_TOKEN: usize = 1024;
+
+/// Longest sum of the added tokens, in bytes: what is built to find them takes a hundred times as much.
+pub const MAX_ADDED: usize = 1 << 20;
 
 /// Largest token id that is accepted. The largest published vocabularies have about 2^18 tokens.
 pub const MAX_TOKEN_ID: u32 = (1 << 24) - 1;
@@ -98,11 +116,14 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
+#[derive(Clone)]
 struct Inner {
     path: PathBuf,
     hf: tokenizers::Tokenizer,
-    /// The added vocabulary that leaves special tokens in the text.
+    /// The added vocabulary that leaves control tokens in the text.
     text_vocabulary: AddedVocabulary,
+    /// The model without its control tokens; made when a user spells one that the model knows as a word.
+    text_model: OnceLock<Option<Box<ModelWrapper>>>,
     vocab_size: usize,
     max_id: u32,
     /// What `add_special` puts around the text, with [`TEXT_SLOT`] for the text.
@@ -111,9 +132,16 @@ struct Inner {
     bare_frame: Vec<u32>,
     /// Sorted ids of the special tokens.
     special_ids: Vec<u32>,
+    /// Sorted ids of the tokens that no user's text becomes: the special ones, and more.
+    control_ids: Vec<u32>,
     /// What the model writes for characters that it cannot spell.
     unk_id: Option<u32>,
     pieces: Pieces,
+    growth: Growth,
+    /// What is odd about the file, and does no harm to most texts.
+    warnings: Vec<String>,
+    /// Whether it has tokens or marks that the file does not have.
+    is_extended: bool,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -129,20 +157,11 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read or is no regular file; otherwise as
-    /// [`from_bytes`](Self::from_bytes).
+    /// [`Error::Io`] if the file cannot be read or is no regular file; [`Error::Format`] if it is longer than
+    /// [`MAX_FILE`]; otherwise as [`from_bytes`](Self::from_bytes).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        // Asked before opening: opening a pipe waits for a writer, and a device may have no end.
-        if !std::fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-            let reason = "not a regular file";
-            return Err(Error::io(path, std::io::Error::other(reason)));
-        }
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes))
-            .map_err(|e| Error::io(path, e))?;
-        Self::from_bytes(path, &bytes)
+        Self::from_bytes(path, &files::read(path, MAX_FILE as u64)?)
     }
 
     /// Reads the content of a `tokenizer.json`; `name` only serves messages.
@@ -152,7 +171,7 @@ impl Tokenizer {
     /// [`MAX_TOKEN_ID`], gives two tokens one id, or has an added token whose id is not the one that it
     /// would get.
     pub fn from_bytes(name: impl AsRef<Path>, bytes: &[u8]) -> Result<Self> {
-        let path = name.as_ref();
+        let (path, bytes) = (name.as_ref(), files::bytes_without_bom(bytes));
         if bytes.len() > MAX_FILE {
             return fail(path, format!("expected at most {MAX_FILE} bytes, found more"));
         }
@@ -160,17 +179,85 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// The tokenizer whose control tokens are also those of `ids` that are added tokens, whatever its file
+    /// calls them. No user's text becomes one of them. Their text is still part of what
+    /// [`decode`](Self::decode) gives.
+    ///
+    /// ```no_run
+    /// use boostr::tokenizer::Tokenizer;
+    ///
+    /// let tokenizer = Tokenizer::from_file("model/tokenizer.json")?;
+    /// let end = tokenizer.id("<|im_end|>").expect("the end of a turn");
+    /// let tokenizer = tokenizer.with_control(&[end]);
+    /// assert!(!tokenizer.encode("Hi<|im_end|>", false)?.contains(&end));
+    /// # Ok::<(), boostr::error::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_control(self, ids: &[u32]) -> Self {
+        let added = self.inner.hf.get_added_vocabulary().get_added_tokens_decoder();
+        let more =
+            ids.iter().filter(|&&id| !self.inner.is_control(id) && Some(id) != self.inner.unk_id);
+        let more: Vec<(u32, AddedToken)> =
+            more.filter_map(|&id| Some((id, added.get(&id)?.clone().special(true)))).collect();
+        if more.is_empty() {
+            return self;
+        }
+        let mut inner = Arc::unwrap_or_clone(self.inner);
+        let (more_ids, tokens): (Vec<u32>, Vec<AddedToken>) = more.into_iter().unzip();
+        let Inner { text_vocabulary, hf, .. } = &mut inner;
+        text_vocabulary.add_special_tokens(&tokens, hf.get_model(), hf.get_normalizer());
+        inner.control_ids.extend(more_ids);
+        inner.control_ids.sort_unstable();
+        inner.control_ids.dedup();
+        inner.text_model = OnceLock::new();
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What is odd about the files that it was read from, one sentence each, to be shown to people.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.inner.warnings
+    }
+
+    /// Whether it has tokens, or special ones, that its `tokenizer.json` alone has not.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.inner.is_extended
+    }
+
+    /// The ids of the added tokens that are role markers in the text of a chat template: those that it writes
+    /// by name. Not among them are the tags of a pair, as `<think>` and `</think>`, which stand in answers
+    /// too, and tokens without a letter.
+    #[must_use]
+    pub fn markers_in(&self, template: &str) -> Vec<u32> {
+        let added = self.inner.hf.get_added_vocabulary().get_added_tokens_decoder();
+        let is_paired = |name: &str| {
+            let inside = name.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));
+            let other = inside.map(|tag| match tag.strip_prefix('/') {
+                Some(tag) => format!("<{tag}>"),
+                None => format!("</{tag}>"),
+            });
+            other.is_some_and(|other| self.inner.hf.token_to_id(&other).is_some())
+        };
+        let is_marker = |name: &str| {
+            name.contains(char::is_alphabetic) && template.contains(name) && !is_paired(name)
+        };
+        let found = added.iter().filter(|(_, token)| is_marker(&token.content));
+        found.map(|(&id, _)| id).collect()
+    }
+
     /// Ids of a user's text; control tokens in it are text. `add_special` puts around it what the file
     /// prescribes, usually one token for the start or nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the text is longer than [`MAX_TEXT`] or a word of it than [`MAX_WORD`];
+    /// [`Error::Argument`] if the text is longer than [`MAX_TEXT`], normalized than [`MAX_NORMALIZED`], or a word of it
+    /// than [`MAX_WORD`];
     /// [`Error::Tokenizer`] if the tokenizer refuses it or could only spell it with a control token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.encode_parts(&[Part::Text(text)], add_special)
     }
 
-    /// Ids of a text that the program wrote: control tokens in it are parsed.
+    /// Ids of a text that the program wrote: control tokens in it are parsed. With `add_special`, a text that starts
+    /// with the control tokens that go before it does not get them twice.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -190,25 +277,42 @@ impl Tokenizer {
             return Err(Error::Argument { name: "text", reason });
         }
         let inner = &*self.inner;
-        guard(&inner.path, "encoding", || inner.encode_parts(parts, add_special))
+        guard(&inner.path, "encoding", || {
+            inner.check_normalized(parts)?;
+            inner.encode_parts(parts, add_special)
+        })
     }
 
     /// Text of `ids`. Ids without a token, such as padding rows of the weights, give no text;
     /// `skip_special` leaves control tokens out too. Bytes that are no UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the file's decoder fails.
+    /// [`Error::Tokenizer`] if the file's decoder fails; [`Error::Argument`] if the text is longer than
+    /// [`MAX_DECODED`].
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let check = |len: usize| {
+            if len <= MAX_DECODED {
+                return Ok(());
+            }
+            let reason = format!("expected ids of at most {MAX_DECODED} bytes of text, found more");
+            Err(Error::Argument { name: "ids", reason })
+        };
         match self.inner.pieces {
             Pieces::Other => {
-                let tokens = ids.iter().filter_map(|&id| self.inner.spoken(id, skip_special));
-                self.inner.decode_tokens(tokens.collect())
+                let (mut tokens, mut len) = (Vec::new(), 0);
+                for token in ids.iter().filter_map(|&id| self.inner.spoken(id, skip_special)) {
+                    len += token.len() * self.inner.growth.token as usize;
+                    check(len)?;
+                    tokens.push(token);
+                }
+                self.inner.decode_tokens(tokens)
             }
             Pieces::ByteLevel | Pieces::ByteFallback { .. } => {
                 let mut stream = self.stream(skip_special);
                 let mut text = String::new();
                 for &id in ids {
                     text.push_str(&stream.push(id)?.unwrap_or_default());
+                    check(text.len())?;
                 }
                 text.push_str(&stream.finish()?);
                 Ok(text)
@@ -278,9 +382,15 @@ impl Tokenizer {
         self.inner.is_special(id)
     }
 
-    /// Ids of all special tokens, ascending.
-    pub(crate) fn special_ids(&self) -> &[u32] {
-        &self.inner.special_ids
+    /// Whether no user's text becomes the token: special ones, and those of [`with_control`](Self::with_control).
+    #[must_use]
+    pub fn is_control(&self, id: u32) -> bool {
+        self.inner.is_control(id)
+    }
+
+    /// Ids of all tokens that no user's text becomes, ascending.
+    pub(crate) fn control_ids(&self) -> &[u32] {
+        &self.inner.control_ids
     }
 }
 
@@ -302,12 +412,16 @@ pub fn ensure_bos(ids: &mut Vec<u32>, bos: u32) {
 impl Inner {
     fn load(path: &Path, bytes: &[u8]) -> Result<Self> {
         let written = Written::read(path, bytes)?;
-        written.check_memory(path)?;
+        let growth = written.check_memory(path)?;
         let hf = written.parse(path, bytes)?;
         written.check_ids(path, &hf)?;
+        Written::check_tokens(path, &hf, growth)?;
         let size = file::check_vocabulary(path, &hf)?;
         let unk_id = written.unk_id(&hf);
-        Self::new(path, hf, size, unk_id)
+        let mut inner = Self::new(path, hf, size, unk_id, growth)?;
+        let odd = written.byte_tokens(&inner.hf);
+        inner.warnings.extend(odd.map(|what| format!("`{}`: {what}", path.display())));
+        Ok(inner)
     }
 
     /// Takes over a tokenizer with its number of tokens and largest id, which are checked.
@@ -316,6 +430,7 @@ impl Inner {
         mut hf: tokenizers::Tokenizer,
         (vocab_size, max_id): (usize, u32),
         unk_id: Option<u32>,
+        growth: Growth,
     ) -> Result<Self> {
         if let Err(error) = hf.with_truncation(None) {
             return fail(path, error.to_string());
@@ -347,18 +462,55 @@ impl Inner {
             path,
             hf,
             text_vocabulary,
+            text_model: OnceLock::new(),
             vocab_size,
             max_id,
             frame,
             bare_frame,
+            control_ids: special_ids.clone(),
             special_ids,
             unk_id,
             pieces,
+            growth,
+            warnings: Vec::new(),
+            is_extended: false,
         })
     }
 
     fn is_special(&self, id: u32) -> bool {
         self.special_ids.binary_search(&id).is_ok()
+    }
+
+    /// Refuses a text that the normalizers would make too long, piece by piece where that is possible at all.
+    fn check_normalized(&self, parts: &[Part<'_>]) -> Result<()> {
+        let most = MAX_NORMALIZED as u64;
+        let len: u64 = parts.iter().map(|part| part.content().len() as u64).sum();
+        let (Some(normalizer), true) =
+            (self.hf.get_normalizer(), len.saturating_mul(self.growth.text) > most)
+        else {
+            return Ok(());
+        };
+        let piece = (most / self.growth.text).clamp(4, 1 << 16) as usize;
+        let mut sum = 0;
+        for part in parts {
+            let mut rest = part.content();
+            while !rest.is_empty() {
+                let (piece, later) = rest.split_at(rest.floor_char_boundary(piece));
+                let mut text = NormalizedString::from(piece);
+                if let Err(error) = normalizer.normalize(&mut text) {
+                    return fail(&self.path, format!("cannot normalize the text: {error}"));
+                }
+                sum += text.get().len();
+                if sum > MAX_NORMALIZED {
+                    let reason = format!(
+                        "expected at most {MAX_NORMALIZED} bytes once this tokenizer has normalized it, found more"
+                    );
+                    return Err(Error::Argument { name: "text", reason });
+                }
+                rest = later;
+            }
+        }
+        Ok(())
     }
 
     fn encode_parts(&self, parts: &[Part<'_>], add_special: bool) -> Result<Vec<u32>> {
@@ -373,7 +525,15 @@ impl Inner {
                 ids.extend(self.encode_later_part(part)?);
             }
         }
-        let frame = if add_special { &self.frame } else { &self.bare_frame };
+        let mut frame = if add_special { &self.frame[..] } else { &self.bare_frame };
+        let before = frame.iter().position(|&id| id == TEXT_SLOT).unwrap_or_default();
+        if let (Some(Part::Control(_)), Some((first, rest))) =
+            (parts.first(), frame.split_at_checked(before))
+            && first.iter().all(|&id| self.is_control(id))
+            && ids.starts_with(first)
+        {
+            frame = rest;
+        }
         if let [TEXT_SLOT] = frame[..] {
             return Ok(ids);
         }
@@ -437,7 +597,7 @@ impl Inner {
             .get_splits(OffsetReferential::Original, OffsetType::Byte)
             .into_iter()
             .any(|(_, (start, end), tokens)| {
-                tokens.iter().flatten().any(|token| self.is_special(token.id))
+                tokens.iter().flatten().any(|token| self.is_control(token.id))
                     && overlaps(&users, start..end)
             });
         if touched {
@@ -477,30 +637,51 @@ impl Inner {
                     format!("expected words of at most {MAX_WORD} bytes, found one of {len}");
                 return Err(Error::Argument { name: "text", reason });
             }
-            let tokens = match self.hf.get_model().tokenize(word) {
+            let mut tokens = match self.hf.get_model().tokenize(word) {
                 Ok(tokens) => tokens,
                 Err(error) => return refuse(error),
             };
             // A model that knows whole words may find a control token by itself.
-            let control = tokens.iter().find(|token| self.is_control(token.id));
-            if let Some(token) = control
+            if let Some(at) = tokens.iter().position(|token| self.is_spelled_control(token, word))
                 && overlaps(users, start..end)
             {
-                let reason = format!(
-                    "this tokenizer can only read `{}` as control token {}, which a user's text \
-                     must not hold",
-                    token.value, token.id
-                );
-                return fail(&self.path, reason);
+                tokens = self.spelled(word, tokens.swap_remove(at))?;
             }
             ids.extend(tokens.iter().map(|token| token.id));
         }
         Ok(())
     }
 
-    /// Special, and not what the model writes for characters that it cannot spell.
+    /// The tokens of a user's word that holds the name of a control token, `found`, as text.
+    fn spelled(&self, word: &str, found: Token) -> Result<Vec<Token>> {
+        let model = self.text_model.get_or_init(|| {
+            let ids = self.control_ids.iter().chain(&self.unk_id);
+            let names = ids.filter_map(|&id| self.hf.id_to_token(id));
+            file::without(self.hf.get_model(), &names.collect()).map(Box::new)
+        });
+        let tokens = model.as_ref().and_then(|model| model.tokenize(word).ok()).unwrap_or_default();
+        if tokens.is_empty() || tokens.iter().any(|token| self.is_control(token.id)) {
+            let Token { id, value, .. } = found;
+            let reason = format!(
+                "this tokenizer can only read `{value}` as control token {id}, which a user's text must not hold"
+            );
+            return fail(&self.path, reason);
+        }
+        Ok(tokens)
+    }
+
+    /// Whether the token of a word is a control token, or the unknown token because its name is spelled there.
+    fn is_spelled_control(&self, token: &Token, word: &str) -> bool {
+        if Some(token.id) != self.unk_id {
+            return self.is_control(token.id);
+        }
+        self.is_special(token.id)
+            && self.hf.id_to_token(token.id).is_some_and(|name| word.contains(&name))
+    }
+
+    /// Not to be made of a user's text, and not what the model writes for characters that it cannot spell.
     fn is_control(&self, id: u32) -> bool {
-        Some(id) != self.unk_id && self.is_special(id)
+        Some(id) != self.unk_id && self.control_ids.binary_search(&id).is_ok()
     }
 
     /// The token of `id` if it takes part in decoding.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{Cpu, CpuClient};
 use boostr::checkpoint::Checkpoint;
-use boostr::load::{self, LanguageModel, OpenOptions, adapters};
+use boostr::load::{self, LanguageModel, OpenOptions, TextSide, adapters};
 use boostr::models::Config;
 
 use crate::cli;
@@ -185,6 +185,18 @@ impl Source {
             Self::Path(path) => {
                 LanguageModel::open(path, options, cpu.clone()).map_err(|e| bad(path, e))
             }
+        }
+    }
+
+    /// Reads what its files say of text.
+    pub fn text_side(&self, options: &OpenOptions) -> Result<TextSide, BadModel> {
+        match (self, &options.tokenizer) {
+            #[cfg(feature = "demo")]
+            (Self::Embedded, None) => Ok(TextSide::embedded(&demo::FILES)?),
+            #[cfg(not(feature = "demo"))]
+            (Self::Embedded, None) => Err(no_demo()),
+            (Self::Embedded, Some(file)) => Ok(TextSide::open(file, &OpenOptions::default())?),
+            (Self::Path(path), _) => TextSide::open(path, options).map_err(|e| bad(path, e)),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Where a prompt comes from: the command line, a file, stdin, or ids.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use boostr::files;
 use boostr::load::LanguageModel;
 use boostr::tokenizer::MAX_TEXT;
 
@@ -19,13 +19,18 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Ids of the prompt; an empty text is the token that starts a text.
-    pub fn ids(&self, lm: &LanguageModel<boostr::backend::Cpu>) -> Result<Vec<u32>> {
+    /// Ids of the prompt; an empty text is the token that starts a text. With `parse_special`, names of control tokens
+    /// in it are those tokens.
+    pub fn ids(
+        &self,
+        lm: &LanguageModel<boostr::backend::Cpu>,
+        parse_special: bool,
+    ) -> Result<Vec<u32>> {
         let ids = match self {
             Self::Ids(ids) => ids.clone(),
             Self::Text(text) => {
                 lm.tokenizer().map_err(BadModel::from)?;
-                lm.encode(text)?
+                lm.encode_prompt(text, parse_special)?
             }
         };
         self.check(&ids, lm)?;
@@ -37,10 +42,21 @@ impl Prompt {
     }
 
     /// Ids of the prompt as what comes next in a text that has begun.
-    pub fn ids_after(&self, lm: &LanguageModel<boostr::backend::Cpu>) -> Result<Vec<u32>> {
+    pub fn ids_after(
+        &self,
+        lm: &LanguageModel<boostr::backend::Cpu>,
+        parse_special: bool,
+    ) -> Result<Vec<u32>> {
         let ids = match self {
             Self::Ids(ids) => ids.clone(),
-            Self::Text(text) => lm.tokenizer().map_err(BadModel::from)?.encode(text, false)?,
+            Self::Text(text) => {
+                let tokenizer = lm.tokenizer().map_err(BadModel::from)?;
+                if parse_special {
+                    tokenizer.encode_control(text, false)?
+                } else {
+                    tokenizer.encode(text, false)?
+                }
+            }
         };
         self.check(&ids, lm)?;
         if ids.is_empty() {
@@ -76,13 +92,24 @@ pub fn parse_ids(text: &str) -> Result<Vec<u32>> {
 }
 
 fn parse_ids_of(text: &str) -> Result<Vec<u32>> {
-    let words = text.split([',', ' ', '\n', '\t', '\r', '[', ']']).filter(|word| !word.is_empty());
-    let ids = words.map(|word| {
-        word.parse().map_err(|_| usage(format!("expected token ids like 5,17,3, found `{word}`")))
-    });
-    let ids = ids.collect::<Result<Vec<u32>>>()?;
-    if ids.is_empty() {
-        return Err(usage("expected token ids like 5,17,3, found none"));
+    let wrong = |found: &str| {
+        usage(format!("expected token ids like 5,17,3, found {}", found.escape_debug()))
+    };
+    let text = text.trim();
+    let inside =
+        text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text).trim();
+    if inside.is_empty() {
+        return Err(wrong("none"));
+    }
+    let id = |word: &str| word.parse().map_err(|_| wrong(&format!("`{word}`")));
+    let mut ids = Vec::new();
+    for part in inside.split(',') {
+        if part.trim().is_empty() {
+            return Err(wrong("nothing between two commas, or at an end"));
+        }
+        for word in part.split_whitespace() {
+            ids.push(id(word)?);
+        }
     }
     Ok(ids)
 }
@@ -94,9 +121,8 @@ pub fn read_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Strin
         (Some("-"), _) => read_stdin().map(Some),
         (Some(text), _) => Ok(Some(text.to_owned())),
         (None, Some(path)) => {
-            let name = path.display();
-            let file = File::open(path).with_context(|| format!("`{name}`"))?;
-            read_all(file, &format!("`{name}`")).map(Some)
+            let file = files::open(path)?;
+            read_all(file, &format!("`{}`", path.display())).map(Some)
         }
         (None, None) if io::stdin().is_terminal() => Ok(None),
         (None, None) => read_stdin().map(Some),
@@ -113,7 +139,7 @@ fn read_stdin() -> Result<String> {
     read_all(io::stdin().lock(), "stdin")
 }
 
-/// All text of a reader, without one newline at its end.
+/// All text of a reader, without a byte order mark before it and one newline at its end.
 fn read_all(reader: impl Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     // One byte more than the longest text with a newline, to tell that there is more.
@@ -126,6 +152,9 @@ fn read_all(reader: impl Read, name: &str) -> Result<String> {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: not UTF-8 text: byte {at} is wrong")
     })?;
+    if text.starts_with(files::BOM) {
+        text.drain(..files::BOM.len());
+    }
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -143,15 +172,38 @@ mod tests {
     fn ids_are_separated_by_commas_or_spaces() {
         assert_eq!(parse_ids("5,17, 3").unwrap(), [5, 17, 3]);
         assert_eq!(parse_ids("[5 17\t3]").unwrap(), [5, 17, 3]);
-        for bad in ["", ",", "5,x", "-1", "4294967296", "1.5"] {
+        for bad in [
+            "",
+            ",",
+            "5,x",
+            "-1",
+            "4294967296",
+            "1.5",
+            "5,,3",
+            ",5",
+            "5,",
+            "5, ,3",
+            "[",
+            "[]",
+            "[5",
+            "5]",
+            "[[5]]",
+            "5;3",
+        ] {
             assert!(parse_ids(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn one_newline_at_the_end_is_no_part_of_the_text() {
-        for (bytes, text) in [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("", "")]
-        {
+        for (bytes, text) in [
+            ("\u{feff}a\n", "a"),
+            ("a\n", "a"),
+            ("a\r\n", "a"),
+            ("a\n\n", "a\n"),
+            ("a", "a"),
+            ("", ""),
+        ] {
             assert_eq!(read_all(bytes.as_bytes(), "x").unwrap(), text);
         }
     }

@@ -122,6 +122,11 @@ impl Term {
         }
     }
 
+    /// The same for each of what is odd about a model.
+    pub fn warn_all(&self, warnings: &[String]) {
+        warnings.iter().for_each(|warning| self.warn(warning));
+    }
+
     /// Writes text to stderr, without a newline.
     #[cfg(feature = "demo")]
     pub fn say_part_in(&self, style: Style, text: &str) {

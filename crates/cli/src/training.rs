@@ -158,7 +158,7 @@ fn resume_command(folder: &Path, config: &RunConfig) -> String {
 
 pub fn read_config(training: &TrainingArgs) -> Result<TrainFile> {
     let Some(path) = &training.config else { return Ok(TrainFile::default()) };
-    let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+    let text = boostr::files::read_text(path, boostr::files::MAX_CONFIG)?;
     toml::from_str(&text).map_err(|error| usage(format!("`{}`: {error}", path.display())))
 }
 

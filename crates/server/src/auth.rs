@@ -1,6 +1,7 @@
 //! API keys: who may ask, and whose snapshots are whose.
 
 use axum::http::{HeaderMap, header};
+use boostr::files::without_bom;
 use sha2::{Digest, Sha256};
 
 /// The keys that open a server, as SHA-256 digests: the texts are not kept.
@@ -36,14 +37,14 @@ impl Keys {
         Self { digests: digests.collect() }
     }
 
-    /// The keys in the text of a file: one a line; blank lines and those that start with `#` are none.
+    /// The keys in the text of a file, without a byte order mark: one a line; blank lines and those that start with `#` are none.
     ///
     /// ```
     /// assert!(boostr_server::Keys::from_lines("# of the house\n\n").is_empty());
     /// ```
     #[must_use]
     pub fn from_lines(text: &str) -> Self {
-        Self::new(text.lines().map(str::trim).filter(|line| !line.starts_with('#')))
+        Self::new(without_bom(text).lines().map(str::trim).filter(|line| !line.starts_with('#')))
     }
 
     /// These keys and the others.

@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use boostr::backend::Backend;
+use boostr::files::bytes_without_bom;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde_json::Value;
@@ -36,7 +37,7 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
         if bytes.is_empty() {
             return Err(ApiError::invalid("body: expected a JSON object, found nothing"));
         }
-        let value: Value = serde_json::from_slice(&bytes)
+        let value: Value = serde_json::from_slice(bytes_without_bom(&bytes))
             .map_err(|error| ApiError::invalid(format!("body: not JSON: {error}")))?;
         Fields::of(value).map(Self)
     }

@@ -26,7 +26,7 @@ pub(super) struct Marks {
 
 impl Marks {
     pub(super) fn of(tokenizer: &Tokenizer) -> Self {
-        let tokens = tokenizer.special_ids().iter().filter_map(|&id| tokenizer.token(id));
+        let tokens = tokenizer.control_ids().iter().filter_map(|&id| tokenizer.token(id));
         Self { tokens: tokens.filter(|token| !token.is_empty()).collect() }
     }
 

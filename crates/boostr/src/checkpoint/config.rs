@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::entry::cut;
 use crate::error::{Error, Result};
+use crate::files::without_bom;
 
 /// Bytes of a value that an error shows.
 const MAX_SHOWN: usize = 60;
@@ -41,7 +42,7 @@ impl ConfigFile {
     /// ```
     pub fn parse(path: impl AsRef<Path>, text: &str) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
-        match serde_json::from_str(&quote_bare_floats(text)) {
+        match serde_json::from_str(&quote_bare_floats(without_bom(text))) {
             Ok(Value::Object(fields)) => Ok(Self { path, prefix: String::new(), fields }),
             Ok(other) => {
                 Err(Error::format(path, format!("expected a JSON object, found {}", shown(&other))))
@@ -53,6 +54,11 @@ impl ConfigFile {
     /// The file's path, as given.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Names and values of all fields.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value))
     }
 
     /// Whether the file has the key, be its value null.

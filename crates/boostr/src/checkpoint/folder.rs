@@ -13,6 +13,7 @@ use super::json::UniqueMap;
 use super::map::{Access, bytes_of, missing};
 use super::{Contents, gguf, safetensors, torch};
 use crate::error::{Error, Result};
+use crate::files::bytes_without_bom;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -272,7 +273,7 @@ fn read_index(index: &Path, access: Access) -> Result<BTreeMap<String, String>> 
         let reason = format!("index has {} bytes, at most {MAX_INDEX} are read", bytes.len());
         return Err(Error::format(index, reason));
     }
-    let parsed: Index = serde_json::from_slice(&bytes)
+    let parsed: Index = serde_json::from_slice(bytes_without_bom(&bytes))
         .map_err(|e| Error::format(index, cut(&e.to_string(), MAX_MESSAGE)))?;
     let weight_map = parsed.weight_map.0;
     if weight_map.is_empty() {

@@ -31,6 +31,7 @@ pub struct Completion<'a, B: Backend> {
     constraint: Option<Box<dyn Constraint>>,
     draft: Option<Draft<B>>,
     logprobs: Option<usize>,
+    parse_special: bool,
 }
 
 enum Prompt<'a> {
@@ -132,6 +133,7 @@ impl<'a, B: Backend> Completion<'a, B> {
             constraint: None,
             draft: None,
             logprobs: None,
+            parse_special: true,
         }
     }
 
@@ -219,6 +221,27 @@ impl<'a, B: Backend> Completion<'a, B> {
     #[must_use]
     pub fn draft(self, draft: impl Into<Option<Draft<B>>>) -> Self {
         Self { draft: draft.into(), ..self }
+    }
+
+    /// Whether the name of a control token (`<|im_start|>`) in a text to go on with is that token, as it is unless said
+    /// otherwise: then the text of a chat template can be gone on with. `false` is for text of strangers. In messages
+    /// the names are text whatever this says.
+    ///
+    /// ```
+    /// use boostr::load::{LanguageModel, OpenOptions};
+    /// use boostr::backend;
+    ///
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
+    /// let lm = LanguageModel::open(path, &OpenOptions::default(), backend::cpu())?;
+    /// let end = "<|endoftext|>";
+    /// let parsed = lm.complete(end).max_tokens(1).run()?;
+    /// let spelled = lm.complete(end).parse_special(false).max_tokens(1).run()?;
+    /// assert!(parsed.prompt.len() < spelled.prompt.len());
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    #[must_use]
+    pub fn parse_special(self, parse_special: bool) -> Self {
+        Self { parse_special, ..self }
     }
 
     /// Reports the tokens with their log probabilities, and of `count` of the likeliest beside each.
@@ -399,8 +422,13 @@ impl<'a, B: Backend> Completion<'a, B> {
         let lm = self.lm;
         let ids = match &self.prompt {
             Prompt::Ids(ids) => ids.clone(),
-            Prompt::Text(text) if self.past.is_some() => lm.tokenizer()?.encode(text, false)?,
-            Prompt::Text(text) => lm.encode(text)?,
+            Prompt::Text(text) if self.past.is_none() => {
+                lm.encode_prompt(text, self.parse_special)?
+            }
+            Prompt::Text(text) if self.parse_special => {
+                lm.tokenizer()?.encode_control(text, false)?
+            }
+            Prompt::Text(text) => lm.tokenizer()?.encode(text, false)?,
             Prompt::Messages { messages, template, options } => {
                 let own = match (template, &lm.chat_template) {
                     (Some(_), _) => None,

@@ -1,18 +1,30 @@
 //! What a `tokenizer.json` may not contain, although the tokenizers crate takes it.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::decoders::DecoderWrapper;
+use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::processors::PostProcessorWrapper;
-use tokenizers::tokenizer::{Encoding, Model, Token, TokenizerImpl};
+use tokenizers::tokenizer::{
+    AddedToken, Encoding, Model, NormalizedString, Normalizer, Token, TokenizerImpl,
+};
 
-use super::{MAX_REGEX, MAX_TOKEN_ID, TEXT_SLOT, fail};
+use super::growth::{Growth, Steps};
+use super::{MAX_ADDED, MAX_ADDED_TOKEN, MAX_REGEX, MAX_TOKEN_ID, TEXT_SLOT, fail};
 use crate::error::Result;
+
+/// Longest piece of a Unigram model, in bytes, and longest word of a `WordPiece` model: both are tried at each place of
+/// a text. Published pieces have up to 48 bytes, published words up to 200 characters.
+const MAX_PIECE: u64 = 1000;
+
+/// Longest text of a token, in bytes, once steps that make it longer have run.
+const MAX_DECODED_TOKEN: u64 = 1 << 16;
 
 /// What is checked before, or read beside, the crate's own reading of the file.
 #[derive(Deserialize)]
@@ -24,6 +36,8 @@ pub(super) struct Written {
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
     decoder: Value,
     model: WrittenModel,
 }
@@ -32,14 +46,19 @@ pub(super) struct Written {
 struct WrittenToken {
     id: u32,
     content: String,
+    #[serde(default)]
+    normalized: bool,
 }
 
 #[derive(Deserialize)]
 struct WrittenModel {
     #[serde(rename = "type")]
     kind: Option<String>,
+    #[serde(default)]
+    byte_fallback: bool,
     unk_token: Option<String>,
     unk_id: Option<u32>,
+    max_input_chars_per_word: Option<u64>,
 }
 
 type WithBpe = TokenizerImpl<
@@ -67,7 +86,7 @@ impl Written {
     }
 
     /// Refuses what makes the crate ask for so much memory that the process is ended: no panic to catch.
-    pub(super) fn check_memory(&self, path: &Path) -> Result<()> {
+    pub(super) fn check_memory(&self, path: &Path) -> Result<Growth> {
         let mut regex_bytes = 0_usize;
         let mut todo = vec![&self.normalizer, &self.pre_tokenizer, &self.decoder];
         while let Some(value) = todo.pop() {
@@ -95,13 +114,53 @@ impl Written {
             );
             return fail(path, reason);
         }
+        let Self { normalizer, pre_tokenizer, post_processor, decoder, .. } = self;
+        let steps = Steps { normalizer, pre_tokenizer, post_processor, decoder };
+        let growth = steps.growth().or_else(|reason| fail(path, reason))?;
+        let own: Option<NormalizerWrapper> = serde_json::from_value(normalizer.clone()).ok();
+        let added = |token: &WrittenToken| {
+            AddedToken::from(token.content.as_str(), false).normalized(token.normalized)
+        };
+        check_added(path, own.as_ref(), &self.added_tokens.iter().map(added).collect::<Vec<_>>())?;
+        if let Some(found) = self.model.max_input_chars_per_word.filter(|&most| most > MAX_PIECE) {
+            let reason = "expected `max_input_chars_per_word`";
+            return fail(path, format!("{reason} of at most {MAX_PIECE}, found {found}"));
+        }
+        Ok(growth)
+    }
+
+    /// Refuses tokens that take more time or memory than a text may.
+    pub(super) fn check_tokens(
+        path: &Path,
+        hf: &tokenizers::Tokenizer,
+        growth: Growth,
+    ) -> Result<()> {
+        let refuse = |token: &str, most: u64| {
+            let start: String = token.chars().take(20).collect();
+            let (start, len) = (start.escape_debug(), token.len());
+            fail(path, format!("token `{start}..` has {len} bytes, expected at most {most}"))
+        };
+        if let ModelWrapper::Unigram(unigram) = hf.get_model()
+            && let Some((piece, _)) =
+                unigram.iter().find(|(piece, _)| piece.len() as u64 > MAX_PIECE)
+        {
+            return refuse(piece, MAX_PIECE);
+        }
+        // Most decoders make no token longer.
+        let longest = MAX_DECODED_TOKEN / growth.token;
+        if growth.token > 1
+            && let Some(token) =
+                hf.get_vocab(true).into_keys().find(|token| token.len() as u64 > longest)
+        {
+            return refuse(&token, longest);
+        }
         Ok(())
     }
 
     /// The crate gives added tokens the next free ids and only logs if the file says otherwise, which
     /// would make every control token another one than the model knows.
     pub(super) fn check_ids(&self, path: &Path, hf: &tokenizers::Tokenizer) -> Result<()> {
-        for WrittenToken { id, content } in &self.added_tokens {
+        for WrittenToken { id, content, .. } in &self.added_tokens {
             if let Some(given) = hf.token_to_id(content)
                 && given != *id
             {
@@ -111,6 +170,22 @@ impl Written {
             }
         }
         Ok(())
+    }
+
+    /// What is wrong with the tokens for single bytes, where the model has some.
+    pub(super) fn byte_tokens(&self, hf: &tokenizers::Tokenizer) -> Option<String> {
+        let names: Vec<String> = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let mut missing = names.clone();
+        missing.retain(|name| hf.token_to_id(name).is_none());
+        if !self.model.byte_fallback || missing.is_empty() || missing.len() == names.len() {
+            return None;
+        }
+        let is_like_byte =
+            |name: &String| name.starts_with("<0x") && name.ends_with('>') && name.len() <= 10;
+        let mut odd: Vec<String> = hf.get_vocab(true).into_keys().filter(is_like_byte).collect();
+        odd.retain(|name| !names.contains(name));
+        odd.sort();
+        Some(missing_bytes(&missing, &odd))
     }
 
     pub(super) fn unk_id(&self, hf: &tokenizers::Tokenizer) -> Option<u32> {
@@ -137,6 +212,104 @@ fn check_charsmap(path: &Path, base64: &str) -> Result<()> {
         return fail(path, reason);
     }
     Ok(())
+}
+
+/// That there are no tokens for some bytes, and which tokens may have been meant.
+pub(super) fn missing_bytes(missing: &[String], odd: &[String]) -> String {
+    let first = |names: &[String]| {
+        let shown: Vec<String> = names.iter().take(5).map(|name| format!("`{name}`")).collect();
+        let more = names.len().saturating_sub(shown.len());
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{}{more}", shown.join(", "))
+    };
+    let odd = match odd {
+        [] => String::new(),
+        odd => format!("; it has {}", first(odd)),
+    };
+    format!(
+        "the tokenizer has no token {}{odd}: characters with these bytes are unknown",
+        first(missing)
+    )
+}
+
+/// Refuses added tokens that are longer, as they are looked for in a text, than what is built to find them bears.
+pub(super) fn check_added<'a>(
+    path: &Path,
+    normalizer: Option<&NormalizerWrapper>,
+    tokens: impl IntoIterator<Item = &'a AddedToken>,
+) -> Result<()> {
+    let mut sum = 0_usize;
+    for token in tokens {
+        let mut len = token.content.len();
+        if let Some(normalizer) = normalizer.filter(|_| token.normalized && len <= MAX_ADDED_TOKEN)
+        {
+            let mut content = NormalizedString::from(token.content.as_str());
+            if let Err(error) = normalizer.normalize(&mut content) {
+                return fail(path, error.to_string());
+            }
+            len = content.get().len();
+        }
+        if len > MAX_ADDED_TOKEN {
+            let start: String = token.content.chars().take(20).collect();
+            let start = start.escape_debug();
+            let reason = format!(
+                "added token `{start}..` has {len} bytes, expected at most {MAX_ADDED_TOKEN}"
+            );
+            return fail(path, reason);
+        }
+        sum = sum.saturating_add(len);
+    }
+    if sum > MAX_ADDED {
+        let reason = format!("the added tokens have {sum} bytes, expected at most {MAX_ADDED}");
+        return fail(path, reason);
+    }
+    Ok(())
+}
+
+/// The model without the words of `names`: no text becomes one. `None` where the model cannot be made so.
+pub(super) fn without(model: &ModelWrapper, names: &HashSet<String>) -> Option<ModelWrapper> {
+    if let ModelWrapper::BPE(bpe) = model
+        && bpe
+            .get_vocab()
+            .into_values()
+            .max()
+            .is_none_or(|max| max as usize >= bpe.get_vocab_size())
+    {
+        // The crate writes one with gaps to stdout too.
+        return None;
+    }
+    // A noncharacter, which no text has, hides a name.
+    let hidden = |name: &str| format!("\u{fdd4}{name}");
+    let is_hidden = |name: &str| names.contains(name);
+    let mut json = serde_json::to_value(model).ok()?;
+    match json.get_mut("vocab")? {
+        Value::Object(vocab) => {
+            let renamed = std::mem::take(vocab).into_iter();
+            *vocab = renamed
+                .map(|(name, id)| if is_hidden(&name) { (hidden(&name), id) } else { (name, id) })
+                .collect();
+        }
+        Value::Array(pieces) => {
+            for name in pieces.iter_mut().filter_map(|piece| piece.get_mut(0)) {
+                if let Some(hidden) = name.as_str().filter(|name| is_hidden(name)).map(hidden) {
+                    *name = hidden.into();
+                }
+            }
+        }
+        _ => return None,
+    }
+    if let Some(merges) = json.get_mut("merges").and_then(Value::as_array_mut) {
+        merges.retain(|merge| {
+            let pair = [0, 1].map(|at| merge.get(at).and_then(Value::as_str).unwrap_or_default());
+            !(pair.iter().any(|name| is_hidden(name)) || is_hidden(&pair.concat()))
+        });
+    }
+    if let Some(unknown) = json.get_mut("unk_token")
+        && let Some(hidden) = unknown.as_str().filter(|name| is_hidden(name)).map(hidden)
+    {
+        *unknown = hidden.into();
+    }
+    serde_json::from_value(json).ok()
 }
 
 /// The number of tokens and the largest id.

@@ -13,7 +13,8 @@
 //! - Control tokens (type 3), the unknown token (2) and the usual names for the end of a turn whatever their
 //!   type are special; tokens of type 4 are found in any text. Where two overlap, the first one in the text
 //!   counts, as in the tokenizers crate; in llama.cpp it is the longer one.
-//! - A file that does not name its rules for words has `default` ones, a guess of llama.cpp.
+//! - A file that does not name its rules for words has `default` ones, a guess of llama.cpp, and a warning.
+//! - A byte token (6) whose name names no byte is refused.
 //! - Unused tokens (5, and `[PAD7]` as the name of token 7) have no text, like rows of the weights that no
 //!   token has.
 //! - No text becomes a control or byte token by merges.
@@ -34,9 +35,11 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::{AddedToken, SplitDelimiterBehavior};
 
-use super::{Inner, Tokenizer, guard};
+use super::growth::Growth;
+use super::stream::byte_token;
+use super::{Inner, Tokenizer, file, guard};
 use crate::checkpoint::gguf::Metadata;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 mod pre;
 mod write;
@@ -51,10 +54,6 @@ const MAX_MERGED: usize = 128;
 
 /// Most ways to cut tokens into two others. Vocabularies have up to four for each token.
 const MAX_WAYS: usize = 1 << 21;
-
-/// Longest sum of the control and user-defined tokens, in bytes: what is built to find them in a text
-/// takes a hundred times as much.
-const MAX_ADDED: usize = 1 << 20;
 
 /// Characters of a text from the file, and of the tokenizers crate's reason, that a message shows.
 const MAX_SHOWN: usize = 60;
@@ -311,9 +310,21 @@ impl<'a> Vocabulary<'a> {
 
         let copy = self.huggingface()?;
         let is_copy = copy.is_some();
+        let is_guessed = model == Kind::Bytes && self.metadata.get(PRE).is_none();
         let mut inner = match copy {
             Some(inner) => inner,
-            None => self.build(pre, unk)?,
+            None => {
+                let warning = self.byte_tokens()?;
+                let path = self.metadata.path().display();
+                let guessed = format!(
+                    "`{path}`: `{PRE}` is missing: the rules for words are guessed, and texts may become other tokens \
+                     than the model was trained on; convert the model again with a newer converter"
+                );
+                let mut inner = self.build(pre, unk)?;
+                inner.warnings.extend(is_guessed.then_some(guessed));
+                inner.warnings.extend(warning);
+                inner
+            }
         };
         if let Some(bos) = add_bos
             && inner.frame.first() != Some(&bos)
@@ -327,6 +338,33 @@ impl<'a> Vocabulary<'a> {
         }
         let tokenizer = Tokenizer { inner: Arc::new(inner) };
         Ok(GgufTokenizer { tokenizer, bos, eos, unk, pad, ends, is_copy })
+    }
+
+    /// Refuses byte tokens whose name names no byte. What is wrong with the others, where there are some.
+    fn byte_tokens(&self) -> Result<Option<String>> {
+        if self.model == Kind::Bytes {
+            return Ok(None);
+        }
+        let mut bytes = 0;
+        for (id, text, _) in self.iter().filter(|&(.., kind)| kind == Type::Byte) {
+            let byte = byte_token(text).filter(|byte| format!("<0x{byte:02X}>") == text);
+            if byte.is_none() {
+                let reason = format!(
+                    "token {id} is of type {} (byte), but is called {}: expected `<0x00>` to `<0xFF>`",
+                    Type::Byte.number(),
+                    shown(text)
+                );
+                return Err(self.metadata.error(TOKENS, reason));
+            }
+            bytes += 1;
+        }
+        let names = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>"));
+        let missing: Vec<String> = names.filter(|name| !self.ids.contains_key(name)).collect();
+        if bytes == 0 || missing.is_empty() {
+            return Ok(None);
+        }
+        let path = self.metadata.path().display();
+        Ok(Some(format!("`{path}`: {}", file::missing_bytes(&missing, &[]))))
     }
 
     /// `id` if the file, or else `default`, says that a text gets it.
@@ -389,11 +427,11 @@ impl<'a> Vocabulary<'a> {
             })
             .map(|(text, special)| AddedToken::from(text, special).normalized(false))
             .collect();
-        let added_bytes = added.iter().fold(0, |sum, token| sum + token.content.len());
-        if added_bytes > MAX_ADDED {
-            let reason = format!(
-                "the control and user-defined tokens have {added_bytes} bytes, expected at most {MAX_ADDED}"
-            );
+        if let Err(error) = file::check_added(metadata.path(), None, &added) {
+            let reason = match error {
+                Error::Tokenizer { reason, .. } => reason,
+                other => other.to_string(),
+            };
             return Err(metadata.error(TYPES, reason));
         }
         let used = self.iter().filter(|&(_, _, kind)| kind != Type::Unused);
@@ -420,7 +458,7 @@ impl<'a> Vocabulary<'a> {
             }
         }
         hf.add_tokens(&added);
-        Inner::new(metadata.path(), hf, (vocab_size, max_id), unk)
+        Inner::new(metadata.path(), hf, (vocab_size, max_id), unk, Growth::GGUF)
     }
 
     /// `tokenizer.ggml.merges`, each two tokens with a space between.

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Delimiter, Spacing, Span, TokenStream, TokenTree};
 
 /// The modules of the library, first to last, each with all the others that it may name.
-const MODULES: [(&str, &[&str]); 20] = [
+const MODULES: [(&str, &[&str]); 21] = [
     ("error", &[]),
+    ("files", &["error"]),
     ("threads", &["error"]),
     ("ops", &["error"]),
     ("backend", &["error", "ops"]),
-    ("checkpoint", &["error"]),
-    ("tokenizer", &["error", "checkpoint"]),
+    ("checkpoint", &["error", "files"]),
+    ("tokenizer", &["error", "files", "checkpoint"]),
     ("sample", &["error"]),
     ("grammar", &["error", "tokenizer", "sample"]),
     ("generation_config", &["error", "checkpoint", "tokenizer"]),
@@ -28,6 +29,7 @@ const MODULES: [(&str, &[&str]); 20] = [
         "load",
         &[
             "error",
+            "files",
             "threads",
             "ops",
             "backend",
@@ -47,6 +49,7 @@ const MODULES: [(&str, &[&str]); 20] = [
         "convert",
         &[
             "error",
+            "files",
             "ops",
             "backend",
             "checkpoint",
@@ -80,6 +83,7 @@ const MODULES: [(&str, &[&str]); 20] = [
         "train",
         &[
             "error",
+            "files",
             "ops",
             "backend",
             "checkpoint",

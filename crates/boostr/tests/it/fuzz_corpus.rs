@@ -11,6 +11,8 @@ mod grammar;
 mod session;
 #[path = "../../../../fuzz/src/template.rs"]
 mod template;
+#[path = "../../../../fuzz/src/tokenizer.rs"]
+mod tokenizer;
 #[path = "../../../../fuzz/src/training.rs"]
 mod training;
 
@@ -36,6 +38,11 @@ fn grammars_of_the_fuzzer_are_refused_or_followed() {
 #[test]
 fn templates_of_the_fuzzer_are_refused_or_run() {
     replay(include_str!("../corpus/templates.jsonl"), template::check);
+}
+
+#[test]
+fn tokenizers_of_the_fuzzer_are_refused_or_used() {
+    replay(include_str!("../corpus/tokenizers.jsonl"), tokenizer::check);
 }
 
 #[test]

@@ -91,6 +91,53 @@ fn pieces() -> Metadata {
     metadata
 }
 
+#[test]
+fn p_gguf_without_pre_warns_that_the_rules_for_words_are_guessed() {
+    let mut metadata = bytes();
+    assert!(read(&metadata).tokenizer.warnings().is_empty());
+    metadata.retain(|key| key != PRE);
+    let warnings = read(&metadata).tokenizer.warnings().to_vec();
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning.contains("`model.gguf`: `tokenizer.ggml.pre` is missing"), "{warning}");
+    // No rules are needed where a whole tokenizer.json is there, nor for text without words.
+    let (mut metadata, _) = written(DEMO, None, 1024);
+    metadata.retain(|key| key != PRE);
+    assert!(read(&metadata).is_copy && read(&metadata).tokenizer.warnings().is_empty());
+    assert!(read(&pieces()).tokenizer.warnings().is_empty());
+}
+
+#[test]
+fn p_byte_token_malformed_is_refused_by_its_name_and_id() {
+    let names = [
+        "<0x-1>", "<0xZZ>", "<0x100>", "<0x+1>", "<0x1>", "<0xff>", "0xFF", "<0xFF", "A", "<0X41>",
+        "< 0x41>",
+    ];
+    for name in names {
+        let mut metadata = pieces();
+        let mut tokens: Vec<String> =
+            metadata.strings(TOKENS).unwrap().unwrap().into_iter().map(str::to_owned).collect();
+        name.clone_into(&mut tokens[68]);
+        metadata.set(TOKENS, tokens.as_slice());
+        let message = refusal(&metadata);
+        assert!(message.contains("token 68 is of type 6 (byte)"), "{message}");
+        assert!(
+            message.contains(name) && message.contains("expected `<0x00>` to `<0xFF>`"),
+            "{message}"
+        );
+    }
+    // A byte whose token is of another kind by its type is missing.
+    let mut metadata = pieces();
+    let mut tokens: Vec<String> =
+        metadata.strings(TOKENS).unwrap().unwrap().into_iter().map(str::to_owned).collect();
+    let mut types = metadata.ints(TYPES).unwrap().unwrap();
+    "xyz".clone_into(&mut tokens[68]);
+    types[68] = 1;
+    metadata.set(TOKENS, tokens.as_slice());
+    metadata.set(TYPES, types.iter().map(|&kind| kind as i32).collect::<Vec<_>>().as_slice());
+    let warnings = read(&metadata).tokenizer.warnings().to_vec();
+    assert!(warnings[0].contains("no token `<0x41>`"), "{warnings:?}");
+}
+
 /// The same as a `tokenizer.json`.
 fn pieces_json() -> String {
     let metadata = pieces();
@@ -316,7 +363,7 @@ fn sizes_and_messages_are_bounded() {
     metadata.set(TOKENS, ["<s>", &*long]);
     metadata.set(TYPES, [3_i32; 2]);
     metadata.set(MERGES, [] as [&str; 0]);
-    assert!(refusal(&metadata).ends_with("tokens have 1048579 bytes, expected at most 1048576"));
+    assert!(refusal(&metadata).ends_with("has 1048576 bytes, expected at most 1024"));
     // Each of these can be cut in two wherever.
     let runs: Vec<String> = ('a'..='~')
         .chain('α'..='ω')

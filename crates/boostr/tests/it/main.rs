@@ -55,6 +55,7 @@ mod ssd_fixtures;
 mod state_file;
 mod text;
 mod tokenizer;
+mod tokens_beside;
 mod tools;
 mod train_data;
 mod train_parts;

@@ -579,6 +579,166 @@ fn files_that_ask_for_too_much_memory_are_refused() {
 }
 
 #[test]
+fn p_byte_token_malformed_is_named_where_a_byte_has_no_token() {
+    let file = fallback();
+    assert!(from_json(&file).unwrap().warnings().is_empty());
+    for odd in ["<0xZZ>", "<0xff>", "<0x100>"] {
+        let mut file = file.clone();
+        let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocab.remove("<0x41>").unwrap();
+        vocab.insert(odd.into(), id);
+        let warnings = from_json(&file).unwrap().warnings().to_vec();
+        let says = format!("no token `<0x41>`; it has `{odd}`");
+        assert!(warnings[0].contains(&says), "{warnings:?}");
+    }
+}
+
+fn replaced(pattern: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+}
+
+#[test]
+fn p_tokenizer_normalizer_growth_is_refused_where_the_product_is_large() {
+    let hundred = "a".repeat(100);
+    let six = |step: Value| json!({"type": "Sequence", "normalizers": vec![step; 6]});
+    let nested = json!({"type": "Sequence", "normalizers": [six(replaced("a", &hundred))]});
+    for normalizer in [
+        six(replaced("a", &hundred)),
+        nested,
+        six(json!({"type": "Replace", "pattern": {"Regex": "."}, "content": hundred})),
+        six(json!({"type": "Prepend", "prepend": hundred})),
+        json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 40]}),
+        json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFKD"}); 8]}),
+        json!({"type": "Sequence", "normalizers": vec![json!({"type": "Strip", "strip_left": true, "strip_right": true}); 300]}),
+        replaced("a", &"b".repeat(1 << 17)),
+    ] {
+        let message = refusal(&letters(json!({"normalizer": normalizer})));
+        assert!(message.contains("`normalizer`") && message.contains("at most"), "{message}");
+    }
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": false});
+    let steps = json!({"type": "Sequence", "pretokenizers": vec![byte_level; 40]});
+    let message = refusal(&letters(json!({"pre_tokenizer": steps})));
+    assert!(message.contains("`pre_tokenizer` may make a text"), "{message}");
+    let decoders = json!({"type": "Sequence", "decoders": vec![replaced("a", &hundred); 6]});
+    let message = refusal(&letters(json!({"decoder": decoders})));
+    assert!(message.contains("`decoder` may make a text"), "{message}");
+    let message = refusal(&split_string(&"ab".repeat(40_000)));
+    assert!(message.contains("strings to look for"), "{message}");
+}
+
+fn split_string(pattern: &str) -> Value {
+    letters(json!({"pre_tokenizer": {"type": "Split", "pattern": {"String": pattern},
+                                     "behavior": "Isolated", "invert": false}}))
+}
+
+#[test]
+fn p_tokenizer_normalizer_growth_of_a_long_text_is_an_error_about_the_text() {
+    let file = letters(json!({"normalizer": replaced("a", &"b".repeat(4000))}));
+    let tokenizer = from_json(&file).unwrap();
+    assert_eq!(tokenizer.encode("ca", false).unwrap().len(), 4001);
+    let message = tokenizer.encode(&"a".repeat(20_000), false).unwrap_err().to_string();
+    assert!(message.contains("bytes once this tokenizer has normalized it"), "{message}");
+    // The same length is fine where nothing grows.
+    assert_eq!(tokenizer.encode(&"c".repeat(20_000), false).unwrap().len(), 20_000);
+}
+
+#[test]
+fn templates_that_put_many_tokens_around_a_text_are_refused() {
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let special = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+    let template = |pieces: Vec<Value>, ids: usize| {
+        let special = json!({"id": "<s>", "ids": vec![0; ids], "tokens": vec!["<s>"; ids]});
+        json!({"type": "TemplateProcessing", "single": pieces, "pair": pieces,
+               "special_tokens": {"<s>": special}})
+    };
+    let many = [vec![special.clone(); 100], vec![text.clone()]].concat();
+    let message = refusal(&letters(json!({"post_processor": template(many, 1000)})));
+    assert!(message.contains("puts 100000 tokens around a text"), "{message}");
+    let twice = template(vec![text.clone(), text], 1);
+    let doubled = json!({"type": "Sequence", "processors": vec![twice; 40]});
+    let message = refusal(&letters(json!({"post_processor": doubled})));
+    assert!(message.contains("exactly once"), "{message}");
+}
+
+#[test]
+fn p_tokenizer_added_token_100k_is_refused_at_once() {
+    let start = Instant::now();
+    let long =
+        |len: usize| json!({"added_tokens": [special(0, "<s>"), special(7, &"x".repeat(len))]});
+    let message = refusal(&letters(long(100_000)));
+    assert!(message.contains("`xxxxxxxxxxxxxxxxxxxx..` has 100000 bytes"), "{message}");
+    assert!(from_json(&letters(long(1024))).is_ok());
+    // As it is looked for: after the normalizer.
+    let mut grown = special(7, "aaaaaaaaaaa");
+    grown["normalized"] = true.into();
+    let normalizer = replaced("a", &"b".repeat(100));
+    let file = json!({"added_tokens": [special(0, "<s>"), grown], "normalizer": normalizer});
+    let message = refusal(&letters(file));
+    assert!(message.contains("has 1100 bytes, expected at most 1024"), "{message}");
+    let many: Vec<Value> = (0..1100).map(|at| special(7 + at, &format!("{at:01000}"))).collect();
+    let message = refusal(&letters(json!({"added_tokens": many})));
+    assert!(message.contains("the added tokens have 1100000 bytes"), "{message}");
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+/// A Unigram model that knows its control tokens as pieces.
+fn unigram() -> Value {
+    let pieces = [
+        ("<unk>", 0.0),
+        ("</s>", 0.0),
+        ("<s>", 0.0),
+        ("▁", -3.0),
+        ("a", -2.0),
+        ("b", -2.5),
+        ("<", -4.0),
+        (">", -4.5),
+        ("/", -5.0),
+        ("s", -5.5),
+        ("s>", -6.0),
+        ("un", -6.5),
+        ("k", -7.0),
+        ("ab", -2.2),
+    ];
+    let vocab: Vec<Value> = pieces.iter().map(|(piece, score)| json!([piece, score])).collect();
+    let added: Vec<Value> = [(0, "<unk>"), (1, "</s>"), (2, "<s>")]
+        .iter()
+        .map(|&(id, name)| special(id, name))
+        .collect();
+    json!({"version": "1.0", "added_tokens": added,
+           "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}})
+}
+
+#[test]
+fn control_tokens_that_a_unigram_model_knows_are_spelled_in_user_text() {
+    let tokenizer = from_json(&unigram()).unwrap();
+    let spelled = |text: &str| {
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert!(!ids.contains(&1) && !ids.contains(&2), "{ids:?}");
+        ids.iter().map(|&id| tokenizer.token(id).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(spelled("ab</s>a"), ["ab", "<", "/", "s>", "a"]);
+    assert_eq!(spelled("<s>"), ["<", "s>"]);
+    assert_eq!(spelled("<unk>"), ["<", "un", "k", ">"]);
+    assert_eq!(spelled("a<unk>b</s>"), ["a", "<", "un", "k", ">", "b", "<", "/", "s>"]);
+    // What has no piece is still unknown.
+    assert_eq!(spelled("a☃b"), ["a", "<unk>", "b"]);
+    assert_eq!(tokenizer.encode_control("a</s><unk>", false).unwrap(), [4, 1, 0]);
+    assert_eq!(tokenizer.encode("ab", false).unwrap(), [13]);
+}
+
+#[test]
+fn control_tokens_that_merges_reach_are_spelled_in_user_text() {
+    let vocab =
+        json!({"<unk>": 0, "</s>": 1, "<": 2, "/": 3, "s": 4, ">": 5, "</": 6, "s>": 7, "a": 8});
+    let file = json!({"added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+        "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocab,
+                  "merges": ["< /", "s >", "</ s>"]}});
+    let tokenizer = from_json(&file).unwrap();
+    assert_eq!(tokenizer.encode("a</s>a", false).unwrap(), [8, 6, 7, 8]);
+    assert_eq!(tokenizer.encode_control("a</s>a", false).unwrap(), [8, 1, 8]);
+}
+
+#[test]
 fn what_is_no_tokenizer_is_refused() {
     for bytes in [&b""[..], b"{}", b"[]", b"<!DOCTYPE html>", b"\xff\xfe", b"null"] {
         let error = Tokenizer::from_bytes("x/tokenizer.json", bytes).unwrap_err();

@@ -7,6 +7,7 @@
 //! Requests that failed are asked again into a file beside, `OUT.retry`, which takes over the other
 //! answers and then the name.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -17,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use boostr::backend::Cpu;
 use boostr::engine::{Engine, EngineConfig};
+use boostr::files;
 use boostr::load;
 use boostr::threads::Threads;
 use boostr_server::{Config, Limits, Server};
@@ -70,6 +72,9 @@ const MAX_LINE: u64 = 64 << 20;
 /// For each request that is computed, so many lines are read before their turn, and answers kept for theirs.
 const AHEAD: usize = 4;
 
+/// Lines of one name that are told at once; all have an error of their own.
+const MAX_TOLD: usize = 3;
+
 /// Nobody waits.
 const NO_LIMIT: Duration = Duration::from_hours(8760);
 
@@ -78,6 +83,8 @@ struct Line {
     /// From 1.
     number: usize,
     text: String,
+    /// An earlier line that has its `custom_id`.
+    same: Option<usize>,
 }
 
 impl Line {
@@ -95,6 +102,11 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     }
     let mut input = Input::open(&args.input)?;
     let total = input.count()?;
+    for (line, (first, name)) in input.repeated.iter().take(MAX_TOLD) {
+        term.warn(format_args!(
+            "--in: lines {first} and {line} have one `custom_id`, {name}: the second is refused"
+        ));
+    }
     let mut output = Output::open(&args.out)?;
     let mut answered = output.resume(&mut input)?;
     let mut before = None;
@@ -117,6 +129,7 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let lm = Arc::new(
         source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
     );
+    term.warn_all(&lm.warnings);
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,
@@ -256,6 +269,12 @@ async fn answer(server: &Server<Cpu>, line: &Line) -> (String, bool) {
     // Whatever is wrong with the rest, the answer has its name.
     let custom_id = value.as_ref().ok().and_then(|value: &Value| value.get("custom_id"));
     let custom_id = custom_id.cloned().unwrap_or_default();
+    let value = match line.same {
+        Some(first) => Err(format!(
+            "`custom_id` {custom_id} is that of line {first} too: expected another for each line"
+        )),
+        None => value,
+    };
     let (status, body) = match value.and_then(request) {
         Ok((url, body)) => server.answer(&url, body.to_string()).await,
         Err(reason) => {
@@ -318,18 +337,27 @@ fn path_for(body: &Map<String, Value>) -> Result<&'static str, String> {
 struct Input {
     file: BufReader<File>,
     number: usize,
+    /// Nothing is read yet.
+    is_start: bool,
+    /// Of lines whose `custom_id` an earlier one has, that line and the name.
+    repeated: BTreeMap<usize, (usize, String)>,
 }
 
 impl Input {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("`{}`", path.display()))?;
+        let file = files::open(path)?;
         if !file.metadata()?.is_file() {
             bail!("`{}`: expected a file: it is read twice", path.display());
         }
-        Ok(Self { file: BufReader::new(file), number: 0 })
+        Ok(Self {
+            file: BufReader::new(file),
+            number: 0,
+            is_start: true,
+            repeated: BTreeMap::new(),
+        })
     }
 
-    /// How many lines there are, no two of one `custom_id`; the next is the first again.
+    /// How many lines there are, and which have the `custom_id` of another; the next is the first again.
     fn count(&mut self) -> Result<usize> {
         let mut names: HashMap<String, usize> = HashMap::new();
         let mut count = 0;
@@ -338,11 +366,14 @@ impl Input {
             let Ok(Named { custom_id: Some(name) }) = serde_json::from_str(&line.text) else {
                 continue;
             };
-            if let Some(first) = names.insert(name.to_string(), line.number) {
-                return Err(usage(format!(
-                    "--in: lines {first} and {} have one `custom_id`, {name}: expected one for each",
-                    line.number
-                )));
+            match names.entry(name.to_string()) {
+                Entry::Occupied(first) => {
+                    let same = (*first.get(), first.key().clone());
+                    self.repeated.insert(line.number, same);
+                }
+                Entry::Vacant(free) => {
+                    free.insert(line.number);
+                }
             }
         }
         self.rewind()?;
@@ -351,7 +382,7 @@ impl Input {
 
     fn rewind(&mut self) -> Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
-        self.number = 0;
+        (self.number, self.is_start) = (0, true);
         Ok(())
     }
 
@@ -368,9 +399,12 @@ impl Input {
             let text = String::from_utf8(bytes);
             let text =
                 text.with_context(|| format!("--in: line {} is not UTF-8", self.number + 1))?;
-            if !text.trim().is_empty() {
+            let is_first = std::mem::take(&mut self.is_start);
+            let text = if is_first { files::without_bom(&text) } else { &text }.trim();
+            if !text.is_empty() {
                 self.number += 1;
-                return Ok(Some(Line { number: self.number, text: text.trim().to_owned() }));
+                let same = self.repeated.get(&self.number).map(|(first, _)| *first);
+                return Ok(Some(Line { number: self.number, text: text.to_owned(), same }));
             }
         }
     }

@@ -147,9 +147,11 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
         ),
     };
 
-    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    template::apply(&args.chat, &mut lm)?;
+    term.warn_all(&lm.warnings);
     lm.tokenizer().map_err(BadModel::from)?;
-    let own = if args.chat.raw { None } else { template::template(&args.chat, &lm)? };
+    let own = if args.chat.raw { None } else { template::template(&lm)? };
     let has_template = own.is_some();
     let template = own.map_or_else(ChatTemplate::plain, Ok)?;
     let sampling = args.sampling.sampling();

@@ -1,15 +1,16 @@
 //! `boostr eval`: how well a model predicts a text, or continuations of contexts.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::evaluate::score;
+use boostr::files;
 use boostr::load::LanguageModel;
 use boostr::models::{Logits, Run};
 use boostr::ops;
+use boostr::tokenizer::MAX_TEXT;
 use boostr::train::data::{DataFile, Encoder, Kind, read_pairs};
 use clap::Args;
 use serde_json::json;
@@ -44,6 +45,7 @@ pub fn run(args: &EvalArgs, term: &Term) -> Result<()> {
     let named = args.path.as_deref().or(args.model.model.as_deref());
     let (source, options) = args.model.source(named)?;
     let lm: LanguageModel<Cpu> = source.open(&options, &term.cpu)?;
+    term.warn_all(&lm.warnings);
     let kind = DataFile::new(&args.data).map_err(|error| usage(error.to_string()))?.kind;
     match kind {
         Kind::Text { .. } => text(args, &lm, &source.name(), term),
@@ -57,7 +59,7 @@ fn print(text: &str) -> Result<()> {
 
 fn text(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> Result<()> {
     let path = args.data.display();
-    let text = fs::read_to_string(&args.data).with_context(|| format!("`{path}`"))?;
+    let text = files::read_text(&args.data, MAX_TEXT as u64)?;
     let ids = lm.encode(&text)?;
     if ids.len() < 2 {
         return Err(usage(format!("`{path}`: expected two tokens or more, found {}", ids.len())));

@@ -54,7 +54,7 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
 
     check_out(args, &source)?;
     let lm = source.open(&options, &term.cpu)?;
-    let tokens = Prompt::Ids(tokens).ids(&lm)?;
+    let tokens = Prompt::Ids(tokens).ids(&lm, false)?;
     let vocab = lm.model.vocab_rows();
     let mut state = lm.model.new_state()?;
     let mut logits: Vec<u8> = Vec::with_capacity(4 * vocab * tokens.len());

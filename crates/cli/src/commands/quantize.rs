@@ -1,6 +1,5 @@
 //! `boostr quantize`: a model in fewer bits, and what that changes.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -8,7 +7,9 @@ use boostr::backend::Cpu;
 use boostr::checkpoint::gguf;
 use boostr::convert::Importance;
 use boostr::evaluate::{Score, score};
+use boostr::files;
 use boostr::load::LanguageModel;
+use boostr::tokenizer::MAX_TEXT;
 use clap::Args;
 
 use super::convert::{Change, FileArgs, NOTES, named, report, write};
@@ -59,7 +60,7 @@ pub fn run(args: &QuantizeArgs, term: &Term) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let text = fs::read_to_string(path);
+    let text = files::read_text(path, MAX_TEXT as u64);
     text.with_context(|| format!("`{}` (the text to measure with)", path.display()))
 }
 

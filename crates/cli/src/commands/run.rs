@@ -89,6 +89,10 @@ pub struct RunArgs {
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,
+    /// Whether names of control tokens, as <|im_start|>, are those tokens in a prompt that is completed as it is; in a
+    /// message they are text
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub parse_special: bool,
     /// Accepted and ignored: the state is constant, there is no context limit
     #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
     pub ctx_size: Option<i64>,
@@ -132,7 +136,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     let start = Instant::now();
     let saved = from.as_ref().map(|word| state::open(word.path())).transpose()?;
-    let lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    let mut lm = source.open(&OpenOptions { progress: term.opening(), ..options }, &term.cpu)?;
+    template::apply(&args.chat, &mut lm)?;
+    term.warn_all(&lm.warnings);
     let (state, seen) = match &saved {
         Some(saved) => (saved.restore(&lm.model).map_err(BadModel::from)?, saved.ids()),
         None => (lm.model.new_state()?, Some(&[][..])),
@@ -146,8 +152,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let is_chat = message.is_some();
     let ids = match message {
         Some(ids) => prompt.check(&ids, &lm).map(|()| ids)?,
-        None if saved.is_some() => prompt.ids_after(&lm)?,
-        None => prompt.ids(&lm)?,
+        None if saved.is_some() => prompt.ids_after(&lm, args.parse_special)?,
+        None => prompt.ids(&lm, args.parse_special)?,
     };
     let sampling = args.sampling.sampling();
     let sampler = sampling::config(&sampling, &lm.defaults)?;

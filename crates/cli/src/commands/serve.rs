@@ -411,6 +411,7 @@ fn announce(
     plan: &Plan,
     term: &Term,
 ) -> Result<()> {
+    term.warn_all(&lm.warnings);
     let Plan { engine, state_bytes, grows, .. } = plan;
     let parameters = system::count(lm.model.parameters().0 as u64);
     let growth = if *grows {
@@ -449,7 +450,7 @@ fn keys(file: Option<&Path>) -> Result<Keys> {
     let from_env = std::env::var(KEY_VARIABLE).unwrap_or_default();
     let keys = Keys::new(from_env.split(',').map(str::trim));
     let Some(path) = file else { return Ok(keys) };
-    let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+    let text = boostr::files::read_text(path, boostr::files::MAX_CONFIG)?;
     let of_file = Keys::from_lines(&text);
     if of_file.is_empty() {
         return Err(usage(format!("--api-key-file: no key in `{}`", path.display())));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
 use boostr::convert::kind_of;
+use boostr::load::OpenOptions;
 use boostr::load::adapters::Adapters;
 use boostr::models::{Config, Family, PIECE};
 use boostr::nn::{LayerSpec, Part, SlotSize};
@@ -67,9 +68,15 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     };
     let (context, level) = (args.context, term.cpu.level());
     let facts = Facts::gather(&source, &checkpoint, config, adapter, context, level);
+    // What is wrong with these files is what `verify` tells.
+    let text = source.text_side(&OpenOptions::default()).map(|text| text.warnings);
+    let warnings = text.unwrap_or_default();
     if args.json {
-        return term.print_json(&facts.json(&checkpoint, args.tensors));
+        let mut json = facts.json(&checkpoint, args.tensors);
+        json["warnings"] = json!(warnings);
+        return term.print_json(&json);
     }
+    term.warn_all(&warnings);
     let mut out = io::stdout().lock();
     writeln!(out, "{}", term.on_stdout(Style::Bold, &facts.name))?;
     for (label, value) in facts.lines() {

@@ -5,14 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use boostr::backend;
-use boostr::generation_config::SpecialTokens;
-use boostr::load::read_text;
-use boostr::tokenizer::{Tokenizer, ensure_bos};
+use boostr::load::{OpenOptions, TextSide};
+use boostr::tokenizer::Tokenizer;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::exit::{BadModel, usage};
+use crate::exit::usage;
 use crate::model::Source;
 use crate::prompt;
 use crate::term::Term;
@@ -20,6 +18,7 @@ use crate::term::Term;
 const EXAMPLES: &str = "\
 Examples:
   boostr tokenizer encode ./mamba2-370m \"It is a truth\"
+  boostr tokenizer count smollm2-instruct.gguf -f notes.txt
   boostr tokenizer decode ./mamba2-370m 1147,310,247,5083";
 
 /// Text to ids, ids to text, and counts
@@ -51,13 +50,16 @@ pub struct TokenizerInput {
     /// Read the text from a file
     #[arg(short, long, value_name = "PATH")]
     pub file: Option<PathBuf>,
+    /// Whether names of control tokens, as <|im_start|>, are those tokens
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub parse_special: bool,
     /// One JSON object
     #[arg(long)]
     pub json: bool,
-    /// Model folder, or a tokenizer.json [env: BOOSTR_MODEL]
+    /// Any model that `boostr run` takes, or a tokenizer.json [env: BOOSTR_MODEL]
     #[arg(short, long, value_name = "PATH")]
     pub model: Option<PathBuf>,
-    /// A tokenizer.json
+    /// Use this tokenizer.json in place of the model's
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
 }
@@ -71,10 +73,11 @@ pub fn run(args: &TokenizerArgs, term: &Term) -> Result<()> {
 }
 
 fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
-    let (text_side, text) = text_and_tokenizer(input)?;
-    let ids = text_side.encode(&text)?;
+    let (side, text) = text_and_tokenizer(input, term)?;
+    let tokenizer = tokenizer_of(&side)?;
+    let ids = side.encode(&text, input.parse_special)?;
     if input.json {
-        let tokens: Vec<_> = ids.iter().map(|&id| text_side.tokenizer.token(id)).collect();
+        let tokens: Vec<_> = ids.iter().map(|&id| tokenizer.token(id)).collect();
         return term.print_json(&json!({ "ids": ids, "tokens": tokens, "count": ids.len() }));
     }
     let words: Vec<String> = ids.iter().map(u32::to_string).collect();
@@ -82,8 +85,9 @@ fn encode(input: &TokenizerInput, term: &Term) -> Result<()> {
 }
 
 fn count(input: &TokenizerInput, term: &Term) -> Result<()> {
-    let (text_side, text) = text_and_tokenizer(input)?;
-    let count = text_side.encode(&text)?.len();
+    let (side, text) = text_and_tokenizer(input, term)?;
+    tokenizer_of(&side)?;
+    let count = side.encode(&text, input.parse_special)?.len();
     if input.json {
         return term.print_json(&json!({ "count": count, "bytes": text.len() }));
     }
@@ -100,7 +104,8 @@ fn decode(input: &TokenizerInput, term: &Term) -> Result<()> {
         (_, Some(_)) => return Err(usage("ids are given twice")),
     };
     let ids = prompt::parse_ids(&ids)?;
-    let tokenizer = TextSide::open(input, model)?.tokenizer;
+    let side = open(input, model, term)?;
+    let tokenizer = tokenizer_of(&side)?;
     if let Some(&id) = ids.iter().find(|&&id| tokenizer.token(id).is_none()) {
         let largest = tokenizer.max_id();
         return Err(usage(format!("id {id} has no token (the largest is {largest})")));
@@ -113,7 +118,7 @@ fn decode(input: &TokenizerInput, term: &Term) -> Result<()> {
     Ok(write!(io::stdout().lock(), "{text}{end}")?)
 }
 
-fn text_and_tokenizer(input: &TokenizerInput) -> Result<(TextSide, String)> {
+fn text_and_tokenizer(input: &TokenizerInput, term: &Term) -> Result<(TextSide, String)> {
     let (model, words) = split_words(input);
     let word = match (words, input.prompt.is_some() || input.file.is_some()) {
         ([], _) => None,
@@ -125,7 +130,7 @@ fn text_and_tokenizer(input: &TokenizerInput) -> Result<(TextSide, String)> {
         input.file.as_deref()
     })?;
     let text = text.ok_or_else(|| usage("no text: give one as a word, with -f, or on stdin"))?;
-    Ok((TextSide::open(input, model)?, text))
+    Ok((open(input, model, term)?, text))
 }
 
 /// The model among the words of the command line, and the others.
@@ -148,61 +153,21 @@ fn has_slash(word: &OsString) -> bool {
     word.to_string_lossy().contains('/') && !word.to_string_lossy().contains(char::is_whitespace)
 }
 
-/// A tokenizer, and what goes before a prompt.
-struct TextSide {
-    tokenizer: Tokenizer,
-    bos: Option<u32>,
+/// The tokenizer that a command line names, and what goes before a prompt.
+fn open(input: &TokenizerInput, model: Option<&Path>, term: &Term) -> Result<TextSide> {
+    // A tokenizer.json needs no model beside it.
+    let source = match (Source::named(model), &input.tokenizer) {
+        (None, Some(file)) => Source::Path(file.clone()),
+        _ => Source::of(model)?,
+    };
+    let options = OpenOptions { tokenizer: input.tokenizer.clone(), ..OpenOptions::default() };
+    let text = source.text_side(&options)?;
+    term.warn_all(&text.warnings);
+    Ok(text)
 }
 
-impl TextSide {
-    fn open(input: &TokenizerInput, model: Option<&Path>) -> Result<Self> {
-        if let Some(file) = &input.tokenizer {
-            return Self::of_file(file);
-        }
-        match Source::of(model)?.with_adapter()?.0 {
-            Source::Path(path) if path.extension().is_some_and(|ending| ending == "json") => {
-                Self::of_file(&path)
-            }
-            source @ Source::Path(_) => {
-                let folder = source.folder().unwrap_or(Path::new("."));
-                let file = folder.join("tokenizer.json");
-                if !file.exists() {
-                    // Says what is wrong with the path, or with the model.
-                    source
-                        .open(&Default::default(), &backend::cpu())?
-                        .tokenizer()
-                        .map_err(BadModel::from)?;
-                }
-                Self::of_file(&file)
-            }
-            Source::Embedded => {
-                let lm = Source::Embedded.open(&Default::default(), &backend::cpu())?;
-                let tokenizer = lm.tokenizer().map_err(BadModel::from)?.clone();
-                Ok(Self { tokenizer, bos: None })
-            }
-        }
-    }
-
-    /// A `tokenizer.json`, and the `tokenizer_config.json` beside it.
-    fn of_file(file: &Path) -> Result<Self> {
-        let tokenizer = Tokenizer::from_file(file).map_err(BadModel::from)?;
-        let config = file.with_file_name("tokenizer_config.json");
-        let bos = match read_text(&config).map_err(BadModel::from)? {
-            Some(text) => {
-                let special = SpecialTokens::from_json(&config, &text).map_err(BadModel::from)?;
-                let token = special.bos_token.filter(|_| special.add_bos_token == Some(true));
-                token.and_then(|token| tokenizer.id(&token))
-            }
-            None => None,
-        };
-        Ok(Self { tokenizer, bos })
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = self.tokenizer.encode(text, true)?;
-        if let Some(bos) = self.bos {
-            ensure_bos(&mut ids, bos);
-        }
-        Ok(ids)
-    }
+/// The tokenizer of a model.
+fn tokenizer_of(text: &TextSide) -> Result<&Tokenizer> {
+    let reason = "this model has no tokenizer: give one with --tokenizer FILE";
+    text.tokenizer.as_ref().ok_or_else(|| usage(reason))
 }

@@ -1,10 +1,10 @@
 //! `boostr train`: a new model from text.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use boostr::tokenizer::Tokenizer;
+use boostr::files;
+use boostr::tokenizer::{MAX_FILE, Tokenizer};
 use boostr::train::data::Encoder;
 use boostr::train::{Shape, TrainableModel, bpe};
 use clap::Args;
@@ -78,7 +78,7 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     let valid = files(&training.valid, training)?;
     let checkpoints = claim(&out, &file.run)?;
     let tokenizer = match &args.tokenizer {
-        Some(path) => fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?,
+        Some(path) => files::read_text(path, MAX_FILE as u64)?,
         None => {
             let bar = term.bar(BYTES).with_message("tokenizer");
             let text = bpe::train(&data, file.model.vocab_size, |done, total| {
@@ -94,7 +94,7 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     let encoder = Encoder::new(&parsed, end)?;
     let config = match &args.model_config {
         Some(path) => {
-            let text = fs::read_to_string(path).with_context(|| format!("`{}`", path.display()))?;
+            let text = files::read_text(path, files::MAX_CONFIG)?;
             serde_json::from_str(&text).with_context(|| format!("`{}`", path.display()))?
         }
         None => file.model.to_config(parsed.max_id() as usize + 1, end),

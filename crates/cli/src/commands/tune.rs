@@ -76,6 +76,7 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     let checkpoints = claim(&out, &file.run)?;
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
         Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
+    term.warn_all(&lm.warnings);
     let tokenizer = lm.tokenizer()?;
     let end = lm.eos.first().copied();
     let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;

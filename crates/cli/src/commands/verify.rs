@@ -127,6 +127,9 @@ fn check_model(
         Some(metadata) => check_gguf_text(metadata, checks),
         None => check_text_side(source, model.as_ref().map(Model::vocab_rows).or(rows), checks),
     }
+    if checks.passed() {
+        check_together(source, checks);
+    }
     if let Some(checkpoint) = &checkpoint {
         check_values(checkpoint, values, checks);
         if is_gguf && !values {
@@ -172,11 +175,25 @@ fn check_text_side(source: &Source, rows: Option<usize>, checks: &mut Checks) {
     } else {
         checks.warn("tokenizer", "no tokenizer.json: text needs --tokenizer FILE");
     }
-    for name in ["tokenizer_config.json", "generation_config.json"] {
+    let names = [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "generation_config.json",
+    ];
+    for name in names {
         let file = folder.join(name);
         if file.exists() {
             check_json(&file, checks);
         }
+    }
+}
+
+/// What the files of text say of each other.
+fn check_together(source: &Source, checks: &mut Checks) {
+    match source.text_side(&OpenOptions::default()) {
+        Ok(text) => text.warnings.into_iter().for_each(|what| checks.warn("text", what)),
+        Err(error) => checks.fail("text", chain(&error)),
     }
 }
 
@@ -207,6 +224,10 @@ fn check_json(path: &Path, checks: &mut Checks) {
             let special = text().and_then(|text| SpecialTokens::from_json(path, &text));
             checks.record(name, special, |_| "readable".to_owned());
         }
+        "special_tokens_map.json" | "added_tokens.json" => {
+            let file = text().and_then(|text| ConfigFile::parse(path, &text));
+            checks.record(name, file, |_| "readable".to_owned());
+        }
         "generation_config.json" => {
             let defaults = text().and_then(|text| GenerationDefaults::from_json(path, &text));
             checks.record(name, defaults, fine);
@@ -220,7 +241,8 @@ fn check_json(path: &Path, checks: &mut Checks) {
         _ => checks.fail(
             name,
             "not a file of a model: weights, config.json, params.json, tokenizer.json, \
-             tokenizer_config.json and generation_config.json are",
+             tokenizer_config.json, special_tokens_map.json, added_tokens.json and \
+             generation_config.json are",
         ),
     }
 }

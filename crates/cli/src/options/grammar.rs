@@ -1,10 +1,10 @@
 //! What a text has to be: JSON of a schema, or what an expression or rules say.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use boostr::backend::Cpu;
+use boostr::files;
 use boostr::grammar::{Grammar, Vocabulary};
 use boostr::load::LanguageModel;
 use boostr::sample::Constraint;
@@ -32,9 +32,11 @@ impl GrammarArgs {
     /// The grammar that was asked for.
     pub fn read(&self) -> Result<Option<Grammar>> {
         let grammar = if let Some(schema) = &self.json_schema {
-            let (name, text) = match schema.trim_start() {
-                text if text.starts_with('{') => ("--json-schema", schema.clone()),
-                _ => (schema.as_str(), text_of(schema.as_ref())?),
+            let given = files::without_bom(schema).trim_start();
+            let (name, text) = if given.starts_with('{') {
+                ("--json-schema", given.to_owned())
+            } else {
+                (schema.as_str(), text_of(schema.as_ref())?)
             };
             let schema: Value = serde_json::from_str(&text)
                 .map_err(|error| usage(format!("`{name}` is not JSON: {error}")))?;
@@ -58,5 +60,5 @@ pub fn constraint(grammar: &Grammar, lm: &LanguageModel<Cpu>) -> Result<Box<dyn 
 }
 
 fn text_of(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| format!("`{}`", file.display()))
+    Ok(files::read_text(file, files::MAX_CONFIG)?)
 }

@@ -36,7 +36,7 @@ pub fn ids(args: &TemplateArgs, lm: &LanguageModel<Cpu>, text: &str) -> Result<O
     if args.raw {
         return Ok(None);
     }
-    let Some(template) = template(args, lm)? else {
+    let Some(template) = template(lm)? else {
         if args.system.is_some() || args.chat_template_kwargs.is_some() {
             let reason = "this model has no chat template: without one there are no messages, only \
                           text; give one with --chat-template FILE";
@@ -62,17 +62,20 @@ pub fn ids(args: &TemplateArgs, lm: &LanguageModel<Cpu>, text: &str) -> Result<O
     }
 }
 
-/// The template that is named, else the model's.
-pub fn template(args: &TemplateArgs, lm: &LanguageModel<Cpu>) -> Result<Option<ChatTemplate>> {
-    let source = match (&args.chat_template, &lm.chat_template) {
-        (Some(path), own) => {
-            let text = load::read_text(path).map_err(BadModel::from)?;
-            let text = text.with_context(|| format!("`{}`: no such file", path.display()))?;
-            let special = own.as_ref().map(|own| own.special.clone());
-            Some(Source::new(path, text, special.unwrap_or_default()))
-        }
-        (None, own) => own.clone(),
-    };
+/// Puts the template that is named in place of the model's.
+pub fn apply(args: &TemplateArgs, lm: &mut LanguageModel<Cpu>) -> Result<()> {
+    if let Some(path) = &args.chat_template {
+        let text = load::read_text(path).map_err(BadModel::from)?;
+        let text = text.with_context(|| format!("`{}`: no such file", path.display()))?;
+        let special = lm.chat_template.take().map(|own| own.special);
+        lm.set_chat_template(Source::new(path, text, special.unwrap_or_default()));
+    }
+    Ok(())
+}
+
+/// The model's template.
+pub fn template(lm: &LanguageModel<Cpu>) -> Result<Option<ChatTemplate>> {
+    let source = lm.chat_template.as_ref();
     let help =
         || Some("--raw completes the text without it, --chat-template FILE uses another".into());
     source

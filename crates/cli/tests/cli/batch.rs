@@ -127,13 +127,19 @@ fn p_batch_custom_id_lost_each_answer_has_its_name_and_failures_are_asked_again(
     assert!(!std::path::Path::new(&format!("{out}.retry")).exists());
     boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).ok();
 
-    // One name for two is refused before anything is answered.
+    // Of two lines of one name the second is refused.
     fs::write(&input, [good("a"), good("b"), String::new(), good("a")].join("\n")).unwrap();
     fs::remove_file(&out).unwrap();
-    let ended = batch(&input, &out).fails(2);
-    let told = "lines 1 and 3 have one `custom_id`, \"a\"";
+    let ended = batch(&input, &out).fails(1);
+    let told = "lines 1 and 3 have one `custom_id`, \"a\": the second is refused";
     assert!(ended.stderr.contains(told), "{}", ended.stderr);
-    assert!(!std::path::Path::new(&out).exists());
+    let answers = lines(&out);
+    assert_eq!(
+        (names(&answers), failures(&answers)),
+        (["a", "b", "a"].map(String::from).to_vec(), 1)
+    );
+    let error = &answers[2]["response"]["body"]["error"]["message"];
+    assert!(error.as_str().unwrap().contains("is that of line 1 too"), "{error}");
 }
 
 #[test]

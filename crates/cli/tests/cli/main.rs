@@ -9,6 +9,7 @@ mod chat;
 mod common;
 mod ends;
 mod faults;
+mod files;
 mod gguf;
 mod models;
 mod process;
@@ -18,6 +19,7 @@ mod state;
 mod talk;
 #[cfg(unix)]
 mod terminal;
+mod tokenizer;
 #[cfg(target_os = "linux")]
 mod traced;
 mod training;

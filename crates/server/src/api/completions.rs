@@ -38,6 +38,8 @@ pub(crate) struct CompletionFields {
     /// Report the probabilities of the tokens, and of so many of the likeliest with each
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<usize>,
+    /// Whether names of control tokens in a prompt are those tokens; true unless said otherwise
+    parse_special: Option<bool>,
     /// Begin the answer with the prompt, and with `logprobs` report its tokens too
     echo: Option<bool>,
     /// What comes after the hole that is filled in, for models that have tokens for it
@@ -98,16 +100,18 @@ pub(crate) fn prompts(fields: &mut Fields, field: &str, most: usize) -> Result<V
 }
 
 impl Prompt {
-    /// Its ids and, when the prompt is to be repeated, its text.
+    /// Its ids and, when the prompt is to be repeated, its text. With `parse_special`, names of control tokens in a text
+    /// are those tokens.
     pub(crate) fn encode<B: Backend>(
         self,
         loaded: &Loaded<B>,
         param: &str,
         most: usize,
+        parse_special: bool,
     ) -> Result<(Vec<u32>, String)> {
         let (ids, text) = match self {
             Self::Text(text) => {
-                let ids = loaded.lm.encode(&text);
+                let ids = loaded.lm.encode_prompt(&text, parse_special);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
             }
             Self::Hole { prefix, suffix } => {
@@ -147,6 +151,7 @@ impl CompletionFields {
             prompt,
             suffix,
             logprobs: fields.count("logprobs", 0..=MAX_TOP)?,
+            parse_special: fields.boolean("parse_special")?,
             echo: fields.boolean("echo")?,
             best_of: fields.count("best_of", options.count()..=MAX_N)?,
             use_beam_search: fields.boolean("use_beam_search")?,
@@ -202,8 +207,11 @@ pub(crate) async fn complete<B: Backend>(
     let prompts = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
         let prompts = completion.prompt;
+        let parse_special = completion.parse_special.unwrap_or(true);
         let encode = move || {
-            let encoded = prompts.into_iter().map(|prompt| prompt.encode(&loaded, "prompt", most));
+            let prompts = prompts.into_iter();
+            let encoded =
+                prompts.map(|prompt| prompt.encode(&loaded, "prompt", most, parse_special));
             encoded.collect::<Result<Vec<_>>>()
         };
         blocking(&app, encode).await?

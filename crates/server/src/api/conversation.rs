@@ -148,7 +148,7 @@ pub(crate) async fn go_on<B: Backend>(
     let asked = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
         let ask = move || {
-            let (ids, _) = prompt.encode(&loaded, "prompt", most)?;
+            let (ids, _) = prompt.encode(&loaded, "prompt", most, true)?;
             let constraint = shape.constraint(&loaded)?;
             let (marks, state, turn) = (Vec::new(), None, None);
             Ok(Asked { ids, marks, state, constraint, thoughts: None, finder: None, turn })

@@ -116,7 +116,7 @@ fn vectors<B: Backend>(
     let failed = |error| ApiError::of_input("input", &error);
     let (mut vectors, mut tokens) = (Vec::with_capacity(inputs.len()), 0);
     for input in inputs {
-        let (ids, _) = input.encode(loaded, "input", MAX_TOKENS.saturating_sub(tokens))?;
+        let (ids, _) = input.encode(loaded, "input", MAX_TOKENS.saturating_sub(tokens), false)?;
         tokens += ids.len();
         let mut state = model.new_state().map_err(failed)?;
         let mut sum = vec![0.0_f64; model.width()];

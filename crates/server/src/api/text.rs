@@ -27,6 +27,8 @@ pub(crate) struct TokenizeFields {
     prompt: Option<String>,
     /// Put around it what the model expects around a text
     add_special: Option<bool>,
+    /// Whether names of control tokens in it are those tokens; true unless said otherwise
+    parse_special: Option<bool>,
 }
 
 /// Tokens of a text.
@@ -77,12 +79,13 @@ pub(crate) async fn tokenize<B: Backend>(
     let text = fields.text("content")?.or(fields.text("prompt")?);
     let text = fields.required("content", text)?;
     let add_special = fields.boolean("add_special")?.unwrap_or(false);
+    let parse_special = fields.boolean("parse_special")?.unwrap_or(true);
     fields.finish();
     blocking(&app, move || {
-        let ids = if add_special {
-            loaded.lm.encode(&text)
-        } else {
-            loaded.tokenizer.encode(&text, false)
+        let ids = match (add_special, parse_special) {
+            (true, _) => loaded.lm.encode_prompt(&text, parse_special),
+            (false, true) => loaded.tokenizer.encode_control(&text, false),
+            (false, false) => loaded.tokenizer.encode(&text, false),
         };
         let tokens = ids.map_err(|error| ApiError::of_input("content", &error))?;
         Ok(Json(Tokens { count: tokens.len(), tokens }))

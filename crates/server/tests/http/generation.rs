@@ -311,6 +311,25 @@ fn text_and_tokens_go_both_ways() {
     let back = server.post("/detokenize", &json!({"tokens": ids})).json();
     assert_eq!(back["content"], "It is a truth");
     let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]);
+    let end = "<|endoftext|>";
+    let counted = |more: Value| {
+        let mut body = json!({"content": end});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/tokenize", &body).json()["count"].as_u64().unwrap()
+    };
+    assert_eq!((counted(json!({})), counted(json!({"parse_special": true}))), (1, 1));
+    let spelled = counted(json!({"parse_special": false}));
+    assert!(spelled > 1);
+    let prompt_tokens = |more: Value| {
+        let mut body = json!({"prompt": end, "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/completions", &body).json()["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(prompt_tokens(json!({})), 1);
+    assert_eq!(prompt_tokens(json!({"parse_special": false})), spelled);
+    let marked = "\u{feff}{\"content\": \"It is a truth\"}";
+    let headers = "Connection: close\r\n";
+    assert_eq!(server.send("POST", "/tokenize", headers, marked).json(), tokens);
     let prompt = server.post("/apply-template", &json!({"messages": messages})).json();
     assert_eq!(prompt["prompt"].as_str().unwrap().trim_end(), "a\nb");
     assert_eq!(server.post("/tokenize", &json!({})).status, 400);

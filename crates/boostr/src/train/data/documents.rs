@@ -1,6 +1,6 @@
 //! What files of training data hold, read as a stream.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Longest piece of a text that is given, and tokenized, at once, in bytes: tokenizing takes memory of about a
 /// hundred times the text.
@@ -15,9 +16,6 @@ pub const PIECE: usize = 256 << 10;
 
 /// Longest line of a file of JSON, in bytes.
 pub const MAX_LINE: usize = 64 << 20;
-
-/// Bytes that some programs write at the start of a text in UTF-8.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file holds documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -565,12 +563,7 @@ struct Line<'a> {
 
 impl Lines {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        // Asked before opening: opening a pipe waits for a writer.
-        if !fs::metadata(path).map_err(|e| Error::io(path, e))?.is_file() {
-            return Err(Error::io(path, std::io::Error::other("not a regular file")));
-        }
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
-        let reader = BufReader::with_capacity(1 << 16, file);
+        let reader = BufReader::with_capacity(1 << 16, files::open(path)?);
         Ok(Self { reader, buffer: Vec::new(), is_start: true, line: 0, read: 0 })
     }
 
@@ -587,7 +580,7 @@ impl Lines {
         let is_whole = starts && (self.is_start || count < max);
         let mut bytes = &self.buffer[..];
         if self.read == 0 {
-            bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
+            bytes = files::bytes_without_bom(bytes);
         }
         self.line += usize::from(starts);
         self.read += count as u64;

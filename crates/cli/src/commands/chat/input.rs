@@ -5,6 +5,7 @@ use std::io::{self, BufRead, ErrorKind, IsTerminal, Lines, StdinLock, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use boostr::files::BOM;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
@@ -23,7 +24,8 @@ pub enum Input {
     Plain,
     /// A terminal, with the file of its history.
     Terminal(Box<Editor<(), FileHistory>>, PathBuf),
-    Pipe(Lines<StdinLock<'static>>),
+    /// A pipe or a file, and whether nothing of it is read yet.
+    Pipe(Lines<StdinLock<'static>>, bool),
 }
 
 /// What was read.
@@ -40,7 +42,7 @@ pub enum Entry {
 impl Input {
     pub fn new(history: &Path) -> Result<Self> {
         if !io::stdin().is_terminal() {
-            return Ok(Self::Pipe(io::stdin().lines()));
+            return Ok(Self::Pipe(io::stdin().lines(), true));
         }
         if is_plain(env::var_os("TERM").as_deref()) {
             return Ok(Self::Plain);
@@ -53,7 +55,7 @@ impl Input {
     }
 
     pub fn is_terminal(&self) -> bool {
-        !matches!(self, Self::Pipe(_))
+        !matches!(self, Self::Pipe(..))
     }
 
     /// The next line, or all lines between two `"""`.
@@ -81,12 +83,14 @@ impl Input {
         let (editor, history) = match self {
             Self::Terminal(editor, history) => (editor, history),
             Self::Plain => return plain_line(prompt),
-            Self::Pipe(lines) => {
-                return Ok(lines
-                    .next()
-                    .transpose()
-                    .context("stdin")?
-                    .map_or(Entry::End, Entry::Text));
+            Self::Pipe(lines, is_start) => {
+                let is_first = std::mem::take(is_start);
+                let line = lines.next().transpose().context("stdin")?;
+                let line = line.map(|line| match line.strip_prefix(BOM) {
+                    Some(rest) if is_first => rest.to_owned(),
+                    _ => line,
+                });
+                return Ok(line.map_or(Entry::End, Entry::Text));
             }
         };
         match editor.readline(prompt) {

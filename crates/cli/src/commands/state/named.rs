@@ -1,7 +1,7 @@
 //! States by name: files in one folder.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -85,7 +85,9 @@ fn modified(path: &Path) -> Option<u64> {
 /// Copies a state, once it was found to be whole.
 pub fn copy(from: &Path, to: &StateWord, force: bool) -> Result<()> {
     check_free(to, force)?;
-    let bytes = fs::read(from).with_context(|| format!("`{}`", from.display()))?;
+    let mut bytes = Vec::new();
+    let mut file = boostr::files::open(from)?;
+    file.read_to_end(&mut bytes).with_context(|| format!("`{}`", from.display()))?;
     let name = from.display().to_string();
     SavedState::from_bytes(&name, bytes.clone()).map_err(BadModel::from)?;
     let lock = to.lock()?;
