@@ -3,10 +3,12 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::convert;
-use boostr::load::{LanguageModel, read_text};
+use boostr::files;
+use boostr::load::LanguageModel;
+use boostr::tokenizer::MAX_TEXT;
 use clap::Args;
 
 use crate::exit::{Interrupted, usage};
@@ -52,9 +54,7 @@ pub fn run(args: &ImatrixArgs, term: &Term) -> Result<()> {
     if args.chunk == 0 {
         return Err(usage("--chunk: expected at least 1, found 0"));
     }
-    let text = read_text(&args.text)?;
-    let text =
-        text.with_context(|| format!("`{}` (the text) is not there", args.text.display()))?;
+    let text = files::read_text(&args.text, MAX_TEXT as u64)?;
     let lm: LanguageModel<Cpu> = source.open(&options, &term.cpu)?;
     let mut ids = lm.encode(&text)?;
     drop(lm);
