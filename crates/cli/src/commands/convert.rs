@@ -207,7 +207,7 @@ pub(super) fn report(
             if error == 0.0 { "exact".to_owned() } else { format!("{:.3} %", 100.0 * error) };
         let [from, to] = [from, to].map(|name| name.to_lowercase());
         let bytes = system::bytes(group.bytes as u64);
-        let name = shown(&name);
+        let name = shown(name);
         write!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;
         if group.weighted != [0.0; 2] {
             let percent = |sum: f64| 100.0 * (sum / group.count as f64).sqrt();

@@ -169,9 +169,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     // What is to be saved is saved however the process is asked to end.
     if out.is_some() {
-        stream::catch_signals()
+        stream::catch_signals();
     } else {
-        stream::catch_interrupt()
+        stream::catch_interrupt();
     }
     let show = match (&prompt, args.json) {
         (_, true) => Show::Nothing,
@@ -249,7 +249,7 @@ fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term)
             term.print_json(&json!({"beams": beams.collect::<Vec<_>>()}))?;
         }
         Show::Text => {
-            let text = best.map(|beam| &*beam.text).unwrap_or_default();
+            let text = term.text(best.map(|beam| &*beam.text).unwrap_or_default());
             write!(io::stdout().lock(), "{text}{}", if text.ends_with('\n') { "" } else { "\n" })?;
         }
         Show::Ids => {
