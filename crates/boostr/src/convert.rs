@@ -33,8 +33,10 @@ use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
 use crate::tokenizer::{MAX_FILE, Tokenizer};
 
+mod importance;
 mod types;
 
+pub use importance::{Importance, collect};
 use types::is_matrix;
 pub use types::{Types, type_named};
 
@@ -45,6 +47,8 @@ pub struct Options {
     pub open: OpenOptions,
     /// The types of the new file; by default each matrix keeps its own.
     pub types: Types,
+    /// How much each column of the matrices matters, for the types that are blocks.
+    pub importance: Option<Importance>,
     /// Whether a file that is there already may be replaced.
     pub overwrite: bool,
 }
@@ -73,6 +77,8 @@ pub struct Written {
     pub bytes: usize,
     /// Root of the mean square of the change, over that of the values.
     pub error: f64,
+    /// The same of weighted squares, where columns have weights: as it would be without them, and as it is.
+    pub weighted: Option<[f64; 2]>,
 }
 
 /// Writes the model at `source` to `out`: a GGUF file when its name ends in `.gguf`, else a new folder
@@ -120,7 +126,7 @@ pub fn convert(
         if let Some(last) = last.replace(index) {
             plan[last].parts.iter().for_each(|part| part.data.release());
         }
-        let (mut bytes, what) = plan[index].bytes()?;
+        let (mut bytes, what) = plan[index].bytes(options.importance.as_ref())?;
         written.push(what);
         if written.len() == total {
             // The last is taken out of its file before the look at all of them.
@@ -148,6 +154,21 @@ pub fn convert(
         })?;
     }
     written.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(importance) = &options.importance {
+        let lacks = |w: &&Written| matches!(w.to, Dtype::Block(_)) && w.from != w.to;
+        let without: Vec<String> = written
+            .iter()
+            .filter(lacks)
+            .filter(|w| importance.names().all(|name| name != w.name))
+            .map(|w| kind_of(&w.name))
+            .collect();
+        let kinds: BTreeSet<String> = without.iter().cloned().collect();
+        if !kinds.is_empty() {
+            let (count, kinds) = (without.len(), kinds.into_iter().collect::<Vec<_>>().join(", "));
+            warnings
+                .push(format!("the importance matrix has nothing of {count} matrices: {kinds}"));
+        }
+    }
     for what in written.iter().filter(|what| what.error > 0.5) {
         let (name, to, lost) = (&what.name, what.to.name(), 100.0 * what.error);
         warnings.push(format!(
@@ -285,7 +306,7 @@ impl ModelFiles {
         let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         let path = folder.join("model.safetensors");
         safetensors::write_each(&path, &layout, &about, &mut |i: usize| -> Result<Bytes> {
-            Ok(plan[i].bytes()?.0)
+            Ok(plan[i].bytes(None)?.0)
         })
     }
 
@@ -717,21 +738,22 @@ impl Planned {
     /// # Errors
     ///
     /// [`Error::Tensors`] when a value that changes type is not finite, before or after.
-    fn bytes(&self) -> Result<(Bytes, Written)> {
+    fn bytes(&self, importance: Option<&Importance>) -> Result<(Bytes, Written)> {
         let Stored { name, shape, .. } = &self.stored;
         let from = self.stored.dtype(&self.parts);
-        let written = |bytes: usize, error: f64| Written {
+        let written = |bytes: usize, error: f64, weighted: Option<[f64; 2]>| Written {
             name: name.clone(),
             shape: shape.clone(),
             from,
             to: self.dtype,
             bytes,
             error,
+            weighted,
         };
         if from == self.dtype
             && let Some(bytes) = self.stored.bytes(&self.parts)
         {
-            let written = written(bytes.len(), 0.0);
+            let written = written(bytes.len(), 0.0, None);
             return Ok((bytes, written));
         }
         let values = self.stored.values(&self.parts)?;
@@ -749,31 +771,75 @@ impl Planned {
         }
         let width = shape.last().copied().unwrap_or(1).max(1);
         let rows_at_once = (1usize << 16).div_ceil(width);
-        let parts: Vec<(Bytes, f64, f64)> = values
+        let importance = importance.filter(|_| matches!(self.dtype, Dtype::Block(_)));
+        let decoded = |bytes: Vec<u8>, count: usize| {
+            let (dtype, shape, data) = (self.dtype, vec![count], Bytes::new(bytes));
+            TensorEntry { dtype, shape, data, file: file.clone() }
+        };
+        let parts: Vec<(Bytes, Squares, Option<[Squares; 2]>)> = values
             .par_chunks(rows_at_once * width)
-            .map(|values| {
-                let bytes = self.dtype.encode(values)?;
-                let back = TensorEntry {
-                    dtype: self.dtype,
-                    shape: vec![values.len()],
-                    data: Bytes::new(bytes),
-                    file: file.clone(),
+            .enumerate()
+            .map(|(i, values)| {
+                let (first, rows) = (i * rows_at_once, values.len() / width);
+                let weights = match importance {
+                    Some(importance) => importance.of_rows(name, shape, first, rows)?,
+                    None => None,
                 };
-                let square = |x: f32| f64::from(x) * f64::from(x);
-                let changes = values.iter().zip(back.to_f32()?).map(|(x, y)| square(x - y));
-                let size = values.iter().map(|&x| square(x)).sum();
-                Ok((back.data, changes.sum(), size))
+                let Some(weights) = weights else {
+                    let back = decoded(self.dtype.encode(values)?, values.len());
+                    let squares = Squares::of(values, &back.to_f32()?, &[]);
+                    return Ok((back.data, squares, None));
+                };
+                let plain = decoded(self.dtype.encode(values)?, values.len()).to_f32()?;
+                let back = decoded(self.dtype.encode_weighted(values, &weights)?, values.len());
+                let new = back.to_f32()?;
+                let weighted = [&plain, &new].map(|back| Squares::of(values, back, &weights));
+                Ok((back.data, Squares::of(values, &new, &[]), Some(weighted)))
             })
             .collect::<Result<_>>()?;
-        let (change, size) =
-            parts.iter().fold((0.0, 0.0), |sums, part| (sums.0 + part.1, sums.1 + part.2));
-        if !change.is_finite() {
+        let squares = parts.iter().fold(Squares::default(), |sum, part| sum.and(part.1));
+        if !squares.change.is_finite() {
             return Err(error(format!("has values that {} cannot hold", self.dtype.name())));
         }
+        let weighted = parts.iter().map(|part| part.2).collect::<Option<Vec<_>>>();
+        let weighted = weighted.filter(|parts| !parts.is_empty()).map(|parts| {
+            let total = |which: usize| {
+                parts.iter().fold(Squares::default(), |sum, part| sum.and(part[which])).ratio()
+            };
+            [total(0), total(1)]
+        });
         let bytes = parts.iter().map(|part| &*part.0).collect::<Vec<_>>().concat();
-        let change = if change == 0.0 { 0.0 } else { (change / size).sqrt() };
-        let written = written(bytes.len(), change);
+        let written = written(bytes.len(), squares.ratio(), weighted);
         Ok((Bytes::new(bytes), written))
+    }
+}
+
+/// Sums of squares: of what values were changed by, and of the values.
+#[derive(Debug, Clone, Copy, Default)]
+struct Squares {
+    change: f64,
+    size: f64,
+}
+
+impl Squares {
+    /// Each times the weight of the value, if there are weights.
+    fn of(values: &[f32], back: &[f32], weights: &[f32]) -> Self {
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let weight = |i: usize| weights.get(i).map_or(1.0, |&w| f64::from(w));
+        let pairs = values.iter().zip(back).enumerate();
+        Self {
+            change: pairs.map(|(i, (x, y))| weight(i) * square(x - y)).sum(),
+            size: values.iter().enumerate().map(|(i, &x)| weight(i) * square(x)).sum(),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { change: self.change + other.change, size: self.size + other.size }
+    }
+
+    /// The root of their quotient; 0 where nothing was changed.
+    fn ratio(self) -> f64 {
+        if self.change == 0.0 { 0.0 } else { (self.change / self.size).sqrt() }
     }
 }
 

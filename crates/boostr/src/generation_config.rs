@@ -57,17 +57,18 @@ impl GenerationDefaults {
         let file = ConfigFile::parse(path, json)?;
         Ok(Self {
             bos_token_id: file
-                .get(&["bos_token_id"], "a token id below 2^24", id_or_none)?
-                .flatten(),
+                .get(&["bos_token_id"], "a token id below 2^24", ids)?
+                .and_then(|ids| ids.first().copied()),
             eos_token_id: file
                 .get(&["eos_token_id"], "a token id below 2^24 or a list of them", |value| {
                     match value {
-                        Value::Array(ids) => ids.iter().map(id_or_none).collect::<Option<Vec<_>>>(),
-                        id => Some(vec![id_or_none(id)?]),
+                        Value::Array(list) => {
+                            Some(list.iter().map(ids).collect::<Option<Vec<_>>>()?.concat())
+                        }
+                        id => ids(id),
                     }
                 })?
-                .map(|ids| ids.into_iter().flatten().collect())
-                .filter(|ids: &Vec<u32>| !ids.is_empty()),
+                .filter(|ids| !ids.is_empty()),
             do_sample: file.get(&["do_sample"], "true or false", Value::as_bool)?,
             temperature: number(&file, "temperature", "a number >= 0", |x| x >= 0.0)?,
             top_k: file.get(&["top_k"], "an integer from 0 to 2^24, or -1", |v| {
@@ -158,9 +159,9 @@ fn is_minus_1(value: &Value) -> bool {
     value.as_i64() == Some(-1)
 }
 
-/// A token id, or none for -1.
-fn id_or_none(value: &Value) -> Option<Option<u32>> {
-    if is_minus_1(value) { Some(None) } else { token_id(value).map(Some) }
+/// A token id, and none for -1.
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    if is_minus_1(value) { Some(Vec::new()) } else { token_id(value).map(|id| vec![id]) }
 }
 
 /// Fields that transformers acts on, each with the number that turns it off where there is one.

@@ -213,6 +213,10 @@ impl<B: Backend> LanguageModel<B> {
     fn new(path: &Path, files: Summary, mut text: TextSide, opened: Opened<B>) -> Self {
         let Opened { model, base } = opened;
         text.keep_within(model.vocab_rows());
+        if model.has_head_under_tie() {
+            let warning = "`tie_word_embeddings` is true, but the file has a head of other values: it is used";
+            text.warnings.push(warning.to_owned());
+        }
         let TextSide { tokenizer, defaults, eos, chat_template, warnings, bos, .. } = text;
         let path = path.to_path_buf();
         Self { path, files, model, tokenizer, defaults, eos, chat_template, warnings, bos, base }

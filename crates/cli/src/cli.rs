@@ -15,6 +15,7 @@ use crate::commands::completions;
 use crate::commands::convert;
 use crate::commands::doctor;
 use crate::commands::eval;
+use crate::commands::imatrix;
 use crate::commands::list;
 use crate::commands::logits;
 use crate::commands::quantize;
@@ -144,6 +145,7 @@ pub enum Command {
     Logits(logits::LogitsArgs),
     Convert(convert::ConvertArgs),
     Quantize(quantize::QuantizeArgs),
+    Imatrix(imatrix::ImatrixArgs),
     Train(Box<train::TrainArgs>),
     Tune(Box<tune::TuneArgs>),
     State(state::StateArgs),

@@ -39,8 +39,8 @@ use clap::CommandFactory;
 
 use cli::{Cli, Command};
 use commands::{
-    batch, bench, chat, completions, convert, doctor, eval, list, logits, quantize, run, serve,
-    show, state, tokenizer, train, tune, verify,
+    batch, bench, chat, completions, convert, doctor, eval, imatrix, list, logits, quantize, run,
+    serve, show, state, tokenizer, train, tune, verify,
 };
 use term::Term;
 
@@ -104,6 +104,7 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         Command::Logits(args) => logits::run(&args, term),
         Command::Convert(args) => convert::run(&args, term),
         Command::Quantize(args) => quantize::run(&args, term),
+        Command::Imatrix(args) => imatrix::run(&args, term),
         Command::Train(args) => train::run(&args, term),
         Command::Tune(args) => tune::run(&args, term),
         Command::State(args) => state::run(&args, term),

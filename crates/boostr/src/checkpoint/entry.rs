@@ -134,6 +134,19 @@ impl Dtype {
     /// # Ok::<(), boostr::Error>(())
     /// ```
     pub fn encode(self, values: &[f32]) -> Result<Vec<u8>> {
+        self.encode_weighted(values, &[])
+    }
+
+    /// The same, where a block format is to have little weighted error: `weights` has one for each value, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode); [`Error::Argument`] for another number of weights.
+    pub(crate) fn encode_weighted(self, values: &[f32], weights: &[f32]) -> Result<Vec<u8>> {
+        if !weights.is_empty() && weights.len() != values.len() {
+            let reason = format!("expected {}, found {}", values.len(), weights.len());
+            return Err(Error::Argument { name: "weights", reason });
+        }
         Ok(match self {
             Self::F64 => values.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
             Self::F32 => {
@@ -153,7 +166,7 @@ impl Dtype {
                 })?;
                 let mut blocks = vec![0; size];
                 // The bytes do not depend on the level.
-                quant::encode(Level::detect(), format, values, &mut blocks);
+                quant::encode_weighted(Level::detect(), format, values, weights, &mut blocks);
                 blocks
             }
             other => {

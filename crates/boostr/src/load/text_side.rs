@@ -150,6 +150,9 @@ impl TextSide {
             self.warnings.extend_from_slice(tokenizer.warnings());
             self.tokenizer = Some(tokenizer);
         }
+        let fields = self.defaults.not_acted_on.iter();
+        let warning = |field| format!("`generation_config.json`: `{field}` is not acted on");
+        self.warnings.extend(fields.map(warning));
         self
     }
 

@@ -261,6 +261,11 @@ impl<B: Backend> Model<B> {
         self.config.family()
     }
 
+    /// Whether it has a head of its own that its configuration takes for the embedding.
+    pub(crate) fn has_head_under_tie(&self) -> bool {
+        self.head.is_some() && self.frame.tie_embeddings == Some(true)
+    }
+
     /// V, the rows of the embedding: the width of logits.
     #[must_use]
     pub fn vocab_rows(&self) -> usize {

@@ -61,6 +61,23 @@ pub struct Tape {
     /// Whether segments are run again on the way back.
     recomputes: bool,
     recording: Arc<Mutex<Recording>>,
+    observed: Option<Arc<Mutex<Observed>>>,
+}
+
+/// What met the columns of a weight.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Inputs {
+    /// Sums of squares, one for each column.
+    pub squares: Vec<f64>,
+    /// Rows that were multiplied.
+    pub rows: usize,
+}
+
+/// The weights by the address of their memory, and what met them.
+#[derive(Default)]
+struct Observed {
+    names: BTreeMap<usize, String>,
+    inputs: BTreeMap<String, Inputs>,
 }
 
 #[derive(Default)]
@@ -77,7 +94,8 @@ impl Tape {
     /// A tape that takes gradients of the parameters that `trains` names.
     #[must_use]
     pub fn new(inner: CpuClient, trains: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { inner, trains: Arc::new(trains), recomputes: false, recording: Arc::default() }
+        let (trains, recording) = (Arc::new(trains), Arc::default());
+        Self { inner, trains, recomputes: false, recording, observed: None }
     }
 
     /// The same tape; where `recomputes`, it keeps of each [segment](Client::segment) only what enters and
@@ -88,6 +106,40 @@ impl Tape {
     #[must_use]
     pub fn recomputing(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
+    }
+
+    /// The same tape, which also sums the squares of what the weights of its products meet.
+    #[must_use]
+    pub fn observing(self) -> Self {
+        Self { observed: Some(Arc::default()), ..self }
+    }
+
+    /// What the weights of products met since the last call, by the names of parameters.
+    #[must_use]
+    pub fn observed(&self) -> BTreeMap<String, Inputs> {
+        let observed = self.observed.as_ref();
+        let take = |of: &Arc<Mutex<Observed>>| {
+            std::mem::take(&mut of.lock().unwrap_or_else(PoisonError::into_inner).inputs)
+        };
+        observed.map(take).unwrap_or_default()
+    }
+
+    /// Adds the rows `x` to what the weight at this memory met.
+    fn observe(&self, w: &Cpu, x: &Cpu) -> Result<()> {
+        let Some(observed) = &self.observed else { return Ok(()) };
+        let rows = super::to_vec(x)?;
+        let mut observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(name) = observed.names.get(&super::block(w).0).cloned() else { return Ok(()) };
+        let columns = w.shape().last().copied().unwrap_or(1).max(1);
+        let inputs = observed.inputs.entry(name).or_default();
+        inputs.squares.resize(columns, 0.0);
+        for row in rows.chunks_exact(columns) {
+            inputs.rows += 1;
+            for (sum, &x) in inputs.squares.iter_mut().zip(row) {
+                *sum += f64::from(x) * f64::from(x);
+            }
+        }
+        Ok(())
     }
 
     /// Gradients of the sum of all losses since the last call ([`cross_entropy`], each times its weight), by
@@ -204,6 +256,10 @@ impl Client<CpuRuntime> for Tape {
     }
 
     fn made(&self, name: Option<&str>, x: &Cpu) {
+        if let (Some(observed), Some(name)) = (&self.observed, name) {
+            let mut observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+            observed.names.insert(super::block(x).0, name.to_owned());
+        }
         let name = name.filter(|name| (self.trains)(name));
         let mut recording = self.lock();
         recording.gradients.add(x, name.is_some(), name);

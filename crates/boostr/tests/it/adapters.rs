@@ -215,7 +215,7 @@ fn keys_of_alpha_pattern_are_regular_expressions_of_which_the_first_that_fits_co
     let scales = || {
         let beside = Adapters::read(&folder)?.beside(weights.config(), &file)?;
         let of = |name: &str| beside[&format!("backbone.layers.1.mixer.{name}")].scale;
-        Ok::<_, boostr::Error>([of("in_proj"), of("out_proj")])
+        Ok::<_, Error>([of("in_proj"), of("out_proj")])
     };
     for (patterns, want) in [
         (json!({ r"layers\.1\.mixer\.out_proj": 9.0 }), [1.5, 3.0]),

@@ -51,6 +51,7 @@ const MODULES: [(&str, &[&str]); 21] = [
             "error",
             "files",
             "ops",
+            "backend",
             "checkpoint",
             "tokenizer",
             "generation_config",

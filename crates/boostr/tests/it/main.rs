@@ -38,6 +38,7 @@ mod gguf_write;
 mod golden;
 mod gradients;
 mod grammar;
+mod importance;
 mod jinja;
 mod latent_attention;
 mod layer_checkpointing;

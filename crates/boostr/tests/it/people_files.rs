@@ -73,6 +73,8 @@ const HEAD: &str = "lm_head.weight";
 fn p_tied_head_of_its_own_is_used() {
     let own = people("tied-head");
     close(&logits(&own), &own.join("expected.safetensors"));
+    let warnings = open(&own).unwrap().warnings;
+    assert!(warnings.iter().any(|w| w.contains("tie_word_embeddings")), "{warnings:?}");
     let folder = Folder::new();
     let out = folder.path().join("out.gguf");
     convert(&own, &out, &Options::default(), &mut |_, _| Continue(())).unwrap();
@@ -180,4 +182,18 @@ fn the_way_in_which_weights_are_quantized_is_named() {
     close(&logits(whole.path()), &people("llama/expected.safetensors"));
     let error = message(&open(of(&json!({})).path()).err().unwrap());
     assert!(error.contains("up_proj.qweight"), "{error}");
+}
+
+#[test]
+fn what_generation_does_not_act_on_is_a_warning() {
+    let folder = folder("llama", &json!({}), |name, entry| vec![(name, entry)]);
+    let text =
+        r#"{"suppress_tokens": [7], "bad_words_ids": [[3]], "top_k": -1, "eos_token_id": -1}"#;
+    folder.write("generation_config.json", text);
+    let lm = open(folder.path()).unwrap();
+    for field in ["suppress_tokens", "bad_words_ids"] {
+        assert!(lm.warnings.iter().any(|w| w.contains(field)), "{:?}", lm.warnings);
+    }
+    // The end of config.json counts where the file names none.
+    assert_eq!((lm.eos, lm.defaults.top_k), (vec![2], Some(0)));
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use boostr::Error;
 use boostr::checkpoint::Dtype;
-use boostr::convert::{self, Options, Types, Written, kind_of};
+use boostr::convert::{self, Importance, Options, Types, Written, kind_of};
 use boostr::evaluate::Score;
 use boostr::load::OpenOptions;
 use clap::Args;
@@ -90,7 +90,7 @@ pub fn run(args: &ConvertArgs, term: &Term) -> Result<()> {
         Some(name) => named(name)?,
         None => Types::kept(),
     };
-    let written = write(&args.files, types, term)?;
+    let written = write(&args.files, types, None, term)?;
     report(&args.files, &written, None, term)
 }
 
@@ -122,10 +122,15 @@ fn one_type(name: &str) -> Result<Dtype> {
     convert::type_named(name).map_err(|error| usage(error.to_string()))
 }
 
-pub(super) fn write(files: &FileArgs, types: Types, term: &Term) -> Result<Vec<Written>> {
+pub(super) fn write(
+    files: &FileArgs,
+    types: Types,
+    importance: Option<Importance>,
+    term: &Term,
+) -> Result<Vec<Written>> {
     let types = with_options(types, files)?;
     Source::Path(files.input.clone()).check_exists()?;
-    let options = Options { open: files.options(), types, overwrite: files.force };
+    let options = Options { open: files.options(), types, importance, overwrite: files.force };
     let bar = term.bar(COUNT).with_message("tensors");
     stream::catch_interrupt();
     let converted = convert::convert(&files.input, &files.out, &options, &mut |done, total| {
@@ -158,6 +163,8 @@ struct Group {
     count: usize,
     bytes: usize,
     squares: f64,
+    /// Of weighted errors, without weights in the choice and with.
+    weighted: [f64; 2],
 }
 
 pub(super) fn report(
@@ -176,7 +183,12 @@ pub(super) fn report(
         "{:44} {:>6} {:>7}    {:7} {:>10} {:>10}",
         "tensor", "", "from", "to", "error", "size"
     );
-    writeln!(out, "{}", term.on_stdout(Style::Bold, &heading))?;
+    let weighted = if written.iter().any(|w| w.weighted.is_some()) {
+        "  weighted error, without -> with"
+    } else {
+        ""
+    };
+    writeln!(out, "{}", term.on_stdout(Style::Bold, &format!("{heading}{weighted}")))?;
     let mut groups: BTreeMap<(String, &str, &str), Group> = BTreeMap::new();
     for w in written {
         let name = if files.tensors { w.name.clone() } else { kind_of(&w.name) };
@@ -184,6 +196,9 @@ pub(super) fn report(
         group.count += 1;
         group.bytes += w.bytes;
         group.squares += w.error * w.error;
+        for (sum, error) in group.weighted.iter_mut().zip(w.weighted.into_iter().flatten()) {
+            *sum += error * error;
+        }
     }
     for ((name, from, to), group) in &groups {
         let times = if group.count > 1 { format!("{} x", group.count) } else { String::new() };
@@ -193,7 +208,13 @@ pub(super) fn report(
         let [from, to] = [from, to].map(|name| name.to_lowercase());
         let bytes = system::bytes(group.bytes as u64);
         let name = shown(name);
-        writeln!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;
+        write!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;
+        if group.weighted != [0.0; 2] {
+            let percent = |sum: f64| 100.0 * (sum / group.count as f64).sqrt();
+            let [without, with] = group.weighted.map(percent);
+            write!(out, "  {without:.3} % -> {with:.3} %")?;
+        }
+        writeln!(out)?;
     }
     let [before, after] = [before, after].map(|bytes| system::bytes(bytes as u64));
     let path = files.out.display().to_string();
@@ -227,6 +248,8 @@ fn as_json(
                 "to": w.to.name().to_lowercase(),
                 "bytes": w.bytes,
                 "relative_rms_error": w.error,
+                "weighted_rms_error_before": w.weighted.map(|[before, _]| before),
+                "weighted_rms_error": w.weighted.map(|[_, after]| after),
             })
         })
         .collect();

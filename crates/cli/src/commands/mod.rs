@@ -7,6 +7,7 @@ pub mod completions;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
+pub mod imatrix;
 pub mod list;
 pub mod logits;
 pub mod quantize;

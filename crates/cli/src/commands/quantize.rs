@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
 use boostr::checkpoint::gguf;
+use boostr::convert::Importance;
 use boostr::evaluate::{Score, score};
 use boostr::files;
 use boostr::load::LanguageModel;
@@ -30,6 +31,9 @@ pub struct QuantizeArgs {
     /// Type of the matrices, or a mix
     #[arg(short = 'T', long = "type", value_name = "TYPE", default_value = "q4_k_m")]
     pub dtype: String,
+    /// How much each column matters: an importance matrix of llama.cpp, as GGUF or in the older form (.dat, .imatrix)
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// Tell how many bits a byte of this text takes, before and after
     #[arg(long, value_name = "FILE")]
     pub measure: Option<PathBuf>,
@@ -43,12 +47,13 @@ pub fn run(args: &QuantizeArgs, term: &Term) -> Result<()> {
         )));
     }
     let types = named(&args.dtype)?;
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     let text = args.measure.as_deref().map(read).transpose()?;
     // First, so that nothing is written when it cannot be measured.
     let measured = |path, text: &String, when| measure(path, &args.files, text, when, term);
     let before =
         text.as_ref().map(|text| measured(&args.files.input, text, "before")).transpose()?;
-    let written = write(&args.files, types, term)?;
+    let written = write(&args.files, types, importance, term)?;
     let after = text.as_ref().map(|text| measured(&args.files.out, text, "after")).transpose()?;
     let change = before.zip(after).map(|(before, after)| Change { before, after });
     report(&args.files, &written, change.as_ref(), term)

@@ -29,6 +29,9 @@ impl Tape {
         add_to: Option<Cpu>,
         is_precise: bool,
     ) -> Result<Cpu> {
+        if let Some(floats) = w.floats() {
+            self.observe(floats, x)?;
+        }
         let onto = add_to.clone();
         let out = if is_precise {
             self.inner.linear_precise(x, w, bias, add_to)?

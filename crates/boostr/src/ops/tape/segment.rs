@@ -43,7 +43,8 @@ impl Tape {
             let known = gradients.len();
             let lent = Recording { gradients: std::mem::take(gradients), ..Recording::default() };
             let recording = Arc::new(Mutex::new(lent));
-            let tape = Self { inner, trains, recomputes, recording };
+            // What its products meet was observed the first time.
+            let tape = Self { inner, trains, recomputes, recording, observed: None };
             let again = run(&tape, before)?;
             let Recording { gradients: returned, steps, held, .. } =
                 std::mem::take(&mut *tape.lock());
