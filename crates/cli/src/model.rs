@@ -4,6 +4,8 @@ use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "demo")]
+use std::sync::Arc;
 
 use anyhow::Result;
 use boostr::backend::{Cpu, CpuClient};
@@ -177,6 +179,10 @@ impl Source {
                 let mut lm = LanguageModel::embedded(demo::FILES, cpu.clone())?;
                 if let Some(path) = &options.tokenizer {
                     lm.tokenizer = Some(boostr::tokenizer::Tokenizer::from_file(path)?);
+                }
+                // Nobody else has it yet.
+                if let Some(model) = Arc::get_mut(&mut lm.model) {
+                    model.set_context(options.context);
                 }
                 Ok(lm)
             }

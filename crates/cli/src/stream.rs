@@ -27,7 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 #[cfg(unix)]
 use crate::system;
-use crate::term::{Term, shown};
+use crate::term::Term;
 
 /// Prompts of more tokens get a progress bar.
 const LONG_PROMPT: usize = 2000;
@@ -242,7 +242,7 @@ impl<'a> Stream<'a> {
 
     fn write(&mut self, text: &str) {
         if self.failed.is_none() {
-            let text = if self.term.stdout_tty { shown(text) } else { text.into() };
+            let text = self.term.text(text);
             let mut stdout = io::stdout().lock();
             self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
         }

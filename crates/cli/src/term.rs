@@ -199,6 +199,11 @@ impl Term {
         styled(style, text, self.color, self.stdout_tty && !self.is_plain)
     }
 
+    /// Text of a model for stdout: as it is, but at a terminal as it is [`shown`].
+    pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.stdout_tty { shown(text) } else { Cow::Borrowed(text) }
+    }
+
     /// Writes one JSON object to stdout: on one line, or for reading at a terminal.
     pub fn print_json(&self, value: &Value) -> Result<()> {
         if !self.stdout_tty {

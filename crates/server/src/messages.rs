@@ -43,7 +43,7 @@ pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
             out.insert(name.into(), text.into());
         }
     }
-    fields.finish();
+    fields.finish()?;
     let read = normalized(&[out.into()]).map(|mut messages| messages.remove(0));
     read.map_err(|error| {
         let field = Some(error.field).filter(|field| !field.is_empty());

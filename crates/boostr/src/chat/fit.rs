@@ -174,19 +174,18 @@ impl ChatTemplate {
         let (mut messages, mut options) = (messages.to_vec(), options.clone());
         if has_parts || has("tool_calls") || has_results || tools.is_some() {
             let reads = self.reads(options.tools.is_some())?;
-            messages = with_contents(messages, &reads);
-            messages = with_calls(messages, &reads);
+            messages = with_contents(messages, reads);
+            messages = with_calls(messages, reads);
             if let Some(tools) = options.tools.take_if(|tools| !reads.tools && !tools.is_empty()) {
                 messages = with_tools(messages, &tools, reads.system);
             }
         }
         let patched = patched(&messages);
-        if patched != messages {
-            if let Err(Error::Format { .. } | Error::Argument { .. }) =
+        if patched != messages
+            && let Err(Error::Format { .. } | Error::Argument { .. }) =
                 self.render(&messages, &options)
-            {
-                messages = patched;
-            }
+        {
+            messages = patched;
         }
         Ok((messages, options))
     }
@@ -209,7 +208,7 @@ fn text_of(message: &Value) -> String {
 }
 
 /// Parts joined where they are not read.
-fn with_contents(mut messages: Vec<Value>, reads: &Reads) -> Vec<Value> {
+fn with_contents(mut messages: Vec<Value>, reads: Reads) -> Vec<Value> {
     for message in &mut messages {
         let is_read =
             ROLES.iter().zip(reads.parts).any(|(name, read)| read && *name == role(message));
@@ -223,7 +222,7 @@ fn with_contents(mut messages: Vec<Value>, reads: &Reads) -> Vec<Value> {
 }
 
 /// Calls and their results as texts where they are not read.
-fn with_calls(messages: Vec<Value>, reads: &Reads) -> Vec<Value> {
+fn with_calls(messages: Vec<Value>, reads: Reads) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::with_capacity(messages.len());
     // Whether the last one holds results.
     let mut in_results = false;
@@ -272,9 +271,10 @@ fn with_calls(messages: Vec<Value>, reads: &Reads) -> Vec<Value> {
 
 /// The tools in the system message, or before what the user says first where the template has no such message.
 fn with_tools(mut messages: Vec<Value>, tools: &[Value], reads_system: bool) -> Vec<Value> {
-    let lines: String = tools.iter().map(|tool| format!("{tool}\n")).collect();
+    let lines: Vec<String> = tools.iter().map(Value::to_string).collect();
+    let lines = lines.join("\n");
     let text = format!(
-        "You can call these functions:\n<tools>\n{lines}</tools>\nTo call one, write its name and its arguments as JSON:\n\
+        "You can call these functions:\n<tools>\n{lines}\n</tools>\nTo call one, write its name and its arguments as JSON:\n\
          <tool_call>\n{{\"name\": NAME, \"arguments\": {{..}}}}\n</tool_call>"
     );
     let wanted = if reads_system { "system" } else { "user" };

@@ -36,6 +36,7 @@ type Result<T, E = (String, String)> = std::result::Result<T, E>;
 /// |---|---|
 /// | role `developer` | `system` |
 /// | `content`: a text, or a list of parts of type `text`, `input_text`, `output_text`, or plain texts | a text, or a list of `{"type": "text", "text"}` |
+/// | `content` of a tool: an object | its JSON as text |
 /// | parts of type `refusal` | text |
 /// | parts of type `thinking`, `reasoning` | `reasoning_content`, unless the message has reasoning |
 /// | `content` null or missing, of an assistant or beside calls | no `content`, or the text of `refusal` |
@@ -98,7 +99,7 @@ fn one(message: &Value) -> Result<Value> {
     let role = match out.get_mut("role") {
         Some(Value::String(role)) => {
             if role == "developer" {
-                *role = "system".to_owned();
+                "system".clone_into(role);
             }
             role.clone()
         }
@@ -156,6 +157,8 @@ fn one(message: &Value) -> Result<Value> {
             // What was reasoning alone says nothing.
             (!texts.is_empty() || !is_assistant).then(|| texts.into())
         }
+        // What a function gives back is often an object.
+        Some(object @ Value::Object(_)) if role == "tool" => Some(object.to_string().into()),
         Some(other) => {
             let found = kind_of(other);
             return wrong(
@@ -388,6 +391,8 @@ mod tests {
 
     #[test]
     fn other_fields_stay() {
+        let result = json!({"role": "tool", "content": {"b": 1, "a": null}});
+        assert_eq!(one_of(result)["content"], r#"{"b":1,"a":null}"#);
         let message = json!({"role": "developer", "content": [{"type": "input_text", "text": "a", "cache": 1}, "b"], "name": "n", "weight": 0});
         let read = json!({"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n", "weight": 0});
         assert_eq!(one_of(message), read);

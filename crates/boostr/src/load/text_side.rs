@@ -339,7 +339,7 @@ fn generation_defaults(metadata: &Metadata) -> Result<GenerationDefaults> {
     let float = |key, range| metadata.float(key, range);
     let defaults = GenerationDefaults {
         temperature: float("general.sampling.temp", 0.0..=f32::MAX)?,
-        top_p: float("general.sampling.top_p", f32::MIN_POSITIVE..=1.0)?,
+        top_p: float("general.sampling.top_p", 0.0..=1.0)?,
         min_p: float("general.sampling.min_p", 0.0..=1.0)?,
         top_k: metadata.usize("general.sampling.top_k", 0..=1 << 24)?,
         ..GenerationDefaults::default()

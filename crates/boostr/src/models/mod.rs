@@ -40,7 +40,7 @@ pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
 pub use gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table, rope_factors};
 pub use hybrid::Hybrid;
-pub use model::{Logits, Model, PIECE, Run};
+pub use model::{Context, Logits, Model, PIECE, Run};
 pub use state::State;
 
 /// Largest size that a configuration may name.

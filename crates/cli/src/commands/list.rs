@@ -130,7 +130,7 @@ fn below(folder: &Path, root: &Path, depth: usize, found: &mut BTreeSet<Found>) 
                 found.insert(Found { name: name(&path), path, bytes });
             }
             Some(bytes) if ends(".safetensors") && !file.starts_with("adapter_") => {
-                weights += bytes
+                weights += bytes;
             }
             Some(bytes) if file == "pytorch_model.bin" && weights == 0 => weights += bytes,
             None if depth > 0 && !file.starts_with('.') && path.is_dir() => {

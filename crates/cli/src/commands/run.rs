@@ -22,6 +22,7 @@ use crate::cli::parse_max_tokens;
 use crate::commands::state;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::Source;
+use crate::options::context::{self, ContextArgs};
 use crate::options::draft::DraftArgs;
 use crate::options::grammar::{self, GrammarArgs};
 use crate::options::model::ModelArgs;
@@ -93,15 +94,14 @@ pub struct RunArgs {
     /// message they are text
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub parse_special: bool,
-    /// Accepted and ignored: the state is constant, there is no context limit
-    #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
-    pub ctx_size: Option<i64>,
     #[command(flatten)]
     pub state: RunStateArgs,
     #[command(flatten)]
     pub chat: TemplateArgs,
     #[command(flatten)]
     pub grammar: GrammarArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -110,6 +110,7 @@ pub struct RunArgs {
 
 pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let (source, options, text) = model_and_text(args)?;
+    let options = args.context.of(options);
     source.check_exists()?;
     let prompt = prompt_of(args, bare, text)?;
     let is_own_prompt = prompt.is_none();
@@ -122,9 +123,6 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
     let grammar = args.grammar.read()?;
-    if args.ctx_size.is_some() {
-        term.say("note: -c is ignored: the state is constant, there is no context limit");
-    }
 
     // Before the model: what cannot be saved need not be computed.
     let word = |word: &Option<PathBuf>| {
@@ -169,9 +167,9 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 
     // What is to be saved is saved however the process is asked to end.
     if out.is_some() {
-        stream::catch_signals()
+        stream::catch_signals();
     } else {
-        stream::catch_interrupt()
+        stream::catch_interrupt();
     }
     let show = match (&prompt, args.json) {
         (_, true) => Show::Nothing,
@@ -210,6 +208,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         }
     }
 
+    context::note(&lm.model, answer.state.position(), term);
     let report = Report {
         source: &source,
         summary,
@@ -218,6 +217,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         is_chat,
         prompt_n: ids.len(),
         reused,
+        context: context::describe(&lm.model),
         answer,
     };
     if args.json {
@@ -249,7 +249,7 @@ fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term)
             term.print_json(&json!({"beams": beams.collect::<Vec<_>>()}))?;
         }
         Show::Text => {
-            let text = best.map(|beam| &*beam.text).unwrap_or_default();
+            let text = term.text(best.map(|beam| &*beam.text).unwrap_or_default());
             write!(io::stdout().lock(), "{text}{}", if text.ends_with('\n') { "" } else { "\n" })?;
         }
         Show::Ids => {
@@ -363,6 +363,8 @@ struct Report<'a> {
     prompt_n: usize,
     /// Tokens that came with the state.
     reused: usize,
+    /// How long a sequence may be, in words.
+    context: String,
     answer: Answer<Cpu>,
 }
 
@@ -417,6 +419,7 @@ impl Report<'_> {
         if term.verbose {
             let prompt = if self.is_chat { "a message, by the chat template" } else { "as it is" };
             lines.push(format!("prompt:              {prompt}"));
+            lines.push(format!("context:             {}", self.context));
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {

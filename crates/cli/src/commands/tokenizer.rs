@@ -114,7 +114,7 @@ fn decode(input: &TokenizerInput, term: &Term) -> Result<()> {
     if input.json {
         return term.print_json(&json!({ "text": text, "count": ids.len() }));
     }
-    let end = if text.ends_with('\n') { "" } else { "\n" };
+    let (text, end) = (term.text(&text), if text.ends_with('\n') { "" } else { "\n" });
     Ok(write!(io::stdout().lock(), "{text}{end}")?)
 }
 

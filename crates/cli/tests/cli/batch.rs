@@ -109,7 +109,9 @@ fn p_batch_custom_id_lost_each_answer_has_its_name_and_failures_are_asked_again(
     for (i, other) in [(1, false), (4, true), (6, false)] {
         some[i] = failed(&some[i], other);
     }
-    let text = |lines: &[Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    let text = |lines: &[Value]| -> String {
+        lines.iter().flat_map(|line| [line.to_string(), "\n".into()]).collect()
+    };
     fs::write(&out, text(&some)).unwrap();
     let ended = batch(&input, &out).fails(1);
     assert!(ended.stderr.contains("3 of 7 requests failed"), "{}", ended.stderr);

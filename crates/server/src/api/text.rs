@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::{blocking, prompt};
+use super::prompt;
 use crate::app::App;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
@@ -80,8 +80,10 @@ pub(crate) async fn tokenize<B: Backend>(
     let text = fields.required("content", text)?;
     let add_special = fields.boolean("add_special")?.unwrap_or(false);
     let parse_special = fields.boolean("parse_special")?.unwrap_or(true);
-    fields.finish();
-    blocking(&app, move || {
+    fields.finish()?;
+    let most = app.config.limits.max_prompt;
+    let work = move || {
+        let _memory = prompt::memory(&loaded, &text, most, "content")?;
         let ids = match (add_special, parse_special) {
             (true, _) => loaded.lm.encode_prompt(&text, parse_special),
             (false, true) => loaded.tokenizer.encode_control(&text, false),
@@ -89,8 +91,8 @@ pub(crate) async fn tokenize<B: Backend>(
         };
         let tokens = ids.map_err(|error| ApiError::of_input("content", &error))?;
         Ok(Json(Tokens { count: tokens.len(), tokens }))
-    })
-    .await
+    };
+    app.desks.texts.blocking(&app, work).await
 }
 
 pub(crate) async fn detokenize<B: Backend>(
@@ -102,13 +104,15 @@ pub(crate) async fn detokenize<B: Backend>(
     let value = fields.required("tokens", value)?;
     let tokens =
         token_ids(&value).ok_or_else(|| wrong("tokens", "an array of token ids", &value))?;
-    fields.finish();
-    blocking(&app, move || {
-        let text = loaded.tokenizer.decode(&tokens, false);
-        let content = text.map_err(|error| ApiError::of_input("tokens", &error))?;
-        Ok(Json(Text { content }))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .texts
+        .blocking(&app, move || {
+            let text = loaded.tokenizer.decode(&tokens, false);
+            let content = text.map_err(|error| ApiError::of_input("tokens", &error))?;
+            Ok(Json(Text { content }))
+        })
+        .await
 }
 
 pub(crate) async fn apply_template<B: Backend>(
@@ -123,9 +127,11 @@ pub(crate) async fn apply_template<B: Backend>(
         kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
         ..chat::Options::default()
     };
-    fields.finish();
-    blocking(&app, move || {
-        Ok(Json(Prompt { prompt: prompt::render(&loaded, &messages, &options)? }))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .texts
+        .blocking(&app, move || {
+            Ok(Json(Prompt { prompt: prompt::render(&loaded, &messages, &options)? }))
+        })
+        .await
 }

@@ -159,7 +159,7 @@ impl Run<'_> {
             }
             "title" => {
                 given.bind(name, [], 0)?;
-                return like(title(&*soft()?));
+                return like(title(&soft()?));
             }
             "trim" => {
                 let [chars] = given.bind(name, ["chars"], 0)?;
@@ -168,7 +168,7 @@ impl Run<'_> {
                     Some(chars) => Some(chars.text(meter)?),
                 };
                 return like(
-                    methods::stripped(&*soft()?, chars.as_deref(), name, meter)?.to_owned(),
+                    methods::stripped(&soft()?, chars.as_deref(), name, meter)?.to_owned(),
                 );
             }
             "replace" => {
@@ -180,7 +180,7 @@ impl Run<'_> {
                         usize::try_from(int_or(count.as_ref(), -1, name)?).unwrap_or(usize::MAX)
                     }
                 };
-                methods::replace(&*soft()?, &old, &new, most, meter)?.into()
+                methods::replace(&soft()?, &old, &new, most, meter)?.into()
             }
             "string" => {
                 given.bind(name, [], 0)?;
@@ -198,7 +198,7 @@ impl Run<'_> {
                 match value {
                     Value::Markup(_) if name != "forceescape" => value.clone(),
                     _ => {
-                        let escaped = escape(&*soft()?);
+                        let escaped = escape(&soft()?);
                         bounded(escaped.len())?;
                         Value::Markup(escaped.into())
                     }
@@ -207,7 +207,7 @@ impl Run<'_> {
             "center" => {
                 let [width] = given.bind(name, ["width"], 0)?;
                 let width = int_or(width.as_ref(), 80, name)?;
-                return like(methods::padded(&*soft()?, width, ' ', name, meter)?);
+                return like(methods::padded(&soft()?, width, ' ', name, meter)?);
             }
             "indent" => return self.indent(value, given),
             "truncate" => {
@@ -224,7 +224,7 @@ impl Run<'_> {
             }
             "wordcount" => {
                 given.bind(name, [], 0)?;
-                WORD.find_iter(&*soft()?).count().into()
+                WORD.find_iter(&soft()?).count().into()
             }
             "urlencode" => {
                 given.bind(name, [], 0)?;
@@ -423,6 +423,7 @@ impl Run<'_> {
             "groupby" => {
                 let names = ["attribute", "default", "case_sensitive"];
                 let [attribute, default, case] = given.bind(name, names, 1)?;
+                let default = default.filter(|default| !matches!(default, Value::None));
                 return self.grouped(
                     value,
                     attribute.as_ref(),
@@ -565,8 +566,8 @@ impl Run<'_> {
             "escaped" => matches!(value, Value::Markup(_)),
             "odd" => rest_of_two()?,
             "even" => !rest_of_two()?,
-            "lower" => methods::is_lower(&*value.text(meter)?),
-            "upper" => methods::is_upper(&*value.text(meter)?),
+            "lower" => methods::is_lower(&value.text(meter)?),
+            "upper" => methods::is_upper(&value.text(meter)?),
             "filter" => value.as_text().is_some_and(|name| has_filter(name)),
             "test" => value.as_text().is_some_and(|name| has_test(name)),
             _ => return Err(Failure::new(format!("an unknown test `{}`", name.escape_debug()))),
@@ -665,7 +666,7 @@ impl Run<'_> {
         for (sort, key, item) in items {
             match groups.last_mut() {
                 Some((other, _, group)) if operators::equal(other, &sort, meter)? => {
-                    group.push(item)
+                    group.push(item);
                 }
                 _ => groups.push((sort, key, vec![item])),
             }
@@ -682,6 +683,8 @@ impl Run<'_> {
         let mut all = Vec::new();
         if given.positional.is_empty() {
             let [attribute, default] = given.bind("map", ["attribute", "default"], 1)?;
+            // As in Jinja, `none` is no default.
+            let default = default.filter(|default| !matches!(default, Value::None));
             for item in list.items(self.meter)?.iter() {
                 let value = self.attribute_path(item, attribute.as_ref())?;
                 all.push(match &default {
@@ -740,7 +743,10 @@ impl Run<'_> {
                 " ".repeat(width)
             }
         };
-        let text = format!("{}\n", value.text(meter)?);
+        let text = value.as_text().ok_or_else(|| {
+            Failure::new(format!("indent: expected a string, found {}", value.kind()))
+        })?;
+        let text = format!("{text}\n");
         let lines = methods::lines(&text, false);
         let (first, blank) = (is_set(first.as_ref()), is_set(blank.as_ref()));
         let len = margin.len().saturating_mul(lines.len()).saturating_add(text.len());
@@ -859,13 +865,16 @@ fn rounded(value: &Value, precision: i128, method: &str) -> Result {
     match method {
         "common" => {
             if let Some(whole) = value.as_int() {
-                if precision >= 0 || precision < -38 {
+                if !(-38..0).contains(&precision) {
                     return Ok(Value::Int(if precision >= 0 { whole } else { 0 }));
                 }
                 let unit = 10_i128.pow(precision.unsigned_abs());
                 let (down, rest) = (whole.div_euclid(unit), whole.rem_euclid(unit));
                 let up = rest * 2 > unit || rest * 2 == unit && down % 2 != 0;
-                return Ok(Value::Int((down + i128::from(up)) * unit));
+                let rounded = (down + i128::from(up)).checked_mul(unit);
+                return rounded
+                    .map(Value::Int)
+                    .ok_or_else(|| Failure::new("a number that is too large"));
             }
             if !number.is_finite() {
                 return Ok(Value::Float(number));
@@ -908,7 +917,7 @@ fn truncated(text: &str, length: i128, kill: bool, end: &str, leeway: i128) -> R
     if length < end_len || leeway < 0 {
         return Err(Failure::new("truncate: expected a length of at least that of the end"));
     }
-    if text.chars().count() as i128 <= length + leeway {
+    if text.chars().count() as i128 <= length.saturating_add(leeway) {
         return Ok(text.to_owned());
     }
     let cut: String = text.chars().take((length - end_len) as usize).collect();

@@ -160,7 +160,7 @@ impl Spec {
             Some(separator) => {
                 let mut out = String::new();
                 for (i, c) in digits.chars().enumerate() {
-                    if i > 0 && (digits.len() - i) % size == 0 {
+                    if i > 0 && (digits.len() - i).is_multiple_of(size) {
                         out.push(separator);
                     }
                     out.push(c);
@@ -366,7 +366,8 @@ pub(super) fn percent(
                 return Ok(digits(rest)?.map(|number| number as i128));
             };
             *rest = after;
-            let number = next()?.as_int().filter(|number| number.abs() <= MAX_TEXT as i128);
+            let number =
+                next()?.as_int().filter(|number| number.unsigned_abs() <= MAX_TEXT as u128);
             number.map(Some).ok_or_else(|| Failure::new("`%`: `*` needs a whole number"))
         };
         if let Some(width) = star(&mut rest)? {

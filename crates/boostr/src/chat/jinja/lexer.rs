@@ -122,12 +122,12 @@ impl<'a> Lexer<'a> {
                     }
                     None => {
                         self.push(Token::BlockStart);
-                        self.inside(Token::BlockEnd)?;
+                        self.inside(&Token::BlockEnd)?;
                     }
                 },
                 _ => {
                     self.push(Token::VariableStart);
-                    self.inside(Token::VariableEnd)?;
+                    self.inside(&Token::VariableEnd)?;
                 }
             }
         }
@@ -201,24 +201,26 @@ impl<'a> Lexer<'a> {
     }
 
     /// The words of a tag up to its end.
-    fn inside(&mut self, end: Token) -> Result<()> {
-        let closing = if end == Token::BlockEnd { "%}" } else { "}}" };
+    fn inside(&mut self, end: &Token) -> Result<()> {
+        let closing = if *end == Token::BlockEnd { "%}" } else { "}}" };
         let mut open: Vec<&'static str> = Vec::new();
         loop {
             self.skip_space();
             let rest = self.rest();
             if open.is_empty() {
-                let sign =
-                    rest.chars().next().filter(|&c| c == '-' || c == '+' && end == Token::BlockEnd);
+                let sign = rest
+                    .chars()
+                    .next()
+                    .filter(|&c| c == '-' || c == '+' && *end == Token::BlockEnd);
                 let len = usize::from(sign.is_some());
                 if rest[len..].starts_with(closing) {
                     self.push(end.clone());
-                    self.end_tag(sign, len + 2, end == Token::BlockEnd);
+                    self.end_tag(sign, len + 2, *end == Token::BlockEnd);
                     return Ok(());
                 }
                 if rest.starts_with(closing) {
                     self.push(end.clone());
-                    self.end_tag(None, 2, end == Token::BlockEnd);
+                    self.end_tag(None, 2, *end == Token::BlockEnd);
                     return Ok(());
                 }
             }

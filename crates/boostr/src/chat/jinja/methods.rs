@@ -372,7 +372,7 @@ fn of_text(value: &Value, text: &Arc<str>, name: &str, given: Given, meter: &Met
             let [width] = given.bind(name, [""], 1)?;
             let width = int_of(width.as_ref(), name)?;
             let sign = usize::from(text.starts_with(['+', '-']));
-            let missing = width - text.chars().count() as i128;
+            let missing = width.saturating_sub(text.chars().count() as i128);
             let missing =
                 usize::try_from(missing).unwrap_or(if missing < 0 { 0 } else { usize::MAX });
             bounded(missing.saturating_add(text.len()))?;
@@ -484,7 +484,7 @@ pub(super) fn padded(
     name: &str,
     meter: &Meter,
 ) -> Result<String> {
-    let missing = width - text.chars().count() as i128;
+    let missing = width.saturating_sub(text.chars().count() as i128);
     if missing <= 0 {
         return Ok(text.to_owned());
     }

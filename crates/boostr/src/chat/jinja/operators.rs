@@ -428,7 +428,9 @@ pub(super) fn slice(value: &Value, bounds: [Option<&Value>; 3], meter: &Meter) -
         };
     }
     let [start, stop, step] = numbers;
-    let step = step.unwrap_or(1);
+    // No value has more items than this.
+    let most = i128::from(i64::MAX);
+    let step = step.unwrap_or(1).clamp(-most, most);
     if step == 0 {
         return Err(Failure::new("a slice cannot have a step of 0"));
     }

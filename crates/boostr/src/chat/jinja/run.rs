@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::syntax::{Arguments, Expr, For, Link, Macro, Math, Node, Statement, Target};
-use super::value::{Dict, Function, MacroValue, ObjectKind, Range, Value};
+use super::value::{Dict, Function, MacroValue, ObjectKind, Range, Value, Variables};
 use super::{Failure, MAX_RANGE, Meter, Result, bounded, methods, operators};
 use crate::chat::{clock, marks};
 
@@ -378,13 +378,13 @@ impl<'a> Run<'a> {
     }
 
     fn variable(&self, name: &Arc<str>) -> Value {
-        let scopes = self.scopes.iter().rev().chain([&self.globals]);
-        let found = scopes.filter_map(|scope| scope.get(name)).next();
+        let mut scopes = self.scopes.iter().rev().chain([&self.globals]);
+        let found = scopes.find_map(|scope| scope.get(name));
         found.cloned().unwrap_or_else(|| Value::Undefined(name.clone()))
     }
 
     /// What a macro sees of the variables around it, unless they are the template's own.
-    fn captured_variables(&self) -> Result<Option<Vec<(Arc<str>, Value)>>> {
+    fn captured_variables(&self) -> Result<Option<Variables>> {
         if self.scopes.is_empty() {
             return Ok(None);
         }

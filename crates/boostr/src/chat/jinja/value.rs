@@ -89,10 +89,13 @@ pub(super) enum Function {
     StrftimeNow,
 }
 
+/// Variables with their values.
+pub(super) type Variables = Vec<(Arc<str>, Value)>;
+
 /// A macro with the variables around it, unless these are the template's own.
 pub(super) struct MacroValue {
     pub(super) node: Arc<Macro>,
-    pub(super) captured: Option<Vec<(Arc<str>, Value)>>,
+    pub(super) captured: Option<Variables>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,7 +356,7 @@ impl Value {
             Self::Text(text) | Self::Markup(text) => {
                 // A byte is a character at least.
                 meter.spend(text.len())?;
-                text.chars().map(|c| self.like(c.to_string())).collect()
+                text.chars().map(|c| c.to_string().into()).collect()
             }
             Self::Dict(dict) | Self::View(_, dict) => {
                 meter.spend(dict.entries.len() * 2)?;

@@ -48,7 +48,7 @@ pub(super) fn messages(given: Vec<Value>) -> Result<Vec<Value>> {
         let name = fields.name("content");
         let content = fields.take("content");
         let content = fields.required("content", content)?;
-        fields.finish();
+        fields.finish()?;
         match content {
             Value::Array(blocks) if role == "assistant" => all.push(said(&name, blocks)?),
             Value::Array(blocks) if role == "user" => given_back(&mut all, &name, blocks)?,
@@ -99,12 +99,14 @@ fn said(path: &str, blocks: Vec<Value>) -> Result<Value> {
 /// What a user says and what tools gave, in their order.
 fn given_back(all: &mut Vec<Value>, path: &str, blocks: Vec<Value>) -> Result<()> {
     let mut texts: Vec<Value> = Vec::new();
-    let user = |texts: &mut Vec<Value>| -> Result<Option<Value>> {
-        if texts.is_empty() {
-            return Ok(None);
-        }
-        let content = text(path, std::mem::take(texts).into())?;
-        Ok(Some(json!({"role": "user", "content": content})))
+    // Parts stay parts: the template may read them.
+    let user = |texts: &mut Vec<Value>| {
+        let content = match std::mem::take(texts).as_mut_slice() {
+            [] => return None,
+            [one] => one["text"].take(),
+            parts => Value::from(parts.to_vec()),
+        };
+        Some(json!({"role": "user", "content": content}))
     };
     let is_empty = blocks.is_empty();
     for (i, block) in blocks.into_iter().enumerate() {
@@ -116,7 +118,7 @@ fn given_back(all: &mut Vec<Value>, path: &str, blocks: Vec<Value>) -> Result<()
             texts.push(json!({"type": "text", "text": text}));
             continue;
         }
-        all.extend(user(&mut texts)?);
+        all.extend(user(&mut texts));
         let mut fields = Fields::at(&format!("{path}[{i}]"), block)?;
         let id = fields.text("tool_use_id")?;
         let id = fields.required("tool_use_id", id)?;
@@ -128,7 +130,7 @@ fn given_back(all: &mut Vec<Value>, path: &str, blocks: Vec<Value>) -> Result<()
     if is_empty {
         texts.push(json!({"type": "text", "text": ""}));
     }
-    all.extend(user(&mut texts)?);
+    all.extend(user(&mut texts));
     Ok(())
 }
 
@@ -150,7 +152,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
             function.insert("description".into(), description.into());
         }
         function.insert("parameters".into(), fields.required("input_schema", schema)?.into());
-        fields.finish();
+        fields.finish()?;
         all.push(json!({"type": "function", "function": function}));
     }
     Ok(all)
@@ -170,7 +172,7 @@ pub(super) fn tool_choice(choice: Option<Fields>) -> Result<(Value, bool)> {
         other => other.into(),
     };
     let is_single = fields.boolean("disable_parallel_tool_use")?.unwrap_or(false);
-    fields.finish();
+    fields.finish()?;
     Ok((choice, !is_single))
 }
 
