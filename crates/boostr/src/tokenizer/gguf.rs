@@ -121,9 +121,9 @@ impl Tokenizer {
     /// `tokenizer.ggml.tokens`, or says `none` or `no_vocab`. Such a model runs on ids.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) naming file, key, what was expected and what was
+    /// [`Error::Config`] naming file, key, what was expected and what was
     /// found: for a kind or a rule for words that is not known, for lists that disagree in length, for two
-    /// tokens of one name, and for ids without a token. [`Error::Tokenizer`](crate::error::Error::Tokenizer)
+    /// tokens of one name, and for ids without a token. [`Error::Tokenizer`]
     /// if the tokenizers crate refuses what they make.
     ///
     /// ```
