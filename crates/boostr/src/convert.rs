@@ -24,8 +24,8 @@ use crate::checkpoint::{
 use crate::error::{Error, Result};
 use crate::generation_config::SpecialTokens;
 use crate::load::{GENERATION, OpenOptions, TextFiles, config_file, folder_of, template_file};
-use crate::models::Config;
-use crate::nn::{Change, Stored, decay_rate};
+use crate::models::{Config, Family};
+use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
 use crate::ops::Format;
 use crate::tokenizer::Tokenizer;
 
@@ -344,6 +344,10 @@ impl ModelFiles {
         } else {
             (family.hf_layout(self.rows_of(checkpoint), !self.tied)?, gguf.ok())
         };
+        let mut layout = layout;
+        if to_gguf {
+            zero_biases(family, &mut layout);
+        }
         // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
         let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
         for stored in gguf.iter().flat_map(|layout| &layout.0) {
@@ -459,7 +463,7 @@ impl ModelFiles {
     /// The text files of the new folder, by name.
     fn folder_files(&self, rows: usize) -> Result<Vec<(String, String)>> {
         let family = self.config.family();
-        let mut config = family.to_json()?;
+        let mut config = family.folder_json()?;
         config["vocab_size"] = rows.into();
         config["tie_word_embeddings"] = self.tied.into();
         let mut out = Vec::new();
@@ -528,6 +532,17 @@ impl ModelFiles {
         let text = serde_json::to_string_pretty(value);
         let text = text.map_err(|e| Error::format(self.checkpoint.path(), e.to_string()))?;
         Ok(text + "\n")
+    }
+}
+
+/// Adds a bias of zeros to each convolution without a bias: programs that run GGUF files look for one.
+fn zero_biases(family: &dyn Family, layout: &mut Layout) {
+    for (i, layer) in family.layers().iter().enumerate() {
+        let mixer = layer.part::<MixerConfig>();
+        if let Some(mixer) = mixer.filter(|mixer| !mixer.conv_bias) {
+            let channels = mixer.conv_dim();
+            layout.given(format!("blk.{i}.ssm_conv1d.bias"), vec![0.0; channels]);
+        }
     }
 }
 

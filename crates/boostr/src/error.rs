@@ -92,6 +92,14 @@ pub enum Error {
         /// What was expected and what was found.
         reason: String,
     },
+    /// A sequence is longer than the model's context.
+    #[error("maximum context length: it is {limit} tokens, and the sequence has {tokens}")]
+    Context {
+        /// Tokens of the sequence.
+        tokens: usize,
+        /// Tokens that it may have.
+        limit: usize,
+    },
     /// The tokenizer could not be read, or refused a text.
     #[error("`{}`: tokenizer: {reason}", path.display())]
     Tokenizer {

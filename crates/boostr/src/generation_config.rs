@@ -35,7 +35,7 @@ pub struct GenerationDefaults {
     pub temperature: Option<f32>,
     /// 0 keeps all tokens.
     pub top_k: Option<usize>,
-    /// In (0, 1].
+    /// In [0, 1]; 0 keeps the likeliest token alone.
     pub top_p: Option<f32>,
     /// In [0, 1].
     pub min_p: Option<f32>,
@@ -67,7 +67,7 @@ impl GenerationDefaults {
             temperature: number(&file, "temperature", "a number >= 0", |x| x >= 0.0)?,
             top_k: file
                 .get(&["top_k"], "an integer from 0 to 2^24", |v| integer(v, 0..=1 << 24))?,
-            top_p: number(&file, "top_p", "a number > 0 and <= 1", |x| x > 0.0 && x <= 1.0)?,
+            top_p: number(&file, "top_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
             min_p: number(&file, "min_p", "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))?,
             repetition_penalty: number(&file, "repetition_penalty", "a number > 0", |x| x > 0.0)?,
             max_new_tokens: file.get(&["max_new_tokens"], "an integer from 1 to 2^31", |v| {

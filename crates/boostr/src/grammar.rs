@@ -33,11 +33,13 @@
 //!     `items`, `prefixItems`, `minItems`, `maxItems`, `enum`, `const`, `anyOf`, `allOf`, limits of
 //!     numbers and lengths, `pattern`, `format`. `oneOf` needs options that exclude each other, `$ref`
 //!     stays within the schema.
-//!   - A keyword that would have to be ignored is an error.
+//!   - A keyword that would have to be ignored is an error, which names its place. An unknown `format` is an
+//!     annotation; `propertyNames` is read as `properties` or `patternProperties`.
 //!   - Between tokens of the JSON one space is allowed, or one or two line ends and an indentation.
 //!   - A schema may recur, as a tree's does, if some value of it ends.
 //! - Regular expressions: those of the regex crate without anchors and word boundaries. The whole text
 //!   has to match.
+//! - GBNF, the notation of llama.cpp: rules such as `root ::= [0-9]+`.
 //! - Lark: rules in lower case, terminals in upper case, `start` first. `%json {schema}` puts JSON into
 //!   a rule, `<[17]>` is the token 17.
 //!
@@ -58,12 +60,16 @@
 //! | work for one mask | 200 000 nodes and 50 000 items, about 15 ms |
 //! | states of the automaton, 1 to 2 kB each | 50 000 |
 
+use std::fmt::Write;
+
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
+mod annotations;
 mod constraint;
 mod finite;
+mod gbnf;
 mod vocabulary;
 
 pub use vocabulary::Vocabulary;
@@ -115,7 +121,9 @@ impl Grammar {
     /// [`Error::Argument`] if it is no object, is larger than the [limits](self#limits) or recurs without end. What else it says is looked at by [`Vocabulary::constraint`].
     pub fn json_schema(schema: &Value) -> Result<Self> {
         check_schema(schema)?;
-        Ok(Self(Kind::Json(schema.clone())))
+        let mut schema = schema.clone();
+        annotations::simplify(&mut schema);
+        Ok(Self(Kind::Json(schema)))
     }
 
     /// Any JSON object.
@@ -157,6 +165,53 @@ impl Grammar {
         Ok(Self(Kind::Lark(rules)))
     }
 
+    /// A text by rules in either notation: GBNF, which has `::=`, or Lark's.
+    ///
+    /// # Errors
+    ///
+    /// As [`lark`](Self::lark); [`Error::Argument`] for rules that are no GBNF.
+    ///
+    /// ```
+    /// use boostr::grammar::Grammar;
+    ///
+    /// assert!(Grammar::rules("root ::= [0-9]+ (\",\" [0-9]+)*").is_ok());
+    /// let error = Grammar::rules("root ::= item").unwrap_err();
+    /// assert_eq!(error.to_string(), "argument `grammar`: rule `root` names `item`, which is not there");
+    /// ```
+    pub fn rules(rules: &str) -> Result<Self> {
+        if !rules.contains("::=") {
+            return Self::lark(rules);
+        }
+        check_len("grammar", rules, MAX_LARK)?;
+        let lark = gbnf::to_lark(rules);
+        Self::lark(lark.map_err(|reason| Error::Argument { name: "grammar", reason })?)
+    }
+
+    /// One of a few texts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is none, or if they are longer together than [`MAX_REGEX`].
+    pub fn choice<T: AsRef<str>>(texts: &[T]) -> Result<Self> {
+        if texts.is_empty() {
+            let reason = "expected at least one text, found none".to_owned();
+            return Err(Error::Argument { name: "choice", reason });
+        }
+        let escaped = |text: &T| {
+            let mut out = String::new();
+            for c in text.as_ref().chars() {
+                if c.is_alphanumeric() || c == ' ' {
+                    out.push(c);
+                } else {
+                    let _ = write!(out, "\\x{{{:x}}}", u32::from(c));
+                }
+            }
+            out
+        };
+        let texts: Vec<String> = texts.iter().map(escaped).collect();
+        Self::regex(format!("(?:{})", texts.join("|")))
+    }
+
     /// The argument's name for messages.
     fn name(&self) -> &'static str {
         match self.0 {
@@ -171,6 +226,7 @@ impl Grammar {
 pub(crate) fn json_rule(schema: &Value) -> Result<String> {
     check_schema(schema)?;
     let mut schema = schema.clone();
+    annotations::simplify(&mut schema);
     vocabulary::json_options().apply_to(&mut schema);
     Ok(format!("%json {schema}"))
 }

@@ -11,7 +11,7 @@ use crate::checkpoint::gguf::{self, Metadata};
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary};
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::models::{Config, Families, Fingerprint, Model};
+use crate::models::{Config, Context, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
 use crate::threads::Threads;
@@ -43,6 +43,8 @@ pub struct OpenOptions {
     /// Read all files into memory, however large, so that nothing that becomes of them matters once the model is open.
     /// While quantized weights are loaded they are then in memory twice.
     pub no_mmap: bool,
+    /// How long a sequence may be.
+    pub context: Context,
     /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
     pub adapter: Option<PathBuf>,
     /// Is told how far opening is, and may end it.
@@ -439,7 +441,7 @@ impl Weights<'_> {
         files.check_unchanged()?;
         adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
         let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-        Ok(model.with_threads(options.threads.clone()))
+        Ok(model.with_context(options.context).with_threads(options.threads.clone()))
     }
 }
 
@@ -547,7 +549,7 @@ fn generation_defaults(metadata: &Metadata) -> Result<GenerationDefaults> {
     let float = |key, range| metadata.float(key, range);
     let defaults = GenerationDefaults {
         temperature: float("general.sampling.temp", 0.0..=f32::MAX)?,
-        top_p: float("general.sampling.top_p", f32::MIN_POSITIVE..=1.0)?,
+        top_p: float("general.sampling.top_p", 0.0..=1.0)?,
         min_p: float("general.sampling.min_p", 0.0..=1.0)?,
         top_k: metadata.usize("general.sampling.top_k", 0..=1 << 24)?,
         ..GenerationDefaults::default()

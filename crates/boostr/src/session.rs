@@ -127,6 +127,14 @@ pub enum SessionError {
         /// How many there may be.
         most: usize,
     },
+    /// They take as much of the disk as they may.
+    #[error("the sessions take {used} bytes on disk of at most {most}: delete some")]
+    Quota {
+        /// The bytes that they take.
+        used: u64,
+        /// The bytes that they may take.
+        most: u64,
+    },
     /// Another process has it open.
     #[error("session `{name}` is in use by another process")]
     Busy {
@@ -163,6 +171,8 @@ pub struct Sessions<B: Backend> {
     folder: PathBuf,
     /// How many there may be.
     most: usize,
+    /// How many bytes they may take on disk.
+    quota: u64,
     open: Mutex<HashMap<String, Weak<Inner<B>>>>,
 }
 
@@ -220,7 +230,7 @@ impl<B: Backend> Sessions<B> {
         // One folder, wherever the process goes.
         let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
         clean(&folder);
-        let sessions = Self { folder, most: usize::MAX, open: Mutex::default() };
+        let sessions = Self { folder, most: usize::MAX, quota: u64::MAX, open: Mutex::default() };
         sessions.clean_locks();
         Ok(sessions)
     }
@@ -229,6 +239,48 @@ impl<B: Backend> Sessions<B> {
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         Self { most, ..self }
+    }
+
+    /// The same, where nothing is made once they take so many bytes on disk.
+    #[must_use]
+    pub fn within(self, quota: u64) -> Self {
+        Self { quota, ..self }
+    }
+
+    /// Checks that they take fewer bytes on disk than they may. A turn that is begun then may end beyond that.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Quota`]; [`Error::Io`] when the folder cannot be read.
+    pub fn check_quota(&self) -> Result<()> {
+        if self.quota == u64::MAX {
+            return Ok(());
+        }
+        let used = self.size()?;
+        if used < self.quota { Ok(()) } else { Err(SessionError::Quota { used, most: self.quota }) }
+    }
+
+    /// The bytes of all files of sessions. One that several share, as branches do, counts for each.
+    fn size(&self) -> Result<u64, Error> {
+        let mut size = 0_u64;
+        for name in self.names()? {
+            // A session may be deleted meanwhile, and a file of it.
+            for entry in fs::read_dir(self.folder.join(name)).into_iter().flatten().flatten() {
+                size = size.saturating_add(entry.metadata().map_or(0, |file| file.len()));
+            }
+        }
+        Ok(size)
+    }
+
+    /// Bytes of the log of a session, which need not be open.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Name`], [`SessionError::Missing`].
+    pub fn log_size(&self, name: &str) -> Result<u64> {
+        let file = fs::metadata(self.folder_of(name)?.join(LOG));
+        let missing = |_| SessionError::Missing { name: name.to_owned() };
+        file.map(|file| file.len()).map_err(missing)
     }
 
     /// Removes the locks that killed processes left of sessions that are not there.
@@ -321,8 +373,8 @@ impl<B: Backend> Sessions<B> {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Name`], [`SessionError::Exists`], [`SessionError::Full`], [`SessionError::Busy`]; [`Error::Io`] when the
-    /// system refuses.
+    /// [`SessionError::Name`], [`SessionError::Exists`], [`SessionError::Full`], [`SessionError::Quota`], [`SessionError::Busy`];
+    /// [`Error::Io`] when the system refuses.
     pub fn create(&self, name: &str, system: Option<&str>) -> Result<Session<B>> {
         let created = now();
         let system = system.map(|text| Record::System { created, content: Some(text.to_owned()) });
@@ -365,21 +417,21 @@ impl<B: Backend> Sessions<B> {
         let mut open = self.lock();
         let is_link = fs::symlink_metadata(&folder).is_ok_and(|found| found.is_symlink());
         let is_open = open.get(name).is_some_and(|inner| inner.strong_count() > 0);
-        let session = if is_link && !is_open {
-            // One that leads nowhere keeps others from its name.
-            if folder.exists() && !folder.join(LOG).exists() {
-                return Err(SessionError::Missing { name: name.to_owned() });
-            }
-            Err(self.lock_of(name, open.contains_key(name))?)
+        // The log is not read: it may be damaged, or long.
+        let session = if is_open {
+            Ok(self.get_in(&mut open, name)?)
         } else {
-            match self.get_in(&mut open, name) {
-                Ok(session) => Ok(session),
-                // One that is damaged can be deleted too.
-                Err(SessionError::Other(Error::Format { .. } | Error::Damaged { .. })) => {
-                    Err(Lock::new(&self.folder, name)?)
-                }
-                Err(error) => return Err(error),
+            // A link that leads nowhere keeps others from its name.
+            let is_there = || is_link && !folder.exists() || folder.join(LOG).exists();
+            let missing = || SessionError::Missing { name: name.to_owned() };
+            if !is_there() {
+                return Err(missing());
             }
+            let lock = self.lock_of(name, open.contains_key(name))?;
+            if !is_there() {
+                return Err(missing());
+            }
+            Err(lock)
         };
         let live = session.as_ref().ok().map(Session::live).transpose()?;
         let remove = || {
@@ -479,6 +531,7 @@ impl<B: Backend> Sessions<B> {
         if count >= self.most {
             return Err(SessionError::Full { count, most: self.most });
         }
+        self.check_quota()?;
         let lock = self.lock_of(name, open.contains_key(name))?;
         if fs::symlink_metadata(&folder).is_ok() {
             return Err(exists());
@@ -528,6 +581,31 @@ impl<B: Backend> Session<B> {
     #[must_use]
     pub fn turns(&self) -> Vec<Turn> {
         self.any().tree.turns().cloned().collect()
+    }
+
+    /// Those of them after the turn `after`, by their numbers: at most `count`, and no more once their messages take
+    /// `bytes` of JSON. And whether there are more.
+    #[must_use]
+    pub fn turns_after(&self, after: TurnId, count: usize, bytes: usize) -> (Vec<Turn>, bool) {
+        let live = self.any();
+        let mut rest = live.tree.turns().skip_while(|turn| turn.id <= after).peekable();
+        let (mut turns, mut size) = (Vec::new(), 0_usize);
+        while turns.len() < count && (turns.is_empty() || size < bytes) {
+            let Some(turn) = rest.next() else { break };
+            let json = serde_json::to_string(&turn.messages).unwrap_or_default();
+            size = size.saturating_add(json.len());
+            if size > bytes && !turns.is_empty() {
+                return (turns, true);
+            }
+            turns.push(turn.clone());
+        }
+        (turns, rest.peek().is_some())
+    }
+
+    /// Bytes of its log.
+    #[must_use]
+    pub fn log_size(&self) -> u64 {
+        self.any().log.len()
     }
 
     /// The messages up to the head, what the model is told before everything first.

@@ -92,6 +92,9 @@ pub fn report(error: &anyhow::Error, term: &Term) -> ExitCode {
     if let Some(help) = error.downcast_ref::<BadModel>().and_then(|bad| bad.help.as_deref()) {
         term.help(help);
     }
+    if is_context(error) {
+        term.help("--context N allows more, --no-context-limit any number; beyond its length a model talks nonsense");
+    }
     if error.is::<Usage>() {
         term.help("for more, try `boostr --help`");
     }
@@ -99,7 +102,7 @@ pub fn report(error: &anyhow::Error, term: &Term) -> ExitCode {
 }
 
 fn code(error: &anyhow::Error) -> u8 {
-    if error.is::<Usage>() {
+    if error.is::<Usage>() || is_context(error) {
         USAGE
     } else if error.is::<BadModel>()
         || error.downcast_ref::<ChecksFailed>().is_some_and(|failed| failed.bad_model)
@@ -110,6 +113,12 @@ fn code(error: &anyhow::Error) -> u8 {
     } else {
         FAILURE
     }
+}
+
+/// Whether a sequence is too long for its model.
+fn is_context(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<boostr::Error>());
+    causes.any(|cause| matches!(cause, boostr::Error::Context { .. }))
 }
 
 /// Whoever read our output has enough of it.

@@ -178,6 +178,7 @@ impl Source {
                 if let Some(path) = &options.tokenizer {
                     lm.tokenizer = Some(boostr::tokenizer::Tokenizer::from_file(path)?);
                 }
+                lm.model = lm.model.with_context(options.context);
                 Ok(lm)
             }
             #[cfg(not(feature = "demo"))]

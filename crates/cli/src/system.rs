@@ -1,6 +1,7 @@
 //! What the system says about this machine and process. Linux says most; elsewhere it is `None`.
 
 use std::fs;
+use std::path::Path;
 
 /// Instruction sets of this processor that matter here.
 pub fn cpu_features() -> Vec<&'static str> {
@@ -42,6 +43,43 @@ pub fn ignores_hangup() -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     ignored.is_some_and(|mask| mask >> (SIGHUP - 1) & 1 == 1)
+}
+
+/// The process that listens at a TCP port, by its number and its name, where the system tells.
+pub fn listener_at(port: u16) -> Option<(u32, String)> {
+    let sockets: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .flat_map(|table| inodes(&table, port))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
+    let holds = |folder: &Path| {
+        let files = fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
+        let mut targets = files.filter_map(|file| fs::read_link(file.path()).ok());
+        targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str()))
+    };
+    if sockets.is_empty() {
+        return None;
+    }
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let process = entry.file_name().to_str()?.parse().ok()?;
+        let folder = entry.path();
+        let name = holds(&folder).then(|| fs::read(folder.join("comm")).unwrap_or_default())?;
+        Some((process, String::from_utf8_lossy(&name).trim_end().escape_debug().to_string()))
+    })
+}
+
+/// The inodes of sockets that listen at a port, by a table of the system.
+fn inodes(table: &str, port: u16) -> Vec<u64> {
+    const LISTENS: &str = "0A";
+    let inode = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (local, state) = (fields.get(1)?, fields.get(3)?);
+        let (_, of_line) = local.rsplit_once(':')?;
+        let is_it = u16::from_str_radix(of_line, 16) == Ok(port) && *state == LISTENS;
+        is_it.then(|| fields.get(9)?.parse().ok())?
+    };
+    table.lines().filter_map(inode).collect()
 }
 
 fn kibibytes(text: &str, key: &str) -> Option<u64> {
@@ -96,6 +134,19 @@ pub fn count(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn p_port_in_use_no_advice_who_listens_is_found() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+                     0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 77 1 0\n   \
+                     1: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  1000        0 78 1 0\n";
+        assert_eq!((inodes(table, 8080), inodes(table, 8081)), (vec![77], vec![]));
+        let own = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let holder = listener_at(own.local_addr().unwrap().port());
+        if cfg!(target_os = "linux") {
+            assert_eq!(holder.unwrap().0, std::process::id());
+        }
+    }
 
     #[test]
     fn sizes_have_the_digits_that_matter() {

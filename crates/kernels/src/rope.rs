@@ -76,6 +76,15 @@ pub enum RopeScaling {
         /// `[d / 2]`
         factors: Vec<f32>,
     },
+    /// Another scaling with more beside it, as GGUF may have.
+    Composed {
+        /// The other.
+        scaling: Box<RopeScaling>,
+        /// Each frequency is then divided by its own factor, `[d / 2]`; none when empty.
+        factors: Vec<f32>,
+        /// Queries and keys are multiplied by this, too.
+        attention_factor: f64,
+    },
 }
 
 /// YaRN (arXiv 2309.00071): pairs that turn often in the original context stay, those that turn
@@ -116,14 +125,23 @@ impl Yarn {
         }
     }
 
-    fn attention_factor(&self) -> f64 {
-        let growth =
-            |m: f64| if self.factor > 1.0 { 0.1 * m * self.factor.ln() + 1.0 } else { 1.0 };
+    /// `0.1 m ln factor + 1`, and 1 for a factor that does not stretch: with an m of 1 what the paper multiplies
+    /// queries and keys by.
+    #[must_use]
+    pub fn growth(&self, m: f64) -> f64 {
+        if self.factor > 1.0 { 0.1 * m * self.factor.ln() + 1.0 } else { 1.0 }
+    }
+
+    /// What queries and keys are multiplied by.
+    #[must_use]
+    pub fn final_factor(&self) -> f64 {
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(factor), ..) => factor,
             // A zero counts as absent.
-            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => growth(m) / growth(all),
-            _ => growth(1.0),
+            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
+                self.growth(m) / self.growth(all)
+            }
+            _ => self.growth(1.0),
         }
     }
 
@@ -199,7 +217,7 @@ impl Rope {
             }
             RopeScaling::Yarn(yarn) => {
                 yarn.scale(rotary_dim, theta, &mut frequencies);
-                attention_factor = yarn.attention_factor();
+                attention_factor = yarn.final_factor();
             }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max } => {
                 for frequency in &mut frequencies {
@@ -209,10 +227,13 @@ impl Rope {
                     *frequency *= kept + (1.0 - kept) / factor;
                 }
             }
-            RopeScaling::PerDim { factors } => {
-                assert_eq!(factors.len(), frequencies.len(), "factors");
-                for (frequency, factor) in frequencies.iter_mut().zip(factors) {
-                    *frequency /= f64::from(*factor);
+            RopeScaling::PerDim { factors } => divide(&mut frequencies, factors),
+            RopeScaling::Composed { scaling, factors, attention_factor: more } => {
+                let other = Self::new(rotary_dim, theta, scaling, style);
+                (frequencies, dynamic) = (other.frequencies, other.dynamic);
+                attention_factor = other.attention_factor * more;
+                if !factors.is_empty() {
+                    divide(&mut frequencies, factors);
                 }
             }
         }
@@ -260,6 +281,15 @@ impl Rope {
             *sin = (self.attention_factor * s) as f32;
             scale *= ratio;
         }
+    }
+}
+
+/// Divides each frequency by its own factor.
+#[track_caller]
+fn divide(frequencies: &mut [f64], factors: &[f32]) {
+    assert_eq!(factors.len(), frequencies.len(), "factors");
+    for (frequency, factor) in frequencies.iter_mut().zip(factors) {
+        *frequency /= f64::from(*factor);
     }
 }
 
@@ -668,6 +698,29 @@ mod tests {
         let scaling = RopeScaling::PerDim { factors: vec![1.0, 2.0, 8.0] };
         let plain = frequencies(6, 5e5, &RopeScaling::None);
         near(&frequencies(6, 5e5, &scaling), &[plain[0], plain[1] / 2.0, plain[2] / 8.0]);
+    }
+
+    #[test]
+    fn composed_scalings_are_one_after_another() {
+        let plain = frequencies(6, 5e5, &RopeScaling::None);
+        let scaling = RopeScaling::Composed {
+            scaling: Box::new(RopeScaling::Yarn(Yarn::new(4.0, 8))),
+            factors: vec![1.0, 2.0, 8.0],
+            attention_factor: 0.5,
+        };
+        let rope = Rope::new(6, 5e5, &scaling, RopeStyle::Half);
+        let yarn = frequencies(6, 5e5, &RopeScaling::Yarn(Yarn::new(4.0, 8)));
+        near(rope.frequencies(), &[yarn[0], yarn[1] / 2.0, yarn[2] / 8.0]);
+        assert!(yarn != plain);
+        near(&[rope.attention_factor()], &[0.5 * (1.0 + 0.1 * 4f64.ln())]);
+        let linear = RopeScaling::Composed {
+            scaling: Box::new(RopeScaling::Linear { factor: 4.0 }),
+            factors: Vec::new(),
+            attention_factor: 1.5,
+        };
+        let rope = Rope::new(6, 5e5, &linear, RopeStyle::Half);
+        near(rope.frequencies(), &[plain[0] / 4.0, plain[1] / 4.0, plain[2] / 4.0]);
+        near(&[rope.attention_factor()], &[1.5]);
     }
 
     #[test]

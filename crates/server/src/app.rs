@@ -16,15 +16,17 @@ use boostr::tokenizer::Tokenizer;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
+use crate::desk::{Desks, Room};
 use crate::error::{ApiError, Result};
 use crate::hole::Hole;
 use crate::ids::Ids;
+use crate::inflight::InFlight;
 use crate::metrics::Metrics;
 use crate::stored::Responses;
 use crate::turn::Kept;
 
-/// Texts that are encoded at once, and the like.
-const HANDS: usize = 4;
+/// Memory for texts that are being encoded, and for sessions that are being read.
+const TEXT_MEMORY: usize = 160 << 20;
 
 /// What a server knows. Handlers have no state of their own.
 pub(crate) struct App<B: Backend> {
@@ -35,8 +37,10 @@ pub(crate) struct App<B: Backend> {
     pub(crate) responses: Responses,
     /// When the server was made.
     pub(crate) begun: Instant,
-    /// How much may be done at once outside of the engine: to encode a text takes about a hundred times its memory.
-    pub(crate) hands: Arc<Semaphore>,
+    /// The queues of work outside of the engine.
+    pub(crate) desks: Desks,
+    /// The bodies under way.
+    pub(crate) inflight: InFlight,
     loaded: OnceLock<Arc<Loaded<B>>>,
     draining: AtomicBool,
     work: Work,
@@ -45,12 +49,13 @@ pub(crate) struct App<B: Backend> {
 impl<B: Backend> App<B> {
     pub(crate) fn new(config: Config) -> Result<Self, prometheus::Error> {
         Ok(Self {
+            desks: Desks::new(&config.limits),
+            inflight: InFlight::new(config.limits.max_inflight),
             responses: Responses::new(config.max_responses),
             config,
             metrics: Metrics::new()?,
             ids: Ids::new(),
             begun: Instant::now(),
-            hands: Arc::new(Semaphore::new(HANDS)),
             loaded: OnceLock::new(),
             draining: AtomicBool::new(false),
             work: Work::default(),
@@ -133,12 +138,16 @@ pub(crate) struct Loaded<B: Backend> {
     vocabulary: OnceLock<boostr::Result<Vocabulary>>,
     /// Conversations that are kept, if any are.
     pub(crate) sessions: Option<Kept<B>>,
+    /// The memory that work outside of the engine shares.
+    pub(crate) room: Room,
     /// Tells builds and weights apart, for `system_fingerprint`.
     pub(crate) fingerprint: String,
     /// When the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
     /// Bytes of a state that has seen nothing.
     pub(crate) state_bytes: usize,
+    /// Whether it was said that a sequence is longer than the model was made for.
+    long: AtomicBool,
     /// Held by the request that computes beside the engine: vectors, beams.
     pub(crate) alone: Arc<Semaphore>,
 }
@@ -169,10 +178,12 @@ impl<B: Backend> Loaded<B> {
             fingerprint: format!("boostr-{version}-{weights}"),
             created: unix_seconds(),
             state_bytes: lm.model.new_state()?.size_in_bytes(),
+            long: AtomicBool::new(false),
             alone: Arc::new(Semaphore::new(1)),
             tool_format: lm.chat_template.as_ref().and_then(ToolFormat::detect),
             vocabulary: OnceLock::new(),
             sessions: sessions.map(Kept::new),
+            room: Room::new(TEXT_MEMORY),
             engine,
             draft,
             template,
@@ -182,6 +193,19 @@ impl<B: Backend> Loaded<B> {
 }
 
 impl<B: Backend> Loaded<B> {
+    /// Says once that a sequence is longer than the model was made for, where nothing holds it to that.
+    pub(crate) fn note_length(&self, tokens: usize) {
+        if let Some(made) = self.lm.model.trained_length().filter(|made| tokens > *made)
+            && !self.long.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                tokens,
+                made,
+                "a sequence is longer than the model was made for, and goes on"
+            );
+        }
+    }
+
     /// The vocabulary that grammars need. The first call takes half a second for a large one.
     pub(crate) fn vocabulary(&self) -> Result<&Vocabulary> {
         let new = || Vocabulary::new(&self.tokenizer, &self.lm.eos, self.lm.vocab_limit());

@@ -18,10 +18,14 @@ use crate::app::App;
 use crate::config::Limits;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::inflight::{self, FREE, Held, size_of_values};
 
 /// Bytes that a body must bring each second, once [`GRACE`] is over.
 const MIN_RATE: u64 = 1024;
 const GRACE: Duration = Duration::from_secs(5);
+
+/// What some programs put before UTF-8.
+const BOM: &[u8] = "\u{feff}".as_bytes();
 
 /// The fields of a JSON object that came as a body.
 pub(crate) struct JsonBody(pub(crate) Fields);
@@ -32,13 +36,26 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
     async fn from_request(request: Request, app: &Arc<App<B>>) -> Result<Self> {
         let (head, body) = request.into_parts();
         check(&head.headers, &app.config.limits)?;
-        let bytes = read(body, &app.config.limits).await?;
+        let mut held = app.inflight.begin();
+        let length =
+            head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        let most =
+            length.and_then(|length| length.parse().ok()).unwrap_or(app.config.limits.max_body);
+        let bytes = read(body, most, &app.config.limits, &mut held).await?;
         if bytes.is_empty() {
             return Err(ApiError::invalid("body: expected a JSON object, found nothing"));
         }
-        let value: Value = serde_json::from_slice(&bytes)
+        let size = size_of_values(&bytes);
+        if size.saturating_sub(FREE) > app.inflight.most() {
+            let message =
+                format!("body: its JSON would take {size} bytes of memory, which is too much");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        held.resize(size)?;
+        inflight::keep(held);
+        let value: Value = serde_json::from_slice(bytes.strip_prefix(BOM).unwrap_or(&bytes))
             .map_err(|error| ApiError::invalid(format!("body: not JSON: {error}")))?;
-        Fields::of(value).map(Self)
+        Fields::of(value).map(|fields| Self(fields.strict(app.config.strict_fields)))
     }
 }
 
@@ -106,7 +123,8 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
 }
 
-async fn read(mut body: Body, limits: &Limits) -> Result<Bytes> {
+/// Reads a body of at most `most` bytes.
+async fn read(mut body: Body, most: usize, limits: &Limits, held: &mut Held) -> Result<Bytes> {
     let start = Instant::now();
     let mut all = Vec::new();
     loop {
@@ -117,6 +135,11 @@ async fn read(mut body: Body, limits: &Limits) -> Result<Bytes> {
                 let Some(data) = frame.data_ref() else { continue };
                 if all.len() + data.len() > limits.max_body {
                     return Err(too_large(limits));
+                }
+                let size = all.len() + data.len();
+                held.resize(size)?;
+                if size > all.capacity() {
+                    all.reserve_exact((2 * size).min(most.max(size)) - all.len());
                 }
                 all.extend_from_slice(data);
             }

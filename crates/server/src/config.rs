@@ -14,16 +14,21 @@ pub struct Config {
     /// Whether only this machine can reach the server: then the `Host` of a request is checked, and `/health` and
     /// `/metrics` need no key.
     pub loopback: bool,
-    /// More names that a `Host` may have. On a public address the check is made only if there are any.
+    /// More names that a `Host` may have. On a public address the check is made only if there are any, or no keys: then
+    /// numbers and `localhost` pass too.
     pub allowed_hosts: Vec<String>,
     /// Origins of other pages that may use the API from a browser, like `https://example.org`.
     pub cors_origins: Vec<String>,
+    /// Refuse requests with fields that are not known.
+    pub strict_fields: bool,
     /// Serve the web page.
     pub page: bool,
     /// Serve `/metrics`.
     pub metrics: bool,
     /// Conversations that are kept; no more can be begun.
     pub max_sessions: usize,
+    /// Bytes of all of them on disk; nothing is added once there are so many.
+    pub sessions_quota: u64,
     /// Answers of `/v1/responses` that are kept in memory for later requests, at most 64 MiB of them; the least recently
     /// used make room.
     pub max_responses: usize,
@@ -39,9 +44,11 @@ impl Default for Config {
             loopback: true,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
+            strict_fields: false,
             page: true,
             metrics: true,
             max_sessions: 1000,
+            sessions_quota: 16 << 30,
             max_responses: 1000,
             limits: Limits::default(),
         }
@@ -53,6 +60,8 @@ impl Default for Config {
 pub struct Limits {
     /// Longest body of a request, in bytes.
     pub max_body: usize,
+    /// Memory of all bodies under way, in bytes. The first 64 KiB of each are not counted.
+    pub max_inflight: usize,
     /// Longest prompt, in tokens.
     pub max_prompt: usize,
     /// Tokens of an answer when neither the request nor the model says.
@@ -61,6 +70,12 @@ pub struct Limits {
     pub max_tokens: usize,
     /// Connections at once; further ones wait to be accepted.
     pub connections: usize,
+    /// Requests whose prompts wait to be encoded; one more is refused.
+    pub waiting_prompts: usize,
+    /// Requests to tokenize, detokenize or render that wait.
+    pub waiting_texts: usize,
+    /// Requests about sessions that wait.
+    pub waiting_sessions: usize,
     /// For the head of a request.
     pub header_time: Duration,
     /// For the body of a request. It must also come with at least 1 KiB a second, after the first five.
@@ -83,10 +98,14 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_body: 4 << 20,
+            max_inflight: 128 << 20,
             max_prompt: 1 << 17,
             default_tokens: 512,
             max_tokens: 8192,
             connections: 1024,
+            waiting_prompts: 256,
+            waiting_texts: 16,
+            waiting_sessions: 32,
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
             idle_time: Duration::from_mins(1),

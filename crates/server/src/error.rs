@@ -103,6 +103,13 @@ impl ApiError {
     pub(crate) fn of_input(param: &str, error: &boostr::Error) -> Self {
         match error {
             boostr::Error::Argument { reason, .. } => Self::field(param, reason),
+            boostr::Error::Context { tokens, limit } => {
+                // In the words that clients look for.
+                let reason = format!(
+                    "this model's maximum context length is {limit} tokens, and the sequence has {tokens}"
+                );
+                Self::field(param, reason).with_code("context_length_exceeded")
+            }
             boostr::Error::Unsupported { .. } => Self::field(param, error.to_string()),
             other => Self::internal(other),
         }

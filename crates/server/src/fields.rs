@@ -1,8 +1,10 @@
 //! A JSON object read field by field: an error names the field, the expected value and the found one.
 //!
 //! A field that is `null` counts as absent. Of a key that is there twice the last value counts. Fields
-//! that nobody asks for are ignored.
+//! that nobody asks for are ignored, and named to the client, or refused.
 
+use std::cell::RefCell;
+use std::future::Future;
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
@@ -17,13 +19,33 @@ pub(crate) struct Fields {
     /// Where the object is in the body, with a dot at its end, or nothing.
     path: String,
     map: Map<String, Value>,
+    /// Whether there may be no others than those that are asked for.
+    is_strict: bool,
+}
+
+/// Longest name and most names of ignored fields that a client is told.
+const MAX_NAME: usize = 64;
+const MAX_NAMES: usize = 20;
+
+tokio::task_local! {
+    /// The fields that this task's request has and nobody asked for.
+    static IGNORED: RefCell<Vec<String>>;
+}
+
+/// Answers a request, and tells which of its fields were ignored.
+pub(crate) async fn scope<T>(answer: impl Future<Output = T>) -> (T, Vec<String>) {
+    let answer = async {
+        let answer = answer.await;
+        (answer, IGNORED.with(RefCell::take))
+    };
+    IGNORED.scope(RefCell::default(), answer).await
 }
 
 impl Fields {
     /// The fields of a body.
     pub(crate) fn of(body: Value) -> Result<Self> {
         match body {
-            Value::Object(map) => Ok(Self { path: String::new(), map }),
+            Value::Object(map) => Ok(Self { path: String::new(), map, is_strict: false }),
             other => {
                 let found = found(&other);
                 Err(ApiError::invalid(format!("body: expected a JSON object, found {found}")))
@@ -34,9 +56,14 @@ impl Fields {
     /// Those of a value at `path`.
     pub(crate) fn at(path: &str, value: Value) -> Result<Self> {
         match value {
-            Value::Object(map) => Ok(Self { path: format!("{path}."), map }),
+            Value::Object(map) => Ok(Self { path: format!("{path}."), map, is_strict: false }),
             other => Err(wrong(path, "an object", &other)),
         }
+    }
+
+    /// The same, where a field that nobody asks for is an error.
+    pub(crate) fn strict(self, is_strict: bool) -> Self {
+        Self { is_strict, ..self }
     }
 
     /// The path of a field.
@@ -111,7 +138,8 @@ impl Fields {
 
     /// The fields of an object in this one.
     pub(crate) fn fields(&mut self, field: &str) -> Result<Option<Self>> {
-        self.take(field).map(|value| Self::at(&self.name(field), value)).transpose()
+        let Some(value) = self.take(field) else { return Ok(None) };
+        Self::at(&self.name(field), value).map(|fields| Some(fields.strict(self.is_strict)))
     }
 
     /// One of several words.
@@ -132,12 +160,27 @@ impl Fields {
         value.ok_or_else(|| ApiError::field(self.name(field), "this field is required"))
     }
 
-    /// Says in the log which fields nobody asked for.
-    pub(crate) fn finish(self) {
-        if !self.map.is_empty() {
-            let names: Vec<String> = self.map.keys().take(20).map(|name| shown(name)).collect();
+    /// Says which fields nobody asked for, in the log and to the client; it is an error if there may be none.
+    pub(crate) fn finish(self) -> Result<()> {
+        let names = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name);
+        let names: Vec<String> =
+            names.take(MAX_NAMES).map(|name| format!("{}{}", self.path, plain(name))).collect();
+        if let Some(first) = names.first().filter(|_| self.is_strict) {
+            let error = ApiError::field(
+                first,
+                "this field is not known, and the server runs with --strict-fields",
+            );
+            return Err(error.with_code("unknown_field"));
+        }
+        if !names.is_empty() {
             tracing::debug!(fields = ?names, "ignored");
         }
+        let _ = IGNORED.try_with(|ignored| {
+            let mut ignored = ignored.borrow_mut();
+            let room = MAX_NAMES.saturating_sub(ignored.len());
+            ignored.extend(names.into_iter().take(room));
+        });
+        Ok(())
     }
 }
 
@@ -166,6 +209,12 @@ fn found(value: &Value) -> String {
         Value::Array(items) => format!("an array of {}", items.len()),
         Value::Object(_) => "an object".into(),
     }
+}
+
+/// A name as it may stand in a header, among others.
+fn plain(name: &str) -> String {
+    let name = name.chars().take(MAX_NAME);
+    name.map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' }).collect()
 }
 
 /// The start of a text that a client chose.
@@ -216,6 +265,22 @@ mod tests {
         assert_eq!(fields.count("b", 0..=9).unwrap(), Some(5));
         assert!(fields.count("c", 0..=9).is_err());
         assert!(fields.required::<()>("d", None).unwrap_err().message.contains("`d`"));
+    }
+
+    #[tokio::test]
+    async fn p_json_object_schema_ignored_fields_that_nobody_asks_for_are_told_or_refused() {
+        let fields =
+            || Fields::of(json!({"x": 1, "gone": null, "a\nb,c": [], "known": 5})).unwrap();
+        let read = |mut fields: Fields| {
+            fields.count("known", 0..=9)?;
+            fields.finish()
+        };
+        let (result, ignored) = scope(async { read(fields()) }).await;
+        assert!(result.is_ok());
+        assert_eq!(ignored, ["x", "a?b?c"]);
+        let error = read(fields().strict(true)).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some("x"), Some("unknown_field")));
+        assert!(read(Fields::of(json!({"known": 5, "x": null})).unwrap().strict(true)).is_ok());
     }
 
     #[test]

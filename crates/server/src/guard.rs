@@ -1,6 +1,7 @@
 //! What every request passes: limits of its head, `Host`, `Origin`, the key; and what every answer gets.
 
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use boostr::backend::Backend;
+use hyper::body::Body as HttpBody;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -22,6 +24,7 @@ use crate::body::Noticed;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::page;
+use crate::{fields, inflight};
 
 /// Longest head of a request, in bytes of names and values.
 const MAX_HEAD: usize = 64 << 10;
@@ -31,6 +34,13 @@ pub(crate) const TOO_LARGE: &str = "headers: expected at most 100 and 65536 byte
 const MAX_ID: usize = 64;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The names of fields that a request has and nobody asked for.
+const IGNORED: HeaderName = HeaderName::from_static("x-boostr-ignored");
+/// Headers of answers that pages of listed origins may read.
+const EXPOSED: &str = "x-request-id, x-boostr-ignored, retry-after";
+/// What of a request an answer to such a page depends on.
+const VARIED: &str = "origin, access-control-request-headers";
 
 /// Beside the files of the page: nothing in them is anyone's.
 const PUBLIC: [&str; 2] = ["/openapi.json", "/livez"];
@@ -50,11 +60,25 @@ pub(crate) async fn guard<B: Backend>(
     let method = request.method().clone();
     let origin = request.headers().get(header::ORIGIN).cloned();
     let path = request.uri().path().to_owned();
+    // Its files lie in the program.
+    let is_page = page::has(&path);
     let span = tracing::info_span!("request", id);
 
     let mut response = async {
         match check(&app.config, &mut request) {
-            Ok(None) => caught(&app.metrics.panics, next.run(request)).await,
+            Ok(None) => {
+                let answer = fields::scope(inflight::scope(next.run(request)));
+                caught(&app.metrics.panics, async {
+                    let (mut response, ignored) = answer.await;
+                    if let Ok(names) = HeaderValue::from_str(&ignored.join(", "))
+                        && !ignored.is_empty()
+                    {
+                        response.headers_mut().insert(IGNORED, names);
+                    }
+                    response
+                })
+                .await
+            }
             Ok(Some(response)) => response,
             Err(error) => error.into_response(),
         }
@@ -62,6 +86,13 @@ pub(crate) async fn guard<B: Backend>(
     .instrument(span.clone())
     .await;
 
+    let mut held = app.inflight.begin();
+    let size = response.body().size_hint().exact().unwrap_or(0);
+    // One that is larger than all that there may be is sent alone.
+    let size = usize::try_from(size).unwrap_or(usize::MAX).min(app.inflight.most());
+    if !is_page && let Err(error) = held.resize(size) {
+        response = error.into_response();
+    }
     response = api::in_own_form(&path, response);
     let code = response.status().as_u16();
     app.metrics.answered(&route, code);
@@ -72,13 +103,15 @@ pub(crate) async fn guard<B: Backend>(
     secure(headers);
     if let Some(origin) = origin.filter(|origin| is_listed(&app.config, origin)) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        headers.insert(header::VARY, HeaderValue::from_static(VARIED));
     }
     if app.is_draining() {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.map(|body| {
         Body::new(Noticed::new(body, move || {
+            drop(held);
             let time = start.elapsed();
             app.metrics.ended(&route, time);
             let ms = time.as_secs_f64() * 1e3;
@@ -100,7 +133,7 @@ fn check(config: &Config, request: &mut Request) -> Result<Option<Response>> {
         let listed = is_listed(config, origin);
         let preflight = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD);
         if request.method() == Method::OPTIONS && preflight.is_some() && listed {
-            return Ok(Some(preflight_answer()));
+            return Ok(Some(preflight_answer(headers)));
         }
         let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !is_safe && !listed && !is_same(origin, host.as_ref()) {
@@ -145,13 +178,17 @@ fn host(request: &Request) -> Result<Option<Authority>> {
 
 /// Against pages whose name was made to mean this machine: their requests carry that name.
 fn check_host(config: &Config, host: Option<&Authority>) -> Result<()> {
-    if !config.loopback && config.allowed_hosts.is_empty() {
+    let is_open = !config.loopback && config.keys.is_empty();
+    if !config.loopback && !is_open && config.allowed_hosts.is_empty() {
         return Ok(());
     }
     let Some(host) = host else { return Ok(()) };
     let name = host.host();
+    // A page's address is a name, which can be made to mean any machine; a number cannot.
+    let is_number = || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
     let is_own = config.loopback
-        && ["localhost", "127.0.0.1", "[::1]"].iter().any(|own| own.eq_ignore_ascii_case(name));
+        && ["localhost", "127.0.0.1", "[::1]"].iter().any(|own| own.eq_ignore_ascii_case(name))
+        || is_open && (name.eq_ignore_ascii_case("localhost") || is_number());
     let given = |allowed: &String| allowed.eq_ignore_ascii_case(name) || allowed == host.as_str();
     if is_own || config.allowed_hosts.iter().any(given) {
         return Ok(());
@@ -173,14 +210,14 @@ fn is_same(origin: &HeaderValue, host: Option<&Authority>) -> bool {
     host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority))
 }
 
-fn preflight_answer() -> Response {
+/// A page that may use the server may send what headers it likes: clients have some of their own.
+fn preflight_answer(asked: &HeaderMap) -> Response {
+    let usual = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+    let asked = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let headers = [
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE"),
-        (
-            header::ACCESS_CONTROL_ALLOW_HEADERS,
-            "authorization, content-type, x-api-key, x-request-id",
-        ),
-        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE")),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual)),
+        (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600")),
     ];
     (StatusCode::NO_CONTENT, headers).into_response()
 }

@@ -1,7 +1,8 @@
 //! A socket that cuts clients who are too slow.
 //!
 //! hyper has one timer, for the head of a request, which also runs while a connection is idle. Here
-//! each phase of a connection has a time of its own, and so has a client that does not read its answer.
+//! each phase of a connection has a time of its own ([`Phase::overdue`]), and so has a client that does
+//! not read its answer ([`Watched`]).
 //!
 //! ```text
 //! head ─ first byte of the next request ┐
@@ -11,81 +12,91 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use crate::config::Limits;
 use crate::deadline::after;
 
-const HEAD: u8 = 0;
-const BUSY: u8 = 1;
-const IDLE: u8 = 2;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Head,
+    Busy,
+    Idle,
+}
 
-/// What a connection is doing; shared by its socket and the service that it calls.
+/// What a connection is doing; shared by its socket, the service that it calls, and who watches the time.
 #[derive(Debug, Clone)]
-pub(crate) struct Phase(Arc<AtomicU8>);
+pub(crate) struct Phase(Arc<watch::Sender<Step>>);
 
 impl Phase {
     /// A connection that was just accepted: the head of a request has to come.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(AtomicU8::new(HEAD)))
+        Self(Arc::new(watch::Sender::new(Step::Head)))
     }
 
     /// A request is there and is being answered.
     pub(crate) fn busy(&self) {
-        self.0.store(BUSY, Ordering::Relaxed);
+        self.0.send_replace(Step::Busy);
     }
 
     /// The answer is sent.
     pub(crate) fn idle(&self) {
-        self.0.store(IDLE, Ordering::Relaxed);
+        self.0.send_replace(Step::Idle);
     }
 
-    fn get(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
+    fn get(&self) -> Step {
+        *self.0.borrow()
+    }
+
+    /// Returns when a client has taken longer for a phase than it may. It needs no reader that is polled: hyper polls
+    /// none between an answer and the next request.
+    pub(crate) async fn overdue(&self, limits: &Limits) {
+        let mut changes = self.0.subscribe();
+        loop {
+            let time = match *changes.borrow_and_update() {
+                Step::Head => limits.header_time,
+                Step::Idle => limits.idle_time,
+                Step::Busy => Duration::MAX,
+            };
+            // The sender is in `self`.
+            if timeout_at(after(time), changes.changed()).await.is_err() {
+                return;
+            }
+        }
     }
 }
 
 /// What is to be written in place of something, if it is not to be written as it is.
 pub(crate) type Instead = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send>;
 
-/// A socket with times for what its client does. When one is over, reading or writing fails with
-/// [`io::ErrorKind::TimedOut`]. What is written while no request is being answered may be replaced.
+/// A socket that fails with [`io::ErrorKind::TimedOut`] when its client does not read what is written. What is written
+/// while no request is being answered may be replaced.
 pub(crate) struct Watched<S> {
     socket: S,
     instead: Instead,
     /// What is still to be written in place of something that counts as written.
     replaced: Vec<u8>,
     phase: Phase,
-    /// The phase for which `read_timer` is set.
-    timed: Option<u8>,
-    read_timer: Pin<Box<Sleep>>,
     /// Whether a write is waiting for the client, since when `write_timer` runs.
     stalled: bool,
     write_timer: Pin<Box<Sleep>>,
-    header_time: Duration,
-    idle_time: Duration,
     write_time: Duration,
 }
 
 impl<S> Watched<S> {
     pub(crate) fn new(socket: S, phase: Phase, limits: &Limits, instead: Instead) -> Self {
-        let timer = || Box::pin(sleep_until(Instant::now()));
         Self {
             socket,
             instead,
             replaced: Vec::new(),
             phase,
-            timed: None,
-            read_timer: timer(),
             stalled: false,
-            write_timer: timer(),
-            header_time: limits.header_time,
-            idle_time: limits.idle_time,
+            write_timer: Box::pin(sleep_until(Instant::now())),
             write_time: limits.write_time,
         }
     }
@@ -93,24 +104,6 @@ impl<S> Watched<S> {
     /// The socket.
     pub(crate) fn into_inner(self) -> S {
         self.socket
-    }
-
-    /// Whether the time of the present phase is over.
-    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
-        let phase = self.phase.get();
-        let time = match phase {
-            HEAD => self.header_time,
-            IDLE => self.idle_time,
-            _ => {
-                self.timed = None;
-                return false;
-            }
-        };
-        if self.timed != Some(phase) {
-            self.timed = Some(phase);
-            self.read_timer.as_mut().reset(after(time));
-        }
-        self.read_timer.as_mut().poll(cx).is_ready()
     }
 
     /// Passes on what a write did, unless the client has read nothing for too long.
@@ -142,11 +135,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buf);
-        if read.is_ready() && buf.filled().len() > before && self.phase.get() == IDLE {
-            self.phase.0.store(HEAD, Ordering::Relaxed);
-        }
-        if read.is_pending() && self.is_late(cx) {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        if read.is_ready() && buf.filled().len() > before && self.phase.get() == Step::Idle {
+            self.phase.0.send_replace(Step::Head);
         }
         read
     }
@@ -167,7 +157,7 @@ impl<S: AsyncWrite + Unpin> Watched<S> {
 
     /// Whether something is replaced, and so counts as written.
     fn is_replaced(&mut self, buf: &[u8]) -> bool {
-        if self.phase.get() == BUSY {
+        if self.phase.get() == Step::Busy {
             return false;
         }
         let instead = (self.instead)(buf);

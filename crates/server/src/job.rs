@@ -420,6 +420,7 @@ impl<B: Backend> Driver<B> {
         });
         let timings = &outcome.timings;
         let state = outcome.state.as_ref();
+        self.loaded.note_length(self.prompt_tokens + outcome.ids.len());
         Some(Finished {
             reason,
             stop: stop.flatten(),

@@ -15,12 +15,15 @@ mod bare;
 mod body;
 mod config;
 mod deadline;
+mod desk;
 mod endpoint;
 mod error;
 mod fields;
+mod form;
 mod guard;
 mod hole;
 mod ids;
+mod inflight;
 mod io;
 mod job;
 mod listen;
@@ -101,7 +104,9 @@ impl<B: Backend> Server<B> {
         draft: Option<Draft<B>>,
         sessions: Option<Sessions<B>>,
     ) -> Result<(), Error> {
-        let sessions = sessions.map(|sessions| sessions.at_most(self.app.config.max_sessions));
+        let Config { max_sessions, sessions_quota, .. } = self.app.config;
+        let limited = |sessions: Sessions<B>| sessions.at_most(max_sessions).within(sessions_quota);
+        let sessions = sessions.map(limited);
         self.app.load(Loaded::new(lm, engine, draft, sessions)?);
         Ok(())
     }

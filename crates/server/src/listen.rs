@@ -122,6 +122,7 @@ async fn connection<B: Backend>(
     // Tokens are small and wanted at once.
     let _ = stream.set_nodelay(true);
     let phase = Phase::new();
+    let watched = phase.clone();
     let limits = app.config.limits.clone();
     let instead = Box::new(move |head: &[u8]| bare::instead_of(&app, head));
     let socket = Watched::new(stream, phase.clone(), &limits, instead);
@@ -143,10 +144,16 @@ async fn connection<B: Backend>(
         .max_headers(HEAD_LINES)
         .serve_connection(TokioIo::new(socket), service);
 
+    let overdue = watched.overdue(&limits);
+    tokio::pin!(overdue);
     let result = loop {
         let ended = tokio::select! {
             result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => Some(result),
             Ok(()) = closing.changed() => None,
+            () = &mut overdue => {
+                tracing::debug!("a client sent nothing for too long");
+                return;
+            }
         };
         match ended {
             Some(result) => break result,

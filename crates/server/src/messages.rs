@@ -70,7 +70,7 @@ pub(crate) fn one(path: &str, message: Value) -> Result<Value> {
             out.insert(name.into(), text.into());
         }
     }
-    fields.finish();
+    fields.finish()?;
     Ok(out.into())
 }
 

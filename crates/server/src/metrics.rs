@@ -89,8 +89,12 @@ impl Metrics {
         self.rejected.with_label_values(&[reason]).inc();
     }
 
-    /// All of it as text.
-    pub(crate) fn text(&self, engine: Option<Stats>) -> prometheus::Result<String> {
+    /// All of it as text, and other gauges: each with its name, its help and its value.
+    pub(crate) fn text(
+        &self,
+        engine: Option<Stats>,
+        own: &[(&str, &str, usize)],
+    ) -> prometheus::Result<String> {
         let mut text = String::new();
         TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text)?;
         if let Some(stats) = engine {
@@ -139,6 +143,12 @@ impl Metrics {
             line("snapshots", "gauge", "Snapshots that are kept", &stats.snapshots);
             line("snapshot_bytes", "gauge", "Memory of snapshots", &stats.snapshot_bytes);
         }
+        for (name, help, value) in own {
+            let _ = writeln!(
+                text,
+                "# HELP boostr_{name} {help}\n# TYPE boostr_{name} gauge\nboostr_{name} {value}"
+            );
+        }
         if let Some(bytes) = resident_bytes() {
             let name = "process_resident_memory_bytes";
             let _ = writeln!(
@@ -168,12 +178,14 @@ mod tests {
         metrics.answered("/v1/models", 200);
         metrics.rejected("queue_full");
         metrics.first_token.observe(0.01);
-        let text = metrics.text(Some(Stats { running: 3, ..Stats::default() })).unwrap();
+        let text =
+            metrics.text(Some(Stats { running: 3, ..Stats::default() }), &[("x", "X", 5)]).unwrap();
         for line in [
             "boostr_requests_total{code=\"200\",route=\"/v1/models\"} 2",
             "boostr_rejected_total{reason=\"queue_full\"} 1",
             "boostr_time_to_first_token_seconds_count 1",
             "boostr_running 3",
+            "boostr_x 5",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }

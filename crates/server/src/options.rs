@@ -31,20 +31,20 @@ pub(crate) struct GenerationOptions {
     /// Send the answer piece by piece, as server-sent events
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer; 512 unless the model says, at most 8192
-    #[schema(minimum = 0)]
+    /// Most tokens of the answer; 512 unless the model says, at most 8192; -1 for no other limit
+    #[schema(minimum = -1)]
     pub(crate) max_tokens: Option<usize>,
     /// The same; wins over `max_tokens`
-    #[schema(minimum = 0)]
+    #[schema(minimum = -1)]
     max_completion_tokens: Option<usize>,
     /// 0 takes the likeliest token
     #[schema(minimum = 0, maximum = 2)]
     pub(crate) temperature: Option<f32>,
-    /// Keep the likeliest tokens that together have this probability
-    #[schema(exclusive_minimum = 0, maximum = 1)]
+    /// Keep the likeliest tokens that together have this probability; 0 keeps the likeliest alone
+    #[schema(minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f32>,
-    /// Keep this many of the likeliest tokens; 0 keeps all
-    #[schema(minimum = 0, maximum = 16_777_216)]
+    /// Keep this many of the likeliest tokens; 0 and -1 keep all
+    #[schema(minimum = -1, maximum = 16_777_216)]
     top_k: Option<usize>,
     /// Keep tokens at least this likely relative to the likeliest
     #[schema(minimum = 0, maximum = 1)]
@@ -108,11 +108,16 @@ impl GenerationOptions {
             model: fields.text("model")?,
             stream: fields.boolean("stream")?,
             stream_options,
-            max_tokens: fields.count("max_tokens", 0..=i32::MAX as usize)?,
-            max_completion_tokens: fields.count("max_completion_tokens", 0..=i32::MAX as usize)?,
+            max_tokens: or_all(fields, "max_tokens", i32::MAX as usize, usize::MAX)?,
+            max_completion_tokens: or_all(
+                fields,
+                "max_completion_tokens",
+                i32::MAX as usize,
+                usize::MAX,
+            )?,
             temperature: number(fields, &sample::TEMPERATURE)?,
             top_p: number(fields, &sample::TOP_P)?,
-            top_k: fields.count("top_k", 0..=sample::MAX_TOP_K)?,
+            top_k: or_all(fields, "top_k", sample::MAX_TOP_K, 0)?,
             min_p: number(fields, &sample::MIN_P)?,
             repetition_penalty: number(fields, &sample::REPETITION_PENALTY)?,
             repeat_penalty: fields.number("repeat_penalty", sample::REPETITION_PENALTY.served)?,
@@ -220,6 +225,12 @@ impl GenerationOptions {
     }
 }
 
+/// A number up to `most`, or -1, by which many servers mean no limit: that is `all` here.
+fn or_all(fields: &mut Fields, field: &str, most: usize, all: usize) -> Result<Option<usize>> {
+    let number = fields.integer(field, -1..=most as i64)?;
+    Ok(number.map(|number| usize::try_from(number).unwrap_or(all)))
+}
+
 /// The error of a model that is not there.
 pub(crate) fn unknown_model(known: &str) -> ApiError {
     let error =
@@ -306,9 +317,10 @@ mod tests {
         for (body, field) in [
             (json!({"temperature": -1}), "temperature"),
             (json!({"temperature": 2.5}), "temperature"),
-            (json!({"top_p": 0}), "top_p"),
+            (json!({"top_p": -0.1}), "top_p"),
+            (json!({"top_k": -2}), "top_k"),
             (json!({"min_p": 1.5}), "min_p"),
-            (json!({"max_tokens": -1}), "max_tokens"),
+            (json!({"max_tokens": -2}), "max_tokens"),
             (json!({"n": 9}), "n"),
             (json!({"stop": [1]}), "stop"),
             (json!({"stop": ""}), "stop"),
@@ -349,6 +361,17 @@ mod tests {
         assert_eq!(tokens(json!({})), 512);
         assert_eq!(tokens(json!({"max_tokens": 1 << 20})), 8192);
         assert_eq!(tokens(json!({"max_tokens": 7, "max_completion_tokens": 3})), 3);
+    }
+
+    #[test]
+    fn p_max_tokens_minus_1_conventional_values_mean_no_limit() {
+        let (defaults, limits) = (GenerationDefaults::default(), Limits::default());
+        for field in ["max_tokens", "max_completion_tokens"] {
+            assert_eq!(read(json!({field: -1})).unwrap().tokens(&defaults, &limits), 8192);
+        }
+        let sampler = |body| read(body).unwrap().sampler(&defaults, 10, 0).unwrap();
+        assert_eq!(sampler(json!({"top_k": -1, "temperature": 1})).top_k, 0);
+        assert_eq!(sampler(json!({"top_p": 0, "temperature": 1})).top_p, 0.0);
     }
 
     #[test]

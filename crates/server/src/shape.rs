@@ -1,6 +1,5 @@
 //! What an answer has to look like: JSON, or calls of tools.
 
-use axum::http::StatusCode;
 use boostr::backend::Backend;
 use boostr::chat::Thoughts;
 use boostr::chat::tools::{Calls, MAX_CALLS, Tool, ToolChoice, ToolFormat};
@@ -12,6 +11,7 @@ use utoipa::ToSchema;
 use crate::app::Loaded;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::form::{self, Fault, Form, unsupported};
 
 const MAX_TOOLS: usize = 128;
 /// Tokens of a prompt in which it is seen whether it begins a thought.
@@ -21,9 +21,8 @@ const PROMPT_END: usize = 16;
 #[derive(Debug, ToSchema)]
 #[schema(as = ShapeFields)]
 pub(crate) struct Shape {
-    /// `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name", "schema"}}`
-    #[schema(value_type = Option<Object>)]
-    response_format: Option<Format>,
+    #[schema(ignore)]
+    form: Option<Form>,
     /// Functions that may be called, each with the JSON schema of its arguments
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Vec<Value>,
@@ -36,13 +35,6 @@ pub(crate) struct Shape {
     parallel_tool_calls: Option<bool>,
 }
 
-/// The form of the text.
-#[derive(Debug)]
-enum Format {
-    Object,
-    Schema(Value),
-}
-
 impl Shape {
     pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
         let tools = fields.list("tools")?.unwrap_or_default();
@@ -53,7 +45,7 @@ impl Shape {
         let of = |error| ApiError::of_input("tools", &error);
         let choice = fields.take("tool_choice").map(|choice| ToolChoice::read(&choice)).transpose();
         let shape = Self {
-            response_format: format(fields)?,
+            form: Form::read(fields)?,
             read_tools: Tool::read_all(&tools).map_err(of)?,
             tools,
             tool_choice: choice
@@ -61,9 +53,9 @@ impl Shape {
                 .unwrap_or_default(),
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?,
         };
-        if shape.response_format.is_some() && shape.is_forced() {
+        if let Some(form) = shape.form.as_ref().filter(|_| shape.is_forced()) {
             let reason = "not together with a `tool_choice` that asks for a call";
-            return Err(ApiError::field("response_format", reason));
+            return Err(ApiError::field(form.param(), reason));
         }
         Ok(shape)
     }
@@ -109,7 +101,7 @@ impl Shape {
     /// The end of a prompt, in which it is seen whether an answer begins in a thought. One that a grammar holds never does.
     /// Without a template a prompt ends with what a user says.
     fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
-        let is_held = self.is_forced() || self.response_format.is_some();
+        let is_held = self.is_forced() || self.form.is_some();
         if is_held || loaded.template.is_plain() {
             return String::new();
         }
@@ -122,54 +114,45 @@ impl Shape {
         &self,
         loaded: &Loaded<B>,
     ) -> Result<Option<Box<dyn Constraint>>> {
-        let (grammar, param) = if self.is_forced() {
-            let (tools, choice) = (&self.read_tools, &self.tool_choice);
-            let (format, most) = (tool_format(loaded), self.most_calls());
-            let grammar = format.grammar(tools, choice, most, &loaded.tokenizer);
-            (grammar.map_err(|error| ApiError::of_input("tool_choice", &error))?, "tools")
-        } else {
-            let param = "response_format";
-            let of = |error| ApiError::of_input(param, &error);
-            let grammar = self.response_format.as_ref().map(|format| match format {
-                Format::Object => Ok(Grammar::json_object()),
-                Format::Schema(schema) => Grammar::json_schema(schema).map_err(of),
-            });
-            (grammar.transpose()?, param)
-        };
-        let Some(grammar) = grammar else { return Ok(None) };
-        match loaded.vocabulary()?.constraint(&grammar) {
-            Ok(constraint) => Ok(Some(constraint)),
-            // It is written as it should be, and more than can be done.
-            Err(error) => {
-                let status = StatusCode::UNPROCESSABLE_ENTITY;
-                let error = ApiError { status, ..ApiError::field(param, error.to_string()) };
-                Err(error.with_code("unsupported_schema"))
-            }
+        if !self.is_forced() {
+            return self.form.as_ref().map(|form| form.constraint(loaded)).transpose();
         }
+        let (tools, choice) = (&self.read_tools, &self.tool_choice);
+        let (format, most) = (tool_format(loaded), self.most_calls());
+        let grammar = format.grammar(tools, choice, most, &loaded.tokenizer);
+        let grammar = grammar.map_err(|error| ApiError::of_input("tool_choice", &error))?;
+        let Some(grammar) = grammar else { return Ok(None) };
+        let made = form::constraint(loaded, &grammar);
+        made.map(Some)
+            .map_err(|fault| self.at_fault(loaded).unwrap_or_else(|| unsupported("tools", &fault)))
+    }
+
+    /// The error of the first tool that may have to be called and cannot be for itself.
+    fn at_fault<B: Backend>(&self, loaded: &Loaded<B>) -> Option<ApiError> {
+        let is_meant = |tool: &&Tool| match &self.tool_choice {
+            ToolChoice::Function(name) => tool.name == *name,
+            _ => true,
+        };
+        self.read_tools.iter().filter(is_meant).find_map(|tool| {
+            let grammar = Grammar::json_schema(&tool.parameters).ok()?;
+            let Fault::Grammar(error) = form::constraint(loaded, &grammar).err()? else {
+                return None;
+            };
+            let reason = match &error {
+                boostr::Error::Argument { reason, .. } => reason.clone(),
+                other => other.to_string(),
+            };
+            let reason =
+                format!("the parameters of function `{}`: {reason}", tool.name.escape_debug());
+            let fault = Fault::Grammar(boostr::Error::Argument { name: "tools", reason });
+            Some(unsupported("tools", &fault))
+        })
     }
 }
 
 /// How the model writes calls; as most do, where its template does not show it.
 fn tool_format<B: Backend>(loaded: &Loaded<B>) -> ToolFormat {
     loaded.tool_format.unwrap_or(ToolFormat::Hermes)
-}
-
-fn format(fields: &mut Fields) -> Result<Option<Format>> {
-    let Some(mut format) = fields.fields("response_format")? else { return Ok(None) };
-    let kind = format.word("type", &["text", "json_object", "json_schema"])?;
-    match format.required("type", kind)? {
-        "json_object" => Ok(Some(Format::Object)),
-        "json_schema" => {
-            let schema = format.fields("json_schema")?;
-            let mut inner = format.required("json_schema", schema)?;
-            inner.text("name")?;
-            inner.boolean("strict")?;
-            let schema = inner.object("schema")?;
-            let schema = inner.required("schema", schema)?;
-            Ok(Some(Format::Schema(schema.into())))
-        }
-        _ => Ok(None),
-    }
 }
 
 /// Finds calls in an answer.

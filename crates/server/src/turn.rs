@@ -13,7 +13,14 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::app::Loaded;
+use crate::desk::{Room, Taken};
 use crate::error::{ApiError, Result};
+
+/// Longest log of a session that goes on, in bytes: of those that are longer nothing is said but what there is, and of
+/// those twice as long not even that.
+const MAX_LOG: u64 = 32 << 20;
+/// Memory that it takes to read a log and to tell of it, for each byte.
+const READING: usize = 4;
 
 /// The sessions of a server.
 pub(crate) struct Kept<B: Backend> {
@@ -37,6 +44,22 @@ impl Drop for Busy {
 impl<B: Backend> Kept<B> {
     pub(crate) fn new(sessions: Sessions<B>) -> Self {
         Self { sessions, busy: Arc::default() }
+    }
+
+    /// The session `name`, and the memory to work on it.
+    pub(crate) fn open<'a>(
+        &self,
+        room: &'a Room,
+        name: &str,
+        param: &str,
+    ) -> Result<(Session<B>, Taken<'a>)> {
+        let size = self.sessions.log_size(name).map_err(|error| refused(&error, param))?;
+        if size > 2 * MAX_LOG {
+            return Err(full(name, size, param));
+        }
+        let memory = room.take(usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(READING));
+        let session = self.sessions.get(name).map_err(|error| refused(&error, param))?;
+        Ok((session, memory))
     }
 
     fn occupy(&self, name: &str) -> Result<Busy> {
@@ -79,7 +102,12 @@ impl<B: Backend> Turn<B> {
     ) -> Result<Self> {
         let kept = kept(loaded)?;
         let busy = kept.occupy(name)?;
-        let session = kept.sessions.get(name).map_err(|error| refused(&error, "session"))?;
+        kept.sessions.check_quota().map_err(|error| refused(&error, "session"))?;
+        let (session, _memory) = kept.open(&loaded.room, name, "session")?;
+        let size = session.log_size();
+        if size > MAX_LOG {
+            return Err(full(name, size, "session"));
+        }
         let assistant = assistant(loaded, "");
         let prompt = session
             .prompt(&assistant, messages, options)
@@ -118,6 +146,15 @@ fn assistant<'a, B: Backend>(loaded: &'a Loaded<B>, name: &'a str) -> Assistant<
     Assistant { lm: &loaded.lm, template: &loaded.template, name }
 }
 
+/// The error of a session that has become too long.
+fn full(name: &str, size: u64, param: &str) -> ApiError {
+    let message = format!(
+        "session `{name}` has a log of {size} bytes, expected at most {MAX_LOG}: branch it or begin another"
+    );
+    let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("session_full");
+    ApiError { param: Some(param.into()), ..error }
+}
+
 /// What a session refuses, to a client whose field `param` is about it.
 pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
     let with = |status, code, message: String| {
@@ -133,6 +170,10 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
         SessionError::Full { .. } => {
             let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error.to_string());
             error.with_code("too_many_sessions")
+        }
+        SessionError::Quota { .. } => {
+            let error = ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error.to_string());
+            error.with_code("sessions_quota")
         }
         SessionError::Turn { .. } => of(StatusCode::NOT_FOUND, "turn_not_found"),
         SessionError::Message { .. } => of(StatusCode::BAD_REQUEST, "message"),

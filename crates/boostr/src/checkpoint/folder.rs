@@ -33,13 +33,19 @@ pub(super) fn read(path: &Path, allow_pickle: bool, access: Access) -> Result<Co
         return read_file(path, allow_pickle, access);
     }
     let [index, single, pickle] = [INDEX, SINGLE, PICKLE].map(|name| path.join(name));
-    if present(&index)? {
-        return read_shards(path, &index, access);
-    }
+    // A whole file wins over an index, which may be left from before it was made, as in transformers.
     if present(&single)? {
         return safetensors::read(&single, &bytes_of(&single, access)?);
     }
-    if let Some(only) = only_safetensors(path)? {
+    if present(&index)? {
+        return read_shards(path, &index, access);
+    }
+    let files = safetensors_of(path)?;
+    if let Some(shards) = shards_by_name(path, &files)? {
+        let shards = shards.iter().map(|shard| (shard.as_str(), Vec::new()));
+        return join_shards(path, path, shards.collect(), access);
+    }
+    if let Some(only) = only(path, files)? {
         return safetensors::read(&only, &bytes_of(&only, access)?);
     }
     if let Some(only) = gguf::only_model(path)? {
@@ -48,11 +54,25 @@ pub(super) fn read(path: &Path, allow_pickle: bool, access: Access) -> Result<Co
     if present(&pickle)? {
         return read_file(&pickle, allow_pickle, access);
     }
-    let reason = format!(
-        "no checkpoint in this folder: looked for {INDEX}, {SINGLE}, *.safetensors, *.gguf, \
-         {PICKLE}"
-    );
-    Err(Error::format(path, reason))
+    let cached = snapshots(path);
+    let hint = if cached.is_empty() {
+        format!(": looked for {SINGLE}, {INDEX}, *.safetensors, *.gguf, {PICKLE}")
+    } else {
+        cached
+    };
+    Err(Error::format(path, format!("no checkpoint in this folder{hint}")))
+}
+
+/// Where the models are in a folder of the cache of Hugging Face's hub, for a message; empty for other folders.
+pub(crate) fn snapshots(folder: &Path) -> String {
+    let inside = fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten();
+    let mut paths: Vec<String> = inside.map(|entry| entry.path().display().to_string()).collect();
+    paths.sort();
+    if paths.is_empty() {
+        return String::new();
+    }
+    let names = listed(paths.iter().map(String::as_str));
+    format!(", which is one of the hub's cache: its models are below snapshots ({names})")
 }
 
 /// Whether there is something of that name, be it a link to nothing.
@@ -64,8 +84,8 @@ pub(super) fn present(path: &Path) -> Result<bool> {
     }
 }
 
-/// The file that is a checkpoint by its ending, when there is exactly one.
-fn only_safetensors(folder: &Path) -> Result<Option<PathBuf>> {
+/// The files that are checkpoints by their ending.
+fn safetensors_of(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for file in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let path = file.map_err(|e| Error::io(folder, e))?.path();
@@ -73,6 +93,12 @@ fn only_safetensors(folder: &Path) -> Result<Option<PathBuf>> {
             found.push(path);
         }
     }
+    found.sort();
+    Ok(found)
+}
+
+/// The one file that there is.
+fn only(folder: &Path, mut found: Vec<PathBuf>) -> Result<Option<PathBuf>> {
     if found.len() > 1 {
         let names: BTreeSet<_> =
             found.iter().filter_map(|path| path.file_name()?.to_str()).collect();
@@ -84,6 +110,44 @@ fn only_safetensors(folder: &Path) -> Result<Option<PathBuf>> {
         return Err(Error::format(folder, reason));
     }
     Ok(found.pop())
+}
+
+/// The names of all shards, where the files are shards of one model by their names: `STEM-00001-of-00002.safetensors`.
+///
+/// # Errors
+///
+/// [`Error::Format`] when some of them are missing.
+fn shards_by_name(folder: &Path, files: &[PathBuf]) -> Result<Option<Vec<String>>> {
+    let names: Vec<&str> = files.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    let parts = |name: &'_ str| -> Option<(String, usize, usize)> {
+        let (rest, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        if !is_number(number) || !is_number(of) {
+            return None;
+        }
+        Some((stem.to_owned(), number.parse().ok()?, of.parse().ok()?))
+    };
+    let Some((stem, _, total)) = names.first().and_then(|name| parts(name)) else {
+        return Ok(None);
+    };
+    let is_of = |name: &&str| {
+        parts(name).is_some_and(|(other, number, of)| {
+            other == stem && of == total && (1..=total).contains(&number)
+        })
+    };
+    if names.len() != files.len() || !names.iter().all(is_of) {
+        return Ok(None);
+    }
+    let all: Vec<String> =
+        (1..=total).map(|i| format!("{stem}-{i:05}-of-{total:05}.safetensors")).collect();
+    let absent: Vec<&str> =
+        all.iter().map(String::as_str).filter(|name| !names.contains(name)).collect();
+    if absent.is_empty() {
+        return Ok(Some(all));
+    }
+    let (count, absent) = (absent.len(), listed(absent));
+    Err(Error::format(folder, format!("{count} of {total} shards are missing: {absent}")))
 }
 
 /// Reads one file for what its first bytes say it is.
@@ -155,7 +219,17 @@ fn read_shards(folder: &Path, index: &Path, access: Access) -> Result<Contents> 
         let (count, total) = (absent.len(), expected.len());
         return refuse(format!("{count} of {total} shards are missing: {}", listed(absent)));
     }
+    join_shards(folder, index, expected, access)
+}
 
+/// Reads shards with the tensors that each must have; errors name `index`.
+fn join_shards(
+    folder: &Path,
+    index: &Path,
+    expected: BTreeMap<&str, Vec<&str>>,
+    access: Access,
+) -> Result<Contents> {
+    let refuse = |reason: String| Err(Error::format(index, reason));
     let mut all = Contents::default();
     for (shard, tensors) in expected {
         let path = folder.join(shard);

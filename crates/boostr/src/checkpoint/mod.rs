@@ -67,6 +67,7 @@ pub(crate) use entry::quoted;
 pub use entry::{Bytes, Dtype, Owner, TensorEntry};
 pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
+pub(crate) use folder::snapshots;
 pub(crate) use lock::try_lock;
 pub(crate) use map::{Access, bytes_of};
 pub use progress::Progress;
@@ -117,9 +118,9 @@ impl Checkpoint {
     /// Files of up to 64 MiB are read, larger ones are mapped: while they are, nobody may write to them or cut them
     /// short (to replace them by rename is safe).
     ///
-    /// In a folder the first of these is used: `model.safetensors.index.json` with its shards,
-    /// `model.safetensors`, the only `*.safetensors` there is, the only `*.gguf` or set of parts of
-    /// one, `pytorch_model.bin`. A file is told by its first bytes: GGUF, safetensors, or the zip
+    /// In a folder the first of these is used: `model.safetensors`, `model.safetensors.index.json` with its shards,
+    /// all shards by their names (`NAME-00001-of-00002.safetensors`), the only `*.safetensors` there is, the only
+    /// `*.gguf` or set of parts of one, `pytorch_model.bin`. A file is told by its first bytes: GGUF, safetensors, or the zip
     /// that `torch.save` writes. Of a GGUF model in parts, `NAME-00001-of-00003.gguf`, any part
     /// stands for all.
     ///

@@ -17,7 +17,8 @@ use super::{EngineConfig, Event, Listener, Outcome, Request, Scheduler};
 ///
 /// # Errors
 ///
-/// [`Error::Argument`] for an empty prompt, an unknown id or more than one continuation, and whatever the sampler, the
+/// [`Error::Argument`] for an empty prompt, an unknown id or more than one continuation, [`Error::Context`] for a sequence
+/// that is too long, and whatever the sampler, the
 /// constraint or the model refuse. The state is then where it was when that happened, which its
 /// [`position`](State::position) says. Only a forward that fails midway leaves none: every later use of `state` is refused.
 ///
@@ -50,7 +51,7 @@ pub fn generate<B: Backend>(
     listener: &mut impl Listener<B>,
 ) -> Result<Outcome<B>> {
     Sampler::new(request.sampler.clone(), request.vocab_limit)?;
-    request.check(model, Some(state))?;
+    request.max_tokens = request.check(model, Some(state))?;
     if request.count != 1 {
         let reason = format!("expected 1, found {}", request.count);
         return Err(Error::Argument { name: "count", reason });

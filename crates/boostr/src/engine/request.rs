@@ -28,7 +28,8 @@ pub struct Request<B: Backend> {
     pub scope: Option<u64>,
     /// Continuations. The prompt is computed once; the i-th has the seed of the sampler plus i. 1 to 64.
     pub count: usize,
-    /// Most tokens of each continuation; with 0 only the prompt is computed.
+    /// Most tokens of each continuation; with 0 only the prompt is computed. A continuation also ends where the sequence
+    /// is as long as the model's [context](Model::context_limit).
     pub max_tokens: usize,
     /// A continuation ends at any of these, which is not handed on.
     pub eos: Vec<u32>,
@@ -73,8 +74,9 @@ impl<B: Backend> Request<B> {
         state.map_or(0, |state| self.seen.unwrap_or_else(|| state.position()))
     }
 
-    /// Checks all that can be checked before it is computed, for a sequence that goes on from `state`.
-    pub(super) fn check(&self, model: &Model<B>, state: Option<&State<B>>) -> Result<()> {
+    /// Checks all that can be checked before it is computed, for a sequence that goes on from `state`. Returns how many
+    /// tokens it may have, by `max_tokens` and by the model's context.
+    pub(super) fn check(&self, model: &Model<B>, state: Option<&State<B>>) -> Result<usize> {
         let refuse = |name, reason| Err(Error::Argument { name, reason });
         check_prompt(&self.prompt, model)?;
         if !(1..=MAX_COUNT).contains(&self.count) {
@@ -97,7 +99,11 @@ impl<B: Backend> Request<B> {
                 return refuse("state", reason);
             }
         }
-        self.draft.as_ref().map_or(Ok(()), |draft| draft.check(model))
+        self.draft.as_ref().map_or(Ok(()), |draft| draft.check(model))?;
+        // What a state has seen may be more than the tokens that are known of it.
+        let unknown =
+            state.map_or(0, |state| state.position().saturating_sub(self.covered(Some(state))));
+        Ok(model.room_after(self.prompt.len() + unknown)?.min(self.max_tokens))
     }
 }
 
@@ -119,7 +125,7 @@ pub(super) fn check_prompt<B: Backend>(prompt: &[u32], model: &Model<B>) -> Resu
 pub enum Finish {
     /// A token of the eos list was sampled, or the constraint is complete.
     Eos,
-    /// `max_tokens` were generated.
+    /// `max_tokens` were generated, or the sequence has the length of the model's context.
     Length,
     /// The listener asked to stop.
     Stopped,

@@ -85,14 +85,14 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     /// [`Rejected`], and nothing was told.
     pub fn submit(
         &mut self,
-        request: Request<B>,
+        mut request: Request<B>,
         listener: Box<dyn Listener<B> + 'a>,
     ) -> Result<Ticket, Rejected> {
         let waiting = self.waiting.len();
         if waiting >= self.config.max_queue.max(1) {
             return Err(Rejected::QueueFull { waiting });
         }
-        request.check(self.model, request.state.as_ref())?;
+        request.max_tokens = request.check(self.model, request.state.as_ref())?;
         let ticket = Ticket::default();
         self.submit_checked(request, listener, ticket.clone());
         Ok(ticket)

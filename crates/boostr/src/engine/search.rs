@@ -19,7 +19,7 @@ const MAX_WIDTH: usize = 64;
 pub struct BeamSearch<'a> {
     /// Beams, 1 to 64.
     pub width: usize,
-    /// Most tokens of each.
+    /// Most tokens of each, and no more than the model's context has room for.
     pub max_tokens: usize,
     /// A beam ends at any of these.
     pub eos: &'a [u32],
@@ -78,6 +78,7 @@ pub fn beam_search<B: Backend>(
 ) -> Result<Vec<Beam<B>>> {
     let BeamSearch { width, max_tokens, .. } = search;
     check_prompt(prompt, model)?;
+    let max_tokens = max_tokens.min(model.room_after(state.position() + prompt.len())?);
     if !(1..=MAX_WIDTH).contains(&width) {
         let reason = format!("expected 1 to {MAX_WIDTH} beams, found {width}");
         return Err(Error::Argument { name: "width", reason });

@@ -122,7 +122,7 @@ impl<B: Backend> Engine<B> {
     /// [`Rejected`], and the listener is never told.
     pub fn submit(
         &self,
-        request: Request<B>,
+        mut request: Request<B>,
         listener: Box<dyn Listener<B>>,
     ) -> Result<Ticket, Rejected> {
         let Shared { gate, sender, config, .. } = &*self.shared;
@@ -132,7 +132,7 @@ impl<B: Backend> Engine<B> {
         if gate.is_draining.load(Ordering::Acquire) {
             return Err(Rejected::Draining);
         }
-        request.check((*gate.model).as_ref(), request.state.as_ref())?;
+        request.max_tokens = request.check((*gate.model).as_ref(), request.state.as_ref())?;
         let room = config.max_running.max(1) + config.max_queue;
         let taken = gate.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| {
             (open < room).then_some(open + 1)

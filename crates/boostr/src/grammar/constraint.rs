@@ -12,6 +12,9 @@ const MAX_REASON: usize = 500;
 /// What llguidance adds to messages where it would otherwise tell the text and the grammar.
 const NOT_VERBOSE: &str = "<non-verbose/>";
 const BACKTRACE: &str = "<backtrace>";
+/// What it says of schemas, in words of its own options.
+const ONE_OF: &str = "coerce_one_of";
+const KEYWORDS: &str = "Unimplemented keys: [";
 /// What it says where a set is empty.
 const NO_TOKEN: &str = "NoExtensionBias";
 
@@ -88,6 +91,12 @@ pub(super) fn refusal(name: &'static str, error: &dyn std::fmt::Display) -> Erro
     let text = text.replace("regex parse error:", "").replace("\nerror: ", "\n");
     let reason = match text.trim() {
         NO_TOKEN => "no token of the vocabulary can go on with the text".to_owned(),
+        text if text.contains(ONE_OF) => "`oneOf` needs options that exclude each other".to_owned(),
+        text if text.contains(KEYWORDS) => {
+            let (_, names) = text.split_once(KEYWORDS).unwrap_or_default();
+            let names = names.split(']').next().unwrap_or_default().replace('"', "`");
+            format!("keywords that are not supported: {names}").chars().take(MAX_REASON).collect()
+        }
         text => text.chars().take(MAX_REASON).collect(),
     };
     Error::Argument { name, reason }

@@ -3,13 +3,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use serde_json::Value;
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
 use super::constraint::{Parser, refusal};
-use super::{Grammar, Kind};
+use super::{Grammar, Kind, annotations};
 use crate::error::{Error, Result};
 use crate::sample::Constraint;
 use crate::tokenizer::Tokenizer;
@@ -22,6 +24,9 @@ const MAX_TOKEN: usize = 1000;
 
 /// Most bytes of all tokens; toktrie has room for 2^22 nodes.
 const MAX_BYTES: usize = 4_000_000;
+
+/// For how long parts of a schema are tried alone to find the one at fault.
+const SEARCH: Duration = Duration::from_millis(300);
 
 /// Stack for the making of a parser, in bytes, of which only what is used is ever taken from the system.
 const STACK: usize = 256 << 20;
@@ -107,6 +112,51 @@ impl Vocabulary {
     /// [`Error::Argument`] with the name `json_schema`, `regex` or `grammar`: if it is written wrong, uses what is not
     /// supported, allows no text at all, or takes more work than the [limits](super#limits).
     pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
+        let made = self.make(grammar);
+        match (&grammar.0, made) {
+            (Kind::Json(schema), Err(Error::Argument { name, reason })) => {
+                let until = Instant::now() + SEARCH;
+                let (place, reason) = self.fault(schema, schema, reason, until);
+                let reason =
+                    if place.is_empty() { reason } else { format!("at `{place}`: {reason}") };
+                Err(Error::Argument { name, reason })
+            }
+            (_, made) => made,
+        }
+    }
+
+    /// The innermost part of a schema that is refused for itself, as its place, and why.
+    fn fault(
+        &self,
+        root: &Value,
+        schema: &Value,
+        reason: String,
+        until: Instant,
+    ) -> (String, String) {
+        for (place, part) in annotations::parts(schema) {
+            // llguidance takes no other alone.
+            if !part.is_object() {
+                continue;
+            }
+            let mut alone = part.clone();
+            for key in ["$defs", "definitions"] {
+                if let (Some(fields), Some(shared)) = (alone.as_object_mut(), root.get(key)) {
+                    fields.entry(key).or_insert_with(|| shared.clone());
+                }
+            }
+            if Instant::now() > until {
+                break;
+            }
+            if let Err(Error::Argument { reason, .. }) = self.make(&Grammar(Kind::Json(alone))) {
+                let (inner, reason) = self.fault(root, part, reason, until);
+                let place = if inner.is_empty() { place } else { format!("{place}.{inner}") };
+                return (place, reason);
+            }
+        }
+        (String::new(), reason)
+    }
+
+    fn make(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
         let top = match &grammar.0 {
             Kind::Json(schema) => {
                 let mut schema = schema.clone();

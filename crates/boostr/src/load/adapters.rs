@@ -12,7 +12,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use regex::Regex;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::{is_gguf, read_text};
 use crate::checkpoint::{Access, Bytes, Checkpoint, Dtype, TensorEntry};
@@ -42,8 +44,8 @@ pub struct Adapter {
 pub struct Adapters {
     folder: PathBuf,
     about: About,
-    /// The matrices a, and the matrices b, called as the weights that they change.
-    matrices: [Checkpoint; 2],
+    /// The matrices a, the matrices b, and their factors `[1]`, called as the weights that they change.
+    matrices: [Checkpoint; 3],
 }
 
 /// What `adapter_config.json` says.
@@ -55,9 +57,8 @@ struct About {
     lora_alpha: f64,
     bias: Option<String>,
     modules_to_save: Option<Vec<String>>,
-    /// Other values of alpha, by the last parts of layers' names.
-    #[serde(default)]
-    alpha_pattern: BTreeMap<String, f64>,
+    /// Other values of alpha, by regular expressions of layers' names.
+    alpha_pattern: Option<Map<String, Value>>,
     #[serde(default)]
     use_rslora: bool,
     #[serde(default)]
@@ -83,12 +84,34 @@ impl About {
         Err(Error::format(path, format!("expected plain LoRA, found {refused}")))
     }
 
-    /// The factor of an adapter of rank `r` of the layer.
-    fn scale(&self, layer: &str, r: usize) -> f32 {
-        let is_of = |name: &str| {
-            layer.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        let own = self.alpha_pattern.iter().find(|(name, _)| is_of(name));
+    /// The values of alpha that some layers have of their own, in the order of the file.
+    ///
+    /// A key is a regular expression of the end of a layer's name, after a dot or from its start, as PEFT has it.
+    fn alphas(&self, path: &Path) -> Result<Vec<(Regex, f64)>> {
+        let patterns = self.alpha_pattern.iter().flatten();
+        patterns
+            .map(|(key, alpha)| {
+                let field = || format!("alpha_pattern.{}", key.escape_debug());
+                let error = |reason: String| Error::Config {
+                    path: path.to_path_buf(),
+                    field: field(),
+                    reason,
+                };
+                let alpha = alpha
+                    .as_f64()
+                    .ok_or_else(|| error(format!("expected a number, found {alpha}")))?;
+                let regex = Regex::new(&format!(r"^(.*\.)?({key})$")).map_err(|e| {
+                    let e = e.to_string().replace('\n', " ");
+                    error(format!("expected a regular expression that is supported: {e}"))
+                })?;
+                Ok((regex, alpha))
+            })
+            .collect()
+    }
+
+    /// The factor of an adapter of rank `r` of the layer: the first of `alphas` that fits its name counts.
+    fn scale(&self, alphas: &[(Regex, f64)], layer: &str, r: usize) -> f32 {
+        let own = alphas.iter().find(|(name, _)| name.is_match(layer));
         let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
         let r = r as f64;
         (alpha / if self.use_rslora { r.sqrt() } else { r }) as f32
@@ -143,7 +166,9 @@ impl Adapters {
     }
 
     pub(super) fn read_by(folder: &Path, access: Access) -> Result<Self> {
-        let about = About::read(&folder.join(CONFIG))?;
+        let config = folder.join(CONFIG);
+        let about = About::read(&config)?;
+        let alphas = about.alphas(&config)?;
         let path = folder.join(WEIGHTS);
         let file = Checkpoint::open_by(&path, false, access)?;
         let bad = |reason: String| Error::Tensors { path: path.clone(), reason };
@@ -173,8 +198,17 @@ impl Adapters {
                 return Err(bad(reason));
             }
         }
+        let mut scales = BTreeMap::new();
+        for (name, a) in a {
+            let layer = name.strip_suffix(".weight").unwrap_or(name);
+            let scale = about.scale(&alphas, layer, a.shape.first().copied().unwrap_or(0));
+            let data = Bytes::new(Dtype::F32.encode(&[scale])?);
+            let entry = TensorEntry { dtype: Dtype::F32, shape: vec![1], data, ..a.clone() };
+            scales.insert(name.clone(), entry);
+        }
         let at = path.display().to_string();
-        let matrices = matrices.map(|entries| Checkpoint::from_entries(&at, entries));
+        let [a, b] = matrices;
+        let matrices = [a, b, scales].map(|entries| Checkpoint::from_entries(&at, entries));
         Ok(Self { folder: folder.to_path_buf(), about, matrices })
     }
 
@@ -193,7 +227,7 @@ impl Adapters {
     /// Parameters of all adapters.
     #[must_use]
     pub fn parameters(&self) -> usize {
-        let entries = self.matrices.iter().flat_map(Checkpoint::iter);
+        let entries = self.matrices.iter().take(2).flat_map(Checkpoint::iter);
         entries.map(|(_, entry)| entry.shape.iter().product::<usize>()).sum()
     }
 
@@ -234,14 +268,15 @@ impl Adapters {
             );
             return Err(Error::Unsupported { what });
         }
-        let [mut a, mut b] = self.matrices.clone();
-        family.normalise(&mut a)?;
-        family.normalise(&mut b)?;
+        let [mut a, mut b, mut scales] = self.matrices.clone();
+        for tensors in [&mut a, &mut b, &mut scales] {
+            family.normalise(tensors)?;
+        }
         let layout = family.hf_layout(family.frame().padded_vocab(), true)?;
         let bad = |reason: String| Error::Tensors { path: a.path().to_path_buf(), reason };
         let mut adapters = BTreeMap::new();
         for (name, a) in a.iter() {
-            let Some(b) = b.get(name) else { continue };
+            let (Some(b), Some(scale)) = (b.get(name), scales.get(name)) else { continue };
             let parts = match weights.get(name) {
                 Some(weight) => vec![(name.to_owned(), weight.shape.clone())],
                 None => {
@@ -266,7 +301,7 @@ impl Adapters {
                 );
                 return Err(bad(reason));
             }
-            let scale = self.about.scale(layer, r);
+            let scale = scale.to_f32()?.first().copied().unwrap_or(1.0);
             let mut row = 0;
             for (name, shape) in parts {
                 let [before, own] = [row, shape[0]].map(|rows| b.dtype.bytes_of(&[rows, r]));

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{LayerSpec, Params, Part, Slot, SlotSize};
+use crate::nn::{AttentionConfig, LayerSpec, Params, Part, Slot, SlotSize};
 
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
@@ -20,17 +20,22 @@ const MAX_EXPERTS: usize = 1 << 17;
 
 /// Sizes and options of a model, of any family: a shared value that never changes.
 #[derive(Clone)]
-pub struct Config(Arc<dyn Family>);
+pub struct Config {
+    family: Arc<dyn Family>,
+    /// Tokens of the longest context, where the file says so. No default of a family takes its place, and no
+    /// fingerprint knows of it.
+    trained: Option<usize>,
+}
 
 impl<F: Family> From<F> for Config {
     fn from(family: F) -> Self {
-        Self(Arc::new(family))
+        Self { family: Arc::new(family), trained: None }
     }
 }
 
 impl PartialEq for Config {
     fn eq(&self, other: &Self) -> bool {
-        self.0.is_equal(&*other.0)
+        self.family.is_equal(&*other.family)
     }
 }
 
@@ -38,13 +43,13 @@ impl PartialEq for Config {
 /// `FalconH1(Config { .. })`.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let module = self.0.type_name().rsplit("::").nth(1).unwrap_or_default();
+        let module = self.family.type_name().rsplit("::").nth(1).unwrap_or_default();
         for word in module.split('_') {
             let (first, rest) = word.split_at(word.len().min(1));
             write!(f, "{}{rest}", first.to_uppercase())?;
         }
         write!(f, "(")?;
-        self.0.fmt(f)?;
+        self.family.fmt(f)?;
         write!(f, ")")
     }
 }
@@ -53,13 +58,55 @@ impl Config {
     /// The family's own view.
     #[must_use]
     pub fn family(&self) -> &dyn Family {
-        &*self.0
+        &*self.family
+    }
+
+    /// Tokens of the longest context that the model was made for, if its file says so.
+    #[must_use]
+    pub fn trained_length(&self) -> Option<usize> {
+        self.trained
+    }
+
+    /// Tokens that a sequence may have: those that the file states, where a layer keeps keys of all positions.
+    ///
+    /// A scaling of positions that reaches further counts: YaRN's factor times its original context, and a linear or
+    /// dynamic factor times the length that is stated. `None` for recurrent models, for those whose attention has
+    /// windows only, and for files that state no length.
+    ///
+    /// ```
+    /// use boostr::checkpoint::ConfigFile;
+    /// use boostr::models::Config;
+    ///
+    /// let config = |more: &str| Config::read(&ConfigFile::parse("config.json", &format!(r#"{{
+    ///     "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+    ///     "intermediate_size": 8, "vocab_size": 32 {more}
+    /// }}"#))?);
+    /// assert_eq!(config(r#", "max_position_embeddings": 4096"#)?.context_limit(), Some(4096));
+    /// assert_eq!(config("")?.context_limit(), None);
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    #[must_use]
+    pub fn context_limit(&self) -> Option<usize> {
+        let trained = self.trained?;
+        let layers = self.family.layers();
+        let keeps_all = |slot: &Slot| matches!(slot.size(), SlotSize::Rows { window: None, .. });
+        if !layers.iter().flat_map(LayerSpec::slots).any(|slot| keeps_all(&slot)) {
+            return None;
+        }
+        let ropes =
+            layers.iter().filter_map(|layer| layer.part::<AttentionConfig>()?.rope.as_ref());
+        Some(ropes.map(|rope| rope.reach(trained)).fold(trained, usize::max))
+    }
+
+    /// The same, of a file that states a length.
+    pub(super) fn trained_for(self, length: Option<usize>) -> Self {
+        Self { trained: length, ..self }
     }
 
     /// The configuration of a family, if it is of that.
     #[must_use]
     pub fn get<F: Family>(&self) -> Option<&F> {
-        self.0.as_any().downcast_ref()
+        self.family.as_any().downcast_ref()
     }
 
     /// Reads a `config.json` of transformers or mamba_ssm, or a `params.json` of Codestral, of one of the
@@ -100,14 +147,14 @@ impl Config {
         &self,
         params: &Params<'_, B>,
     ) -> Result<Vec<Box<dyn Layer<B>>>> {
-        let builder = self.0.builder(TypeId::of::<B>());
+        let builder = self.family.builder(TypeId::of::<B>());
         let Some(load) = builder.as_ref().and_then(|of| of.downcast_ref::<Builder<B>>()) else {
             let what = format!("models on the backend {}", type_name::<B>());
             return Err(Error::Unsupported { what });
         };
-        let layers = params.under(self.0.frame().names.layers);
-        let count = self.0.layers().len();
-        layers.each(count, |i| load(&*self.0, i, &layers.under(&i.to_string())))
+        let layers = params.under(self.family.frame().names.layers);
+        let count = self.family.layers().len();
+        layers.each(count, |i| load(&*self.family, i, &layers.under(&i.to_string())))
     }
 
     /// Refuses sizes that are impossible, by an `error` made of the field and the reason.

@@ -98,7 +98,9 @@ impl Families {
         };
         let config = (family.read)(file)?;
         config.check(|field, reason| file.error(&field, reason))?;
-        Ok(config)
+        // A family that needs it has read it, and refused what is none.
+        let stated = file.usize(&["max_position_embeddings"], 1..=1 << 40);
+        Ok(config.trained_for(stated.ok().flatten()))
     }
 
     /// Reads the metadata of a GGUF file.
@@ -116,7 +118,8 @@ impl Families {
             if (family.is_gguf)(&keys)? {
                 let config = (family.read_gguf)(&keys, checkpoint)?;
                 config.check(|field, reason| metadata.error(&field, reason))?;
-                return Ok(config);
+                let stated = metadata.usize(&keys.key("context_length"), 1..=1 << 40);
+                return Ok(config.trained_for(stated.ok().flatten()));
             }
         }
         let supported: Vec<&str> = self.0.iter().flat_map(|family| family.archs).copied().collect();

@@ -160,6 +160,18 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         Ok(Value::Object(json))
     }
 
+    /// The same for a new folder: a scaling of positions that only GGUF has a name for is written as the settings that
+    /// it was made of.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for what transformers cannot run.
+    fn folder_json(&self) -> Result<Value> {
+        let mut json = Map::new();
+        self.write_fields(&mut Fields::to_folder(&mut json))?;
+        Ok(Value::Object(json))
+    }
+
     /// Writes the family's own keys of GGUF.
     ///
     /// # Errors

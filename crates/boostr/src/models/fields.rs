@@ -12,7 +12,11 @@ use crate::error::Result;
 use crate::nn::{AttentionConfig, MixerConfig, RopeConfig};
 
 /// Where the fields of a configuration come from, or go to.
-pub struct Fields<'a>(Way<'a>);
+pub struct Fields<'a> {
+    way: Way<'a>,
+    /// Whether what has no name in a `config.json` is written as what it is likely to have been.
+    is_folder: bool,
+}
 
 enum Way<'a> {
     FromJson(&'a ConfigFile),
@@ -73,29 +77,39 @@ impl<'a> Fields<'a> {
     /// Fields that are read from a `config.json`.
     #[must_use]
     pub fn from_json(file: &'a ConfigFile) -> Self {
-        Self(Way::FromJson(file))
+        Self::of(Way::FromJson(file))
     }
 
     /// Fields that are read from GGUF's metadata; some are told by the tensors that there are.
     #[must_use]
     pub fn from_gguf(keys: &'a Keys<'a>, checkpoint: &'a Checkpoint) -> Self {
-        Self(Way::FromGguf(keys, checkpoint))
+        Self::of(Way::FromGguf(keys, checkpoint))
     }
 
     /// Fields that are written to a `config.json`.
     pub fn to_json(json: &'a mut Map<String, Value>) -> Self {
-        Self(Way::ToJson(json))
+        Self::of(Way::ToJson(json))
+    }
+
+    /// Fields that are written to the `config.json` of a new folder: the same, and where that has no name for a
+    /// scaling of positions, the settings that it was made of.
+    pub fn to_folder(json: &'a mut Map<String, Value>) -> Self {
+        Self { is_folder: true, ..Self::to_json(json) }
+    }
+
+    fn of(way: Way<'a>) -> Self {
+        Self { way, is_folder: false }
     }
 
     /// Fields that are written to GGUF's metadata.
     pub fn to_gguf(keys: &'a mut KeysMut<'a>) -> Self {
-        Self(Way::ToGguf(keys))
+        Self::of(Way::ToGguf(keys))
     }
 
     /// The `config.json` that is read.
     #[must_use]
     pub fn json(&self) -> Option<&'a ConfigFile> {
-        match self.0 {
+        match self.way {
             Way::FromJson(file) => Some(file),
             _ => None,
         }
@@ -104,7 +118,7 @@ impl<'a> Fields<'a> {
     /// The GGUF file that is read.
     #[must_use]
     pub fn gguf(&self) -> Option<(&'a Keys<'a>, &'a Checkpoint)> {
-        match self.0 {
+        match self.way {
             Way::FromGguf(keys, checkpoint) => Some((keys, checkpoint)),
             _ => None,
         }
@@ -112,7 +126,7 @@ impl<'a> Fields<'a> {
 
     /// The `config.json` that is written.
     pub fn json_mut(&mut self) -> Option<&mut Map<String, Value>> {
-        match &mut self.0 {
+        match &mut self.way {
             Way::ToJson(json) => Some(json),
             _ => None,
         }
@@ -120,7 +134,7 @@ impl<'a> Fields<'a> {
 
     /// The metadata that are written.
     pub fn gguf_mut(&mut self) -> Option<&mut KeysMut<'a>> {
-        match &mut self.0 {
+        match &mut self.way {
             Way::ToGguf(keys) => Some(keys),
             _ => None,
         }
@@ -129,13 +143,13 @@ impl<'a> Fields<'a> {
     /// Whether a `config.json` is written.
     #[must_use]
     pub fn writes_json(&self) -> bool {
-        matches!(self.0, Way::ToJson(_))
+        matches!(self.way, Way::ToJson(_))
     }
 
     /// Whether values are filled in.
     #[must_use]
     pub fn reads(&self) -> bool {
-        matches!(self.0, Way::FromJson(_) | Way::FromGguf(..))
+        matches!(self.way, Way::FromJson(_) | Way::FromGguf(..))
     }
 
     fn field<T: Copy>(
@@ -150,7 +164,7 @@ impl<'a> Fields<'a> {
             Need::Or(default) => Ok(default),
             Need::Required => Err(missing()),
         };
-        match &mut self.0 {
+        match &mut self.way {
             Way::FromJson(file) => {
                 let first = names.first().copied().unwrap_or_default();
                 let missing =
@@ -411,12 +425,13 @@ impl<'a> Fields<'a> {
         headdim: usize,
         partial: f32,
     ) -> Result<()> {
-        match &mut self.0 {
+        match &mut self.way {
             Way::FromJson(file) => *rope = Some(RopeConfig::read(file, headdim, partial)?),
             Way::FromGguf(keys, checkpoint) => *rope = Some(keys.rope(checkpoint, headdim)?),
             Way::ToJson(json) => {
                 if let Some(rope) = rope {
-                    rope.write_json(json, headdim)?;
+                    let known = if self.is_folder { rope.llama3() } else { None };
+                    known.as_ref().unwrap_or(rope).write_json(json, headdim)?;
                 }
             }
             Way::ToGguf(keys) => {
@@ -436,7 +451,7 @@ impl<'a> Fields<'a> {
     /// [`Error::Config`](crate::Error::Config) when a key is missing or impossible,
     /// [`Error::Unsupported`](crate::Error::Unsupported) for what GGUF has no key for.
     pub fn gguf_mixer(&mut self, mixer: &mut MixerConfig) -> Result<()> {
-        match &mut self.0 {
+        match &mut self.way {
             Way::FromGguf(keys, _) => *mixer = keys.mixer()?,
             Way::ToGguf(keys) => keys.mixer(mixer)?,
             _ => {}

@@ -1,10 +1,9 @@
 //! Keys of GGUF metadata that families share.
 
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Metadata, Value};
+use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, How, MixerConfig, RopeConfig, Row};
-use crate::ops::RopeScaling;
 
 use super::MAX_SIZE;
 
@@ -40,22 +39,45 @@ impl<'a> Keys<'a> {
         self.metadata.error(&self.key(name), reason)
     }
 
-    /// A size, 1 to [`MAX_SIZE`], that must be there.
+    /// A size, 1 to [`MAX_SIZE`], that must be there: one number, or an array of equal ones, one for each layer.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] when it is missing or something else.
     pub fn size(&self, name: &str) -> Result<usize> {
-        self.metadata.required_usize(&self.key(name), 1..=MAX_SIZE)
+        match self.of_all_layers(name)? {
+            Some(size) if size > 0 => Ok(size),
+            _ => self.metadata.required_usize(&self.key(name), 1..=MAX_SIZE),
+        }
     }
 
-    /// A size, 0 to [`MAX_SIZE`].
+    /// A size, 0 to [`MAX_SIZE`]: one number, or an array of equal ones, one for each layer.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] when it is something else.
     pub fn optional(&self, name: &str) -> Result<Option<usize>> {
-        self.metadata.usize(&self.key(name), 0..=MAX_SIZE)
+        match self.of_all_layers(name)? {
+            None => self.metadata.usize(&self.key(name), 0..=MAX_SIZE),
+            found => Ok(found),
+        }
+    }
+
+    /// What all numbers of an array are; `None` where the key is no array.
+    fn of_all_layers(&self, name: &str) -> Result<Option<usize>> {
+        let key = self.key(name);
+        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
+            return Ok(None);
+        }
+        let sizes = self.per_layer(name, self.n_layer()?)?;
+        let Some(&first) = sizes.first() else { return Ok(None) };
+        match sizes.iter().find(|&&size| size != first) {
+            None => Ok(Some(first)),
+            Some(other) => {
+                let reason = format!("some layers have {other}, others {first}: not supported");
+                Err(self.error(name, reason))
+            }
+        }
     }
 
     /// A finite number.
@@ -128,18 +150,16 @@ impl<'a> Keys<'a> {
     ///
     /// [`Error::Config`] or [`Error::Tensors`] for an impossible value.
     pub fn rope(&self, checkpoint: &Checkpoint, headdim: usize) -> Result<RopeConfig> {
-        let mut rope = RopeConfig::read_gguf(self.metadata, self.arch, headdim)?;
-        let Some(factors) = checkpoint.get(ROPE_FREQS) else { return Ok(rope) };
-        let factors = factors.to_f32()?;
-        if factors.len() != rope.rotary_dim / 2 || factors.iter().any(|f| !f.is_normal()) {
-            let reason = format!(
-                "`{ROPE_FREQS}`: expected {} finite factors, found {}",
-                rope.rotary_dim / 2,
-                factors.len()
-            );
+        let factors = checkpoint.get(ROPE_FREQS).map(TensorEntry::to_f32).transpose()?;
+        let rope = RopeConfig::read_gguf(self.metadata, self.arch, headdim, factors.clone())?;
+        let pairs = rope.rotary_dim / 2;
+        if let Some(factors) =
+            factors.filter(|f| f.len() != pairs || f.iter().any(|f| !f.is_normal()))
+        {
+            let found = factors.len();
+            let reason = format!("`{ROPE_FREQS}`: expected {pairs} finite factors, found {found}");
             return Err(Error::Tensors { path: checkpoint.path().into(), reason });
         }
-        rope.scaling = RopeScaling::PerDim { factors };
         Ok(rope)
     }
 
@@ -229,7 +249,6 @@ impl<'a> KeysMut<'a> {
     pub fn mixer(&mut self, mixer: &MixerConfig) -> Result<()> {
         let lacking = [
             (mixer.in_bias || mixer.out_bias, "biases of the projections"),
-            (!mixer.conv_bias, "convolutions without a bias"),
             (mixer.dt_limit != (0.0, f32::INFINITY), "limits of the steps"),
             (mixer.norm_before_gate, "norms before the gate"),
         ];

@@ -38,7 +38,7 @@ pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
 pub use gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table, rope_factors};
 pub use hybrid::Hybrid;
-pub use model::{Layer, Logits, Model, PIECE, Run};
+pub use model::{Context, Layer, Logits, Model, PIECE, Run};
 pub use state::State;
 
 use crate::error::{Error, Result};

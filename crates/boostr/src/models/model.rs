@@ -60,6 +60,18 @@ pub enum Logits {
     None,
 }
 
+/// How long a sequence may be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Context {
+    /// As long as the model was made for, where its attention keeps all tokens.
+    #[default]
+    Model,
+    /// So many tokens.
+    Tokens(usize),
+    /// As long as memory lasts.
+    Unlimited,
+}
+
 /// A model's weights. They never change: many sequences may use them at once.
 pub struct Model<B: Backend> {
     config: Config,
@@ -75,6 +87,7 @@ pub struct Model<B: Backend> {
     head: Option<Linear<B>>,
     precise_head: bool,
     kv_type: KvType,
+    context: Context,
     threads: Option<Threads>,
     fingerprint: Option<Fingerprint>,
 }
@@ -165,6 +178,7 @@ impl<B: Backend> Model<B> {
             norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
+            context: Context::Model,
             threads: None,
             fingerprint: None,
             client,
@@ -221,6 +235,41 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Tokens of the longest context that the model was made for, if its file says so:
+    /// [`Config::trained_length`].
+    #[must_use]
+    pub fn trained_length(&self) -> Option<usize> {
+        self.config.trained_length()
+    }
+
+    /// The same model, in which a sequence may be as long as `context` says.
+    #[must_use]
+    pub fn with_context(mut self, context: Context) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Tokens that a sequence may have, if there is a limit: [`Config::context_limit`] unless another was
+    /// [set](Self::with_context). An engine holds requests to it.
+    #[must_use]
+    pub fn context_limit(&self) -> Option<usize> {
+        match self.context {
+            Context::Model => self.config.context_limit(),
+            Context::Tokens(tokens) => Some(tokens),
+            Context::Unlimited => None,
+        }
+    }
+
+    /// How many tokens may follow a sequence of so many.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Context`] if it is longer than the [limit](Self::context_limit) itself.
+    pub fn room_after(&self, tokens: usize) -> Result<usize> {
+        let Some(limit) = self.context_limit() else { return Ok(usize::MAX) };
+        limit.checked_sub(tokens).ok_or(Error::Context { tokens, limit })
     }
 
     /// What the family says of itself.

@@ -224,6 +224,9 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         if first.checked_add(count).is_none() {
             return refuse("first", format!("{first} and {count} are past all positions"));
         }
+        for (what, rows) in [("keys", keys), ("values", values)] {
+            check_bound(self.sizes.kind, what, rows)?;
+        }
         match &mut self.storage {
             KvStorage::Pages(_) if !first.is_multiple_of(PAGE) => {
                 refuse("first", format!("expected a multiple of {PAGE}, found {first}"))
@@ -323,6 +326,37 @@ impl<R: Runtime<DType = DType>> std::fmt::Debug for KvCache<R> {
             .field("len", &self.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Refuses finite keys or values that a type of cache makes infinite.
+pub(super) fn check_bound(kind: KvType, what: &str, rows: &[f32]) -> Result<()> {
+    let bound = kind.bound();
+    let is_beyond = |x: &&f32| x.is_finite() && x.abs() >= bound;
+    let Some(x) = rows.iter().find(is_beyond).filter(|_| bound.is_finite()) else { return Ok(()) };
+    let reason = format!(
+        "{what} reach {x}, and {} holds magnitudes below {bound}: choose another type (--kv-type)",
+        kind.name()
+    );
+    Err(Error::Argument { name: "kv_type", reason })
+}
+
+/// The same of the rows that each run adds to its cache.
+pub(super) fn check_bounds<R: Runtime<DType = DType>>(
+    caches: &[&mut KvCache<R>],
+    runs: &[usize],
+    added: &[(&str, Rows<'_>)],
+) -> Result<()> {
+    let mut first = 0;
+    for (cache, len) in caches.iter().zip(runs) {
+        let kind = cache.sizes.kind;
+        if kind != KvType::F32 {
+            for (what, rows) in added {
+                (first..first + len).try_for_each(|t| check_bound(kind, what, rows.row(t)))?;
+            }
+        }
+        first += len;
+    }
+    Ok(())
 }
 
 /// Inputs of [`AttentionOps::attention`]: the tokens of all runs, one after another.

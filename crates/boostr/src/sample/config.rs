@@ -21,7 +21,7 @@ pub struct SamplerConfig {
     pub temperature: f32,
     /// Keep this many tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the likeliest tokens that together reach this probability; 1 keeps all. In (0, 1].
+    /// Keep the likeliest tokens that together reach this probability, at least one; 1 keeps all. In [0, 1].
     pub top_p: f32,
     /// Keep tokens at least this likely relative to the likeliest; 0 keeps all. In [0, 1].
     pub min_p: f32,

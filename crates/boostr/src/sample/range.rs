@@ -24,8 +24,8 @@ pub const MAX_TOP_K: usize = 1 << 24;
 
 /// 0 takes the likeliest token.
 pub const TEMPERATURE: OptionRange = from("temperature", 0.0, f32::INFINITY, 0.0..=2.0);
-/// The probability that the likeliest tokens reach together.
-pub const TOP_P: OptionRange = above("top_p", 0.0, 1.0, 0.0..=1.0);
+/// The probability that the likeliest tokens reach together; 0 is that of the likeliest alone.
+pub const TOP_P: OptionRange = from("top_p", 0.0, 1.0, 0.0..=1.0);
 /// A probability relative to the likeliest token's.
 pub const MIN_P: OptionRange = from("min_p", 0.0, 1.0, 0.0..=1.0);
 /// 1 is off.
@@ -62,7 +62,7 @@ impl OptionRange {
     ///
     /// assert!(TOP_P.check(0.95).is_ok());
     /// let error = TOP_P.check(1.5).unwrap_err();
-    /// assert_eq!(error.to_string(), "argument `top_p`: expected a number > 0 and <= 1, found 1.5");
+    /// assert_eq!(error.to_string(), "argument `top_p`: expected a number from 0 to 1, found 1.5");
     /// ```
     pub fn check(&self, value: f32) -> Result<()> {
         if self.contains(value) {

@@ -88,6 +88,11 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), file, len }, records))
     }
 
+    /// Bytes of its whole records.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// Adds a record, with the session's summary after it. When this returns it is on disk; when it fails the log is
     /// as it was.
     pub(super) fn append(&mut self, record: &Record, summary: &LogSummary) -> Result<()> {

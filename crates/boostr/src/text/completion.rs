@@ -365,6 +365,8 @@ impl<'a, B: Backend> Completion<'a, B> {
             }
         };
         let max_tokens = max_tokens.or(lm.defaults.max_new_tokens).unwrap_or(MAX_TOKENS);
+        let room = lm.model.room_after(state.position() + prompt.len())?;
+        let max_tokens = max_tokens.min(room);
         let vocab_limit = lm.vocab_limit();
         let search = BeamSearch { width, max_tokens, eos: &lm.eos, vocab_limit };
         let beams = beam_search(&lm.model, &state, &prompt, search, progress)?;

@@ -392,7 +392,6 @@ fn what_gguf_or_its_readers_cannot_do_is_refused_by_name() {
         (json!({ "attention_bias": true }), "o_proj"),
         (json!({ "projectors_bias": true }), "out_proj.bias"),
         (json!({ "mamba_proj_bias": true }), "in_proj.bias"),
-        (json!({ "mamba_conv_bias": false }), "without a bias"),
         (json!({ "mamba_norm_before_gate": true }), "before the gate"),
         (json!({ "time_step_limit": [0.001, "inf"] }), "limits of the steps"),
         (

@@ -68,7 +68,7 @@ fn wrong_values_are_named_with_file_and_field() {
         (r#"{"temperature": "hot"}"#, "temperature", "\"hot\""),
         (r#"{"temperature": -0.5}"#, "temperature", "-0.5"),
         (r#"{"temperature": 1e200}"#, "temperature", "1e+200"),
-        (r#"{"top_p": 0}"#, "top_p", "0"),
+        (r#"{"top_p": -0.5}"#, "top_p", "-0.5"),
         (r#"{"top_p": 1.5}"#, "top_p", "1.5"),
         (r#"{"top_k": -1}"#, "top_k", "-1"),
         (r#"{"top_k": 1.5}"#, "top_k", "1.5"),
@@ -89,7 +89,7 @@ fn wrong_values_are_named_with_file_and_field() {
 
 #[test]
 fn a_number_that_is_zero_as_an_f32_is_zero() {
-    assert!(defaults(r#"{"top_p": 1e-60}"#).is_err());
+    assert!(defaults(r#"{"repetition_penalty": 1e-60}"#).is_err());
     assert_eq!(defaults(r#"{"temperature": 1e-60}"#).unwrap().temperature, Some(0.0));
 }
 

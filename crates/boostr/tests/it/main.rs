@@ -42,6 +42,7 @@ mod loading;
 mod nemotron_h;
 mod portable_attention;
 mod portable_ops;
+mod positions;
 mod sampler;
 mod session_crashes;
 mod sessions;

@@ -240,7 +240,7 @@ fn extreme_logits_and_settings_give_a_token() {
             let config = SamplerConfig {
                 temperature,
                 repetition_penalty,
-                top_p: f32::MIN_POSITIVE,
+                top_p: 0.0,
                 min_p: 1.0,
                 ..SamplerConfig::default()
             };
@@ -286,7 +286,7 @@ fn settings_out_of_range_are_refused_by_name() {
         ("temperature", SamplerConfig { temperature: -0.1, ..base.clone() }),
         ("temperature", SamplerConfig { temperature: f32::INFINITY, ..base.clone() }),
         ("temperature", SamplerConfig { temperature: nan, ..base.clone() }),
-        ("top_p", SamplerConfig { top_p: 0.0, ..base.clone() }),
+        ("top_p", SamplerConfig { top_p: -0.1, ..base.clone() }),
         ("top_p", SamplerConfig { top_p: 1.1, ..base.clone() }),
         ("top_p", SamplerConfig { top_p: nan, ..base.clone() }),
         ("min_p", SamplerConfig { min_p: -0.1, ..base.clone() }),

@@ -9,7 +9,7 @@ use boostr::Error;
 use boostr::backend::{Cpu, cpu_at};
 use boostr::engine::{Engine, EngineConfig, Event, Finish, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions, Progress};
-use boostr::models::{Logits, Run, State};
+use boostr::models::{Context, Logits, Run, State};
 use boostr::ops::Level;
 use boostr::sample::{Constraint, TokenSet};
 use boostr::text::{self, TextDecoder};
@@ -321,5 +321,46 @@ fn a_state_of_another_level_is_refused_before_it_is_changed() {
         // It goes on where it belongs.
         tiny::run(&other.model, &[7], &[1], &mut state);
         assert_eq!(state.position(), before + 1);
+    }
+}
+
+#[test]
+fn p_context_overflow_silent_state_and_prompt_together_are_held_to_the_context() {
+    let open = |name: &str, context| {
+        let options = OpenOptions { context, ..OpenOptions::default() };
+        LanguageModel::<Cpu>::open(fixture(name), &options, cpu()).unwrap()
+    };
+    let limit = |name: &str, context| open(name, context).model.context_limit();
+    assert_eq!(limit("llama-tiny", Context::Model), Some(2048));
+    assert_eq!(limit("llama-tiny", Context::Unlimited), None);
+    assert_eq!(limit("mamba2-tiny", Context::Model), None);
+    assert_eq!(limit("mamba2-tiny", Context::Tokens(5)), Some(5));
+
+    for name in ["llama-tiny", "mamba2-tiny"] {
+        let lm = open(name, Context::Tokens(10));
+        let complete = |count: u32| lm.complete_ids((3..3 + count).collect()).max_tokens(1000);
+        let refused = |result: boostr::Result<_>, found: usize| match result.map(drop) {
+            Err(Error::Context { tokens, limit: 10 }) => assert_eq!(tokens, found),
+            other => panic!("{other:?}"),
+        };
+        refused(complete(11).run(), 11);
+        assert!(matches!(
+            complete(11).beams(2, |_| ControlFlow::Continue(())),
+            Err(Error::Context { tokens: 11, limit: 10 })
+        ));
+        assert_eq!(complete(10).run().unwrap().ids.len(), 0);
+        let beams = complete(7).beams(2, |_| ControlFlow::Continue(())).unwrap();
+        assert!(beams.iter().all(|beam| beam.ids.len() <= 3), "{beams:?}");
+
+        // Also where the tokens that a state has seen are not known.
+        let before = complete(6).max_tokens(2).run().unwrap();
+        let after = |count| complete(count).after(Vec::new(), before.state.clone());
+        let seen = before.state.position();
+        refused(after(4).run(), seen + 4);
+        let answer = after(1).run().unwrap();
+        assert!(answer.ids.len() <= 10 - seen - 1, "{name}: {:?}", answer.ids);
+        if answer.ids.len() == 10 - seen - 1 {
+            assert_eq!(answer.finish, Finish::Length);
+        }
     }
 }

@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
 use crate::exit::{self, Interrupted, usage};
+use crate::options::context::ContextArgs;
 use crate::options::model::ModelArgs;
 use crate::stream;
 use crate::term::Term;
@@ -54,6 +55,8 @@ pub struct BatchArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: u16,
     #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -81,6 +84,7 @@ impl Line {
 pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    let options = args.context.of(options);
     source.check_exists()?;
     if args.input == args.out {
         return Err(usage("--in and --out are one file"));
@@ -109,6 +113,9 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;
     let limits = Limits {
         max_body: usize::MAX,
+        max_inflight: usize::MAX,
+        waiting_prompts: usize::MAX,
+        waiting_texts: usize::MAX,
         max_prompt: usize::MAX,
         max_tokens: usize::MAX,
         queue_time: NO_LIMIT,

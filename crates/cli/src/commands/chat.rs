@@ -23,6 +23,7 @@ use crate::cli::parse_max_tokens;
 use crate::commands::run::bad_logits;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::Source;
+use crate::options::context::{self, ContextArgs};
 use crate::options::draft::DraftArgs;
 use crate::options::model::ModelArgs;
 use crate::options::sampling::{self, SamplingArgs};
@@ -71,6 +72,8 @@ pub struct ChatArgs {
     pub draft: DraftArgs,
     #[command(flatten)]
     pub chat: TemplateArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -128,6 +131,7 @@ struct Answered {
 pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
     let (source, options) =
         args.model.source(args.path.as_deref().or(args.model.model.as_deref()))?;
+    let options = args.context.of(options);
     source.check_exists()?;
     StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
     let folder = places::sessions(args.sessions.as_deref())?;
@@ -293,6 +297,7 @@ impl Chat<'_> {
             let error = anyhow::Error::from(error);
             self.term.say(format!("note: the text is kept, the state is not: {error:#}"));
         }
+        context::note(&self.lm.model, answer.state.position(), self.term);
         let answered = Answered {
             tokens: answer.ids.len(),
             guessed: answer.drafted,

@@ -11,6 +11,7 @@ use boostr::models::{Logits, Run, State};
 use boostr::ops;
 use clap::Args;
 
+use super::run::bad_logits;
 use crate::exit::usage;
 use crate::model::Source;
 use crate::options::model::ModelArgs;
@@ -62,7 +63,15 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
         let (tokens, after) = rest.split_at(len.min(rest.len()));
         rest = after;
         let rows = lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::All)?;
-        logits.extend(le_bytes(&ops::to_vec(&rows)?));
+        let rows = ops::to_vec(&rows)?;
+        if let Some(i) = rows.iter().position(|x| !x.is_finite()) {
+            let at = logits.len() / 4 + i;
+            let (position, token, found) = (at / vocab, at % vocab, rows[i]);
+            let reason =
+                format!("position {position}, token {token}: expected a number, found {found}");
+            return Err(bad_logits(&lm, boostr::Error::Argument { name: "logits", reason }));
+        }
+        logits.extend(le_bytes(&rows));
     }
 
     let mut written = Written::default();

@@ -22,6 +22,7 @@ use crate::cli::parse_max_tokens;
 use crate::commands::state;
 use crate::exit::{BadModel, Interrupted, usage};
 use crate::model::Source;
+use crate::options::context::{self, ContextArgs};
 use crate::options::draft::DraftArgs;
 use crate::options::grammar::{self, GrammarArgs};
 use crate::options::model::ModelArgs;
@@ -89,15 +90,14 @@ pub struct RunArgs {
     /// One JSON object with text, ids, finish_reason and timings
     #[arg(long)]
     pub json: bool,
-    /// Accepted and ignored: the state is constant, there is no context limit
-    #[arg(short, long, value_name = "N", hide = true, allow_negative_numbers = true)]
-    pub ctx_size: Option<i64>,
     #[command(flatten)]
     pub state: RunStateArgs,
     #[command(flatten)]
     pub chat: TemplateArgs,
     #[command(flatten)]
     pub grammar: GrammarArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -106,6 +106,7 @@ pub struct RunArgs {
 
 pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let (source, options, text) = model_and_text(args)?;
+    let options = args.context.of(options);
     source.check_exists()?;
     let prompt = prompt_of(args, bare, text)?;
     let is_own_prompt = prompt.is_none();
@@ -118,9 +119,6 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     };
     StopStrings::new(&args.stop).map_err(|error| usage(error.to_string()))?;
     let grammar = args.grammar.read()?;
-    if args.ctx_size.is_some() {
-        term.say("note: -c is ignored: the state is constant, there is no context limit");
-    }
 
     // Before the model: what cannot be saved need not be computed.
     let word = |word: &Option<PathBuf>| {
@@ -199,6 +197,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         }
     }
 
+    context::note(&lm.model, answer.state.position(), term);
     let report = Report {
         source: &source,
         summary,
@@ -207,6 +206,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         is_chat,
         prompt_n: ids.len(),
         reused,
+        context: context::describe(&lm.model),
         answer,
     };
     if args.json {
@@ -352,6 +352,8 @@ struct Report<'a> {
     prompt_n: usize,
     /// Tokens that came with the state.
     reused: usize,
+    /// How long a sequence may be, in words.
+    context: String,
     answer: Answer<Cpu>,
 }
 
@@ -406,6 +408,7 @@ impl Report<'_> {
         if term.verbose {
             let prompt = if self.is_chat { "a message, by the chat template" } else { "as it is" };
             lines.push(format!("prompt:              {prompt}"));
+            lines.push(format!("context:             {}", self.context));
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {

@@ -12,7 +12,7 @@ use boostr::backend::Cpu;
 use boostr::engine::{Draft, Engine, EngineConfig};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
-use boostr::nn::LayerSpec;
+use boostr::ops::{KvType, Level};
 use boostr::session::{STATES, Sessions};
 use boostr::threads::Threads;
 use boostr_server::{Config, Keys, Limits, Server};
@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::{self, usage};
+use crate::options::context::ContextArgs;
 use crate::options::draft::DraftArgs;
 use crate::options::model::ModelArgs;
 use crate::places;
@@ -75,6 +76,9 @@ pub struct ServeArgs {
     /// Conversations that are kept; no more can be begun
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub max_sessions: usize,
+    /// Bytes that conversations may take on disk; nothing is added beyond
+    #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = parse_bytes)]
+    pub sessions_quota: usize,
     /// Answers of /v1/responses that are kept for later requests; 0 keeps none
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub responses: usize,
@@ -88,12 +92,18 @@ pub struct ServeArgs {
     /// Most tokens of an answer, whatever a request says
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_new_tokens: usize,
+    /// Memory of all bodies that are under way; one more is refused. 128MiB by default, and at least 4 of --max-body
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_inflight_bytes: Option<usize>,
     /// Longest body of a request
     #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes)]
     pub max_body: usize,
     /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
+    /// Refuse requests with fields that are not known, in place of naming those in a header
+    #[arg(long)]
+    pub strict_fields: bool,
     /// Another name that the server goes by; may be given several times
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
@@ -114,6 +124,8 @@ pub struct ServeArgs {
     pub log_format: LogFormat,
     #[command(flatten)]
     pub draft: DraftArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -190,12 +202,25 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         );
         return Err(usage(reason));
     }
+    let most = args.max_body.saturating_mul(4).max(Limits::default().max_inflight);
+    let max_inflight = args.max_inflight_bytes.unwrap_or(most);
+    if max_inflight < args.max_body {
+        let reason = format!(
+            "--max-inflight-bytes: expected at least the {} of --max-body, found {max_inflight}",
+            args.max_body
+        );
+        return Err(usage(reason));
+    }
     start_log(args.log_format, term);
+    if !loopback && keys.is_empty() && args.allowed_host.is_empty() {
+        term.say("everyone who can reach this address may use the server; a name for it needs --allowed-host");
+    }
     // Texts are made vectors, and the model is loaded, on threads of the global pool; the engine has its own.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
 
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
+    let options = args.context.of(options);
     source.check_exists()?;
     let name = args.alias.clone().unwrap_or_else(|| source.name());
     let sessions = sessions(args, loopback, term)?;
@@ -206,12 +231,15 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         loopback,
         allowed_hosts: args.allowed_host.clone(),
         cors_origins: args.cors_origin.clone(),
+        strict_fields: args.strict_fields,
         page: args.ui == Switch::On,
         metrics: args.metrics == Switch::On,
         max_sessions: args.max_sessions,
+        sessions_quota: args.sessions_quota as u64,
         max_responses: args.responses,
         limits: Limits {
             max_body: args.max_body,
+            max_inflight,
             max_tokens: args.max_new_tokens,
             drain_time: args.drain,
             ..Limits::default()
@@ -224,6 +252,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         .context("starting threads")?;
     let load = {
         let (draft, model, cpu) = (args.draft.clone(), args.model.clone(), term.cpu.clone());
+        let kept = (cpu.level(), KvType::from(model.kv_type));
         let (max_running, max_queue, state_cache) =
             (usize::from(args.max_running), args.max_queue, args.state_cache);
         move || -> Result<Ready> {
@@ -235,7 +264,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
                 ..EngineConfig::default()
             };
             let draft = draft.open(&model, &lm)?;
-            let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache)?;
+            let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache, kept)?;
             let engine = Engine::start(lm.clone(), plan.engine.clone())?;
             Ok(Ready { lm, engine, draft, sessions, plan })
         }
@@ -244,8 +273,9 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         announce(address, &name, lm, plan, term)?;
         if let Some(folder) = &folder {
             term.say(format!(
-                "sessions: at most {} in {}, each with up to {STATES} states from {} on",
+                "sessions: at most {} and {} in {}, each with up to {STATES} states from {} on",
                 args.max_sessions,
+                system::bytes(args.sessions_quota as u64),
                 folder.display(),
                 system::bytes(plan.saved_bytes)
             ));
@@ -272,9 +302,8 @@ async fn serve(
     load: impl FnOnce() -> Result<Ready> + Send + 'static,
     announce: impl FnOnce(SocketAddr, &LanguageModel<Cpu>, &Plan) -> Result<()>,
 ) -> Result<()> {
-    let listener = TcpListener::bind(addresses)
-        .await
-        .with_context(|| format!("listening at {addresses:?}"))?;
+    let bound = TcpListener::bind(addresses).await;
+    let listener = bound.map_err(|error| not_bound(addresses, error))?;
     let address = listener.local_addr().context("listening")?;
     let (stop, mut stopped) = watch::channel(false);
     tokio::spawn(signals(stop)?);
@@ -295,6 +324,23 @@ async fn serve(
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     serving.await.context("serving")
+}
+
+/// Why a server cannot listen, and what to do.
+fn not_bound(addresses: &[SocketAddr], error: io::Error) -> anyhow::Error {
+    let list: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let what = format!("listening at {}", list.join(", "));
+    let port = addresses.first().map_or(0, SocketAddr::port);
+    if error.kind() != io::ErrorKind::AddrInUse {
+        return anyhow::Error::new(error).context(what);
+    }
+    let who = match system::listener_at(port) {
+        Some((process, name)) => format!("`{name}` (process {process})"),
+        None => format!("another process (`ss -ltnp 'sport = :{port}'` may name it)"),
+    };
+    let other = if port == u16::MAX { port - 1 } else { port + 1 };
+    let advice = format!("choose another, as --port {other}; --port 0 takes a free one");
+    anyhow::anyhow!("{what}: port {port} is in use by {who}: {advice}")
 }
 
 /// Tells `stop` of the first signal; a second one ends the process.
@@ -341,9 +387,9 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
 /// How much memory is for what.
 struct Plan {
     engine: EngineConfig,
-    /// Bytes of a sequence that has seen nothing, with all that guessing takes, and whether it grows.
+    /// Bytes of a sequence that has seen nothing, with all that guessing takes, and how it grows.
     state_bytes: u64,
-    grows: bool,
+    growth: String,
     /// Bytes of a state that a session keeps, at least.
     saved_bytes: u64,
 }
@@ -357,20 +403,40 @@ impl Plan {
         draft: Option<&Draft<Cpu>>,
         engine: EngineConfig,
         cache: Option<usize>,
+        (level, kind): (Level, KvType),
     ) -> Result<Self> {
         let bytes =
             |model: &Model<Cpu>| model.new_state().map(|state| state.size_in_bytes() as u64);
-        let grows = |model: &Model<Cpu>| model.family().layers().iter().any(LayerSpec::grows);
+        // Bytes of what attention keeps of so many tokens, and of one.
+        let kept = |model: &Model<Cpu>, tokens: usize| -> u64 {
+            let layers = model.family().layers();
+            layers.iter().map(|layer| layer.kv_bytes(level, kind, tokens) as u64).sum()
+        };
+        let of_token = |model: &Model<Cpu>| -> u64 {
+            let layers = model.family().layers();
+            layers.iter().map(|layer| layer.state_bytes(level, kind).1 as u64).sum()
+        };
         let saved_bytes = bytes(&lm.model)?;
-        let (mut state_bytes, mut grow) = (saved_bytes, grows(&lm.model));
+        let (mut state_bytes, mut token_bytes) = (saved_bytes, of_token(&lm.model));
         // Who guesses goes back to the state before wrong guesses.
         if draft.is_some() {
             state_bytes += saved_bytes;
         }
         if let Some(Draft::Model(draft)) = draft {
             state_bytes += bytes(draft)?;
-            grow |= grows(draft);
+            token_bytes += of_token(draft);
         }
+        let growth = match lm.model.context_limit() {
+            _ if token_bytes == 0 => "whatever its length".to_owned(),
+            Some(limit) => format!(
+                "and {} for each token that attention keeps, {} for the {limit} of its context",
+                system::bytes(token_bytes),
+                system::bytes(kept(&lm.model, limit))
+            ),
+            None => {
+                format!("and {} for each token that attention keeps", system::bytes(token_bytes))
+            }
+        };
         let running = state_bytes.saturating_mul(engine.max_running as u64);
         let free = free_memory();
         let most = STATE_CACHE.min(free.map_or(STATE_CACHE, |free| free / 4));
@@ -391,7 +457,7 @@ impl Plan {
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
         let engine = EngineConfig { snapshot_bytes, ..engine };
-        Ok(Self { engine, state_bytes, grows: grow, saved_bytes })
+        Ok(Self { engine, state_bytes, growth, saved_bytes })
     }
 }
 
@@ -411,16 +477,11 @@ fn announce(
     plan: &Plan,
     term: &Term,
 ) -> Result<()> {
-    let Plan { engine, state_bytes, grows, .. } = plan;
+    let Plan { engine, state_bytes, growth, .. } = plan;
     let parameters = system::count(lm.model.parameters().0 as u64);
-    let growth = if *grows {
-        ", and more for each token that attention keeps"
-    } else {
-        ", whatever its length"
-    };
     term.say(format!("boostr {}  {name} ({parameters} parameters)", env!("CARGO_PKG_VERSION")));
     term.say(format!(
-        "memory: {} a running sequence{growth}; {} at once: {}; snapshots: at most {}",
+        "memory: {} a running sequence, {growth}; {} at once: {}; snapshots: at most {}",
         system::bytes(*state_bytes),
         engine.max_running,
         system::bytes(state_bytes.saturating_mul(engine.max_running as u64)),

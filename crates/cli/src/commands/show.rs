@@ -206,6 +206,14 @@ impl<'a> Facts<'a> {
             }
             lines.push(("vocabulary", format!("{} ids, {rows} rows", frame.vocab_size)));
             lines.push(("head", tied(frame.tie_embeddings).to_owned()));
+            if let Some(trained) = config.trained_length() {
+                let limit = match config.context_limit() {
+                    None => "no limit: no layer keeps keys of all positions".to_owned(),
+                    Some(limit) if limit == trained => "the limit of a sequence".to_owned(),
+                    Some(limit) => format!("scaled to {limit}, the limit of a sequence"),
+                };
+                lines.push(("context", format!("{trained} tokens trained, {limit}")));
+            }
         }
         let total = self.summary.parameters as u64;
         let rest = total - self.embedding_parameters as u64;
@@ -294,7 +302,9 @@ impl<'a> Facts<'a> {
         object["bytes_by_type"] =
             self.summary.by_dtype.iter().map(|(name, sum)| (name.clone(), json!(sum))).collect();
         if let (Some(config), Some(memory)) = (&self.config, self.memory()) {
-            let sizes = self.sizes_json(config.family(), &memory);
+            let mut sizes = self.sizes_json(config.family(), &memory);
+            sizes["trained_length"] = json!(config.trained_length());
+            sizes["context_limit"] = json!(config.context_limit());
             if let (Value::Object(object), Value::Object(sizes)) = (&mut object, sizes) {
                 object.extend(sizes);
             }

@@ -20,7 +20,7 @@ pub struct GrammarArgs {
     /// The text is JSON of this schema: a file, or the schema itself
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
-    /// The text follows the rules of this file, in Lark's notation
+    /// The text follows the rules of this file, in Lark's notation or in GBNF
     #[arg(long, value_name = "FILE", conflicts_with = "regex")]
     pub grammar: Option<PathBuf>,
     /// The text is one that this regular expression matches, all of it
@@ -40,7 +40,7 @@ impl GrammarArgs {
                 .map_err(|error| usage(format!("`{name}` is not JSON: {error}")))?;
             Grammar::json_schema(&schema)
         } else if let Some(file) = &self.grammar {
-            Grammar::lark(text_of(file)?)
+            Grammar::rules(&text_of(file)?)
         } else if let Some(regex) = &self.regex {
             Grammar::regex(regex)
         } else {

@@ -1,5 +1,6 @@
 //! Groups of options that several commands share, and what each means.
 
+pub mod context;
 pub mod draft;
 pub mod grammar;
 pub mod model;

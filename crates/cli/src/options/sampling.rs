@@ -22,10 +22,11 @@ pub struct SamplingArgs {
     #[arg(long, alias = "temperature", value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_TEMP", hide_env = true)]
     pub temp: Option<f32>,
-    /// Choose among the N likeliest; 0 for all
+    /// Choose among the N likeliest; 0 or -1 for all
     #[arg(long, value_name = "N", env = "BOOSTR_TOP_K", hide_env = true)]
+    #[arg(allow_negative_numbers = true, value_parser = parse_top_k)]
     pub top_k: Option<usize>,
-    #[arg(help = ranged("Choose among the likeliest that together reach X; 1 for all", &sample::TOP_P))]
+    #[arg(help = ranged("Choose among the likeliest that together reach X; 1 for all, 0 for one", &sample::TOP_P))]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(env = "BOOSTR_TOP_P", hide_env = true)]
     pub top_p: Option<f32>,
@@ -63,6 +64,14 @@ impl SamplingArgs {
             seed: Some(self.seed.unwrap_or_else(seed_of_the_clock)),
             ..Sampling::default()
         }
+    }
+}
+
+/// A number, or -1, by which other programs mean all.
+fn parse_top_k(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(0),
+        _ => text.parse().map_err(|_| "expected a whole number, or -1 for all".to_owned()),
     }
 }
 

@@ -209,9 +209,17 @@ fn the_variable_names_the_model_unless_the_line_does() {
 }
 
 #[test]
-fn a_size_of_context_is_accepted_with_a_note() {
-    let run = boostr(&["-c", "4096", "-p", "Call me", "-n", "2"]).ok();
-    assert!(run.stderr.contains("no context limit"), "{}", run.stderr);
+fn p_context_overflow_silent_a_length_of_context_holds() {
+    let prompt = ["-p", "Call me Ishmael. Some years ago - never mind how long precisely"];
+    for option in ["-c", "--context", "--ctx-size"] {
+        let long = boostr(&[&[option, "4"], &prompt[..]].concat()).fails(2);
+        assert!(long.stderr.contains("maximum context length"), "{}", long.stderr);
+        assert!(long.stderr.contains("--no-context-limit"), "{}", long.stderr);
+    }
+    let run = boostr(&[&["-c", "30", "-n", "-1", "--json"], &prompt[..]].concat()).ok().json();
+    let tokens = run["timings"]["prompt_n"].as_u64().unwrap()
+        + run["timings"]["predicted_n"].as_u64().unwrap();
+    assert_eq!((&run["finish_reason"], tokens), (&serde_json::json!("length"), 30), "{run}");
     assert_eq!(boostr(&["--ctx-size", "0", "-p", "Call me", "-n", "2", "-q"]).ok().stderr, "");
 }
 

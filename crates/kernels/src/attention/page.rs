@@ -50,6 +50,19 @@ impl KvType {
             Self::Q8_0 => "q8_0",
         }
     }
+
+    /// Magnitudes below this stay finite.
+    #[must_use]
+    pub fn bound(self) -> f32 {
+        match self {
+            Self::F32 => f32::INFINITY,
+            // Half a step above the largest, 65504.
+            Self::F16 => 65_520.0,
+            Self::Bf16 => 3.396_177e38,
+            // A scale is an f16.
+            Self::Q8_0 => 65_504.0 * 127.0,
+        }
+    }
 }
 
 /// The sizes of a page.

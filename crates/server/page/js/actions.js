@@ -6,7 +6,7 @@ import { ask, closeMenu } from './dialogs.js';
 import { $, say } from './dom.js';
 import { remembered } from './memory.js';
 import { call, sessionPath } from './server.js';
-import { listSessions, reload, settled } from './sessions.js';
+import { getSession, listSessions, reload, settled } from './sessions.js';
 import { chat, page, take } from './state.js';
 import { stop } from './talk.js';
 import { renderSidebar } from './tree.js';
@@ -42,7 +42,7 @@ export async function open() {
     const pending = remembered.get('sessionStorage', 'boostr.pending')?.split('/') ?? [];
     remembered.set('sessionStorage', 'boostr.pending', null);
     const session = !id || !page.props.sessions ? null
-      : pending[0] === id ? await settled(id, Number(pending[1])) : await call('GET', sessionPath(id));
+      : pending[0] === id ? await settled(id, Number(pending[1])) : await getSession(id);
     if (turn !== opening) return;
     if (session === null || session.id !== chat.info?.id) $('name').value = '';
     if (page.props.sessions) take(session); // without, the conversation is only here

@@ -4,8 +4,8 @@ import { setInput } from './composer.js';
 import { atEnd, gauges, renderChat, scrollDown } from './conversation.js';
 import { $, make, say } from './dom.js';
 import { choices, NUMBERS, remembered } from './memory.js';
-import { call, events, Failure, request, sessionPath } from './server.js';
-import { listSessions, settled } from './sessions.js';
+import { call, events, Failure, request } from './server.js';
+import { getSession, listSessions, settled } from './sessions.js';
 import { chat, keepNumbers, page, path, take } from './state.js';
 import { renderSidebar } from './tree.js';
 import { clearTrouble, report } from './trouble.js';
@@ -51,7 +51,7 @@ export async function send(text) {
   try {
     if (chat.info) {
       const left = written && (cut || failure);
-      take(left || cut ? await settled(chat.info.id, before) : await call('GET', sessionPath(chat.info.id)));
+      take(left || cut ? await settled(chat.info.id, before) : await getSession(chat.info.id));
       await listSessions();
     } else if (written || finish) {
       const id = Math.max(0, ...chat.turns.keys()) + 1;

@@ -7,7 +7,8 @@ use boostr::backend::Backend;
 
 use super::blocking;
 use crate::app::{App, Loaded};
-use crate::error::{ApiError, Result};
+use crate::desk::late;
+use crate::error::Result;
 
 /// Tells work whether anybody waits for it still.
 #[derive(Clone, Default)]
@@ -37,8 +38,7 @@ pub(crate) async fn alone<B: Backend, T: Send + 'static>(
 ) -> Result<T> {
     let turn = loaded.alone.clone().acquire_owned();
     let Ok(Ok(turn)) = tokio::time::timeout(app.config.limits.queue_time, turn).await else {
-        let message = "the request waited too long for its turn";
-        return Err(ApiError::unavailable("queue_time", message));
+        return Err(late());
     };
     let waiting = Waiting::default();
     let _handler = Handler(waiting.clone());

@@ -79,7 +79,7 @@ pub(crate) async fn complete<B: Backend>(
 ) -> Result<Response> {
     let options = GenerationOptions::read(&mut fields)?;
     let chat = ChatFields::read(&mut fields)?;
-    fields.finish();
+    fields.finish()?;
     let (top, count) = (chat.top()?, options.count());
     let (is_stream, with_usage) = (options.is_stream(), options.includes_usage());
     let conversation = Conversation {

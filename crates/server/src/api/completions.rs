@@ -23,6 +23,7 @@ use crate::auth::Scope;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, wrong};
+use crate::form::Form;
 use crate::job::{self, Job, Piece};
 use crate::options::{GenerationOptions, MAX_N, MAX_TOP, texts, token_ids};
 use crate::sse::{self, Events, Script};
@@ -49,6 +50,8 @@ pub(crate) struct CompletionFields {
     /// Look for the likeliest continuations by `best_of` beams, in place of sampling; not with `stream`, `logprobs`, or
     /// options of sampling
     use_beam_search: Option<bool>,
+    #[schema(ignore)]
+    form: Option<Form>,
 }
 
 /// A text, tokens, or several of them
@@ -107,7 +110,9 @@ impl Prompt {
     ) -> Result<(Vec<u32>, String)> {
         let (ids, text) = match self {
             Self::Text(text) => {
+                let memory = prompt::memory(loaded, &text, most, param)?;
                 let ids = loaded.lm.encode(&text);
+                drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
             }
             Self::Hole { prefix, suffix } => {
@@ -127,7 +132,7 @@ impl Prompt {
                 (ids, text)
             }
         };
-        prompt::check_length(&ids, most, param)?;
+        prompt::check_context(loaded, &ids, most, param)?;
         Ok((ids, text))
     }
 }
@@ -150,6 +155,7 @@ impl CompletionFields {
             echo: fields.boolean("echo")?,
             best_of: fields.count("best_of", options.count()..=MAX_N)?,
             use_beam_search: fields.boolean("use_beam_search")?,
+            form: Form::read(fields)?,
         };
         if read.is_beam_search() {
             let reason = if options.is_stream() {
@@ -158,6 +164,8 @@ impl CompletionFields {
                 "not together with `logprobs`".to_owned()
             } else if let Some(option) = options.of_sampling() {
                 format!("it does not sample: not together with `{option}`")
+            } else if let Some(form) = &read.form {
+                format!("beams follow no form: not together with `{}`", form.param())
             } else {
                 return Ok(read);
             };
@@ -193,18 +201,19 @@ pub(crate) async fn complete<B: Backend>(
     let loaded = app.ready()?;
     let options = GenerationOptions::read(&mut fields)?;
     let completion = CompletionFields::read(&mut fields, &options)?;
-    fields.finish();
+    fields.finish()?;
     options.check_model(&app.config.model_name)?;
     let sampler =
         options.sampler(&loaded.lm.defaults, loaded.lm.vocab_limit(), app.ids.number())?;
     let is_beam_search = completion.is_beam_search();
     let is_scored = completion.scores_prompt();
-    let prompts = {
+    let (prompts, constraint) = {
         let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
-        let prompts = completion.prompt;
+        let (prompts, form) = (completion.prompt, completion.form);
         let encode = move || {
             let encoded = prompts.into_iter().map(|prompt| prompt.encode(&loaded, "prompt", most));
-            encoded.collect::<Result<Vec<_>>>()
+            let constraint = form.map(|form| form.constraint(&loaded)).transpose()?;
+            Ok((encoded.collect::<Result<Vec<_>>>()?, constraint))
         };
         blocking(&app, encode).await?
     };
@@ -252,7 +261,8 @@ pub(crate) async fn complete<B: Backend>(
         }
         let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
         let logprobs = top.or(is_choosing.then_some(0));
-        let mut request = Request { count: tries, logprobs, state, ..request };
+        let constraint = constraint.as_ref().map(|constraint| constraint.fork());
+        let mut request = Request { count: tries, logprobs, constraint, state, ..request };
         if is_scored && request.max_tokens == 1 {
             // Who wants one token beside those of the prompt counts on it, also where it would end the text.
             request.eos.clear();

@@ -80,7 +80,7 @@ impl<B: Backend> Asked<B> {
             Some(name) => {
                 let mut turn = Turn::begin(loaded, name, &asked.messages, &template)?;
                 let (ids, marks, state) = turn.prompt();
-                prompt::check_length(&ids, most, "messages")?;
+                prompt::check_context(loaded, &ids, most, "messages")?;
                 (ids, marks, state, Some(turn))
             }
             None => {
@@ -184,7 +184,9 @@ impl Conversation {
         }
         let (asked, conversation) = {
             let (loaded, most) = (loaded.clone(), app.config.limits.max_prompt);
-            blocking(app, move || Ok((Asked::new(&loaded, &self, most)?, self))).await?
+            let desk =
+                if self.session.is_some() { &app.desks.sessions } else { &app.desks.prompts };
+            desk.blocking(app, move || Ok((Asked::new(&loaded, &self, most)?, self))).await?
         };
         asked.submit(app, loaded, scope, &conversation.options, sampler, conversation.top)
     }

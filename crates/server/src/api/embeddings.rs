@@ -80,7 +80,7 @@ pub(crate) async fn embed<B: Backend>(
     let width = loaded.lm.model.width();
     let dimensions = fields.count("dimensions", 1..=1 << 20)?;
     fields.take("user");
-    fields.finish();
+    fields.finish()?;
     if model.is_some_and(|model| model != app.config.model_name) {
         return Err(unknown_model(&app.config.model_name));
     }

@@ -20,8 +20,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -30,6 +30,7 @@ use boostr::backend::Backend;
 use crate::app::App;
 use crate::endpoint::{self, Endpoint};
 use crate::error::{ApiError, Result};
+use crate::form::FormFields;
 use crate::guard::guard;
 use crate::options::GenerationOptions;
 use crate::shape::Shape;
@@ -67,6 +68,7 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
         .takes::<GenerationOptions>()
         .takes::<ChatFields>()
         .takes::<Shape>()
+        .takes::<FormFields>()
         .streams::<ChatCompletion, ChatChunk>(),
         Endpoint::post("/v1/responses", "The assistant's turn, in items", responses::create::<B>)
             .takes::<GenerationOptions>()
@@ -79,6 +81,7 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
         Endpoint::post("/v1/completions", "A text goes on", completions::complete::<B>)
             .takes::<GenerationOptions>()
             .takes::<CompletionFields>()
+            .takes::<FormFields>()
             .streams::<TextCompletion, TextCompletion>(),
         Endpoint::post(MESSAGES, "The assistant's turn, in blocks", anthropic::create::<B>)
             .takes::<GenerationOptions>()
@@ -180,6 +183,7 @@ pub(crate) fn in_own_form(path: &str, response: Response) -> Response {
 pub(crate) fn router<B: Backend>(app: Arc<App<B>>) -> Router {
     let endpoints = endpoints::<B>();
     let document = endpoint::document(&endpoints);
+    let paths: Vec<&'static str> = endpoints.iter().map(|endpoint| endpoint.path).collect();
     let mut router =
         Router::new().route("/openapi.json", get(move || ready(Json(document.clone()))));
     for endpoint in endpoints {
@@ -191,14 +195,32 @@ pub(crate) fn router<B: Backend>(app: Arc<App<B>>) -> Router {
         router = router.merge(crate::page::routes());
     }
     router
-        .fallback(unknown_path)
+        .fallback(move |uri: Uri| ready(unknown_path(uri.path(), &paths)))
         .method_not_allowed_fallback(unknown_method)
         .layer(axum::middleware::from_fn_with_state(app.clone(), guard::<B>))
         .with_state(app)
 }
 
-async fn unknown_path() -> ApiError {
-    ApiError::not_found("there is nothing at this path; /openapi.json lists what there is")
+fn unknown_path(path: &str, paths: &[&'static str]) -> ApiError {
+    let message = "there is nothing at this path; /openapi.json lists what there is";
+    match meant(path, paths) {
+        Some(meant) => ApiError::not_found(format!("{message}; perhaps `{meant}` is meant")),
+        None => ApiError::not_found(message),
+    }
+}
+
+/// The endpoint that a path ends like: clients leave out `/v1`, or put something before it.
+fn meant(path: &str, paths: &[&'static str]) -> Option<&'static str> {
+    let asked: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let is_meant = |known: &&&'static str| {
+        let known: Vec<&str> = known.split('/').filter(|part| !part.is_empty()).collect();
+        let own = known.strip_prefix(&["v1"]).unwrap_or(&known);
+        let fits = |(asked, own): (&&str, &&str)| own.starts_with('{') || asked == own;
+        asked.len() >= own.len()
+            && asked.iter().rev().zip(own.iter().rev()).all(fits)
+            && (asked.len() == own.len() || own.first().is_some_and(|part| !part.starts_with('{')))
+    };
+    paths.iter().filter(is_meant).max_by_key(|known| known.split('/').count()).copied()
 }
 
 async fn unknown_method() -> Response {
@@ -220,16 +242,76 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// Work of the processor or the disk, on a thread that may be busy, when one is free.
+/// Which part of a list is wanted: `?limit=N&after=LAST`.
+struct Page {
+    limit: usize,
+    /// The last one of the page before.
+    after: Option<String>,
+}
+
+const PAGE: usize = 100;
+const MAX_PAGE: usize = 1000;
+
+impl<S: Send + Sync> FromRequestParts<S> for Page {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
+        let mut page = Self { limit: PAGE, after: None };
+        for (name, value) in parts.uri.query().into_iter().flat_map(pairs) {
+            match name {
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+                    page.limit = limit.ok_or_else(|| {
+                        ApiError::field(
+                            "limit",
+                            format!("expected an integer from 1 to {MAX_PAGE}"),
+                        )
+                    })?;
+                }
+                "after" => page.after = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// The pairs of a query. Numbers and names of sessions need no escapes.
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter_map(|pair| pair.split_once('='))
+}
+
+/// Work for what is generated, on a thread that may be busy.
 async fn blocking<B: Backend, T: Send + 'static>(
     app: &App<B>,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let turn = app.hands.clone().acquire_owned().await;
-    let span = tracing::Span::current();
-    let result = tokio::task::spawn_blocking(move || {
-        let _held = turn;
-        span.in_scope(work)
-    });
-    result.await.unwrap_or_else(|error| Err(ApiError::internal(&error)))
+    app.desks.prompts.blocking(app, work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_nearly_one_names_it() {
+        let paths =
+            ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{id}", "/health"];
+        for (asked, meant_path) in [
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/chat/completions/", Some("/v1/chat/completions")),
+            ("/openai/v1/completions", Some("/v1/completions")),
+            ("/models", Some("/v1/models")),
+            ("/v1/models/", Some("/v1/models")),
+            ("/models/demo", Some("/v1/models/{id}")),
+            ("/v1/health", Some("/health")),
+            ("/v1/audio/speech", None),
+            ("/favicon.ico", None),
+            ("/", None),
+        ] {
+            assert_eq!(meant(asked, &paths), meant_path, "{asked}");
+        }
+        assert!(unknown_path("/models", &paths).message.contains("`/v1/models`"));
+    }
 }

@@ -32,6 +32,20 @@ pub(crate) struct ModelCard {
     /// When it was loaded, in seconds since 1970
     created: u64,
     owned_by: &'static str,
+    /// Tokens that a sequence may have, or for which the model was made; by vLLM's name
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<usize>,
+    meta: ModelMeta,
+}
+
+/// More of a model, by llama.cpp's names.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelMeta {
+    n_vocab: usize,
+    /// Tokens that the model was made for, if its file says so
+    n_ctx_train: Option<usize>,
+    n_embd: usize,
+    n_params: usize,
 }
 
 /// What a page has to know.
@@ -75,8 +89,17 @@ pub(crate) struct Health {
 const OK: Health = Health { status: "ok", seconds: None, error: None };
 
 fn card<B: Backend>(app: &App<B>) -> Result<ModelCard> {
-    let created = app.ready()?.created;
+    let loaded = app.ready()?;
+    let (created, model) = (loaded.created, &loaded.lm.model);
+    let trained = model.trained_length();
     Ok(ModelCard {
+        max_model_len: model.context_limit().or(trained),
+        meta: ModelMeta {
+            n_vocab: model.vocab_rows(),
+            n_ctx_train: trained,
+            n_embd: model.width(),
+            n_params: model.parameters().0,
+        },
         id: app.config.model_name.clone(),
         object: "model",
         created,
@@ -134,6 +157,13 @@ pub(crate) async fn live() -> Json<Health> {
 
 pub(crate) async fn metrics<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Response> {
     let stats = app.loaded().map(|loaded| loaded.engine.stats());
-    let text = app.metrics.text(stats).map_err(|error| ApiError::internal(&error))?;
+    let (desks, waits) = (&app.desks, "Requests that wait for a hand");
+    let gauges = [
+        ("inflight_bytes", "Memory of bodies under way", app.inflight.used()),
+        ("waiting_prompts", waits, desks.prompts.waiting()),
+        ("waiting_texts", waits, desks.texts.waiting()),
+        ("waiting_sessions", waits, desks.sessions.waiting()),
+    ];
+    let text = app.metrics.text(stats, &gauges).map_err(|error| ApiError::internal(&error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }

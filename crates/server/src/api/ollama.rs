@@ -239,7 +239,7 @@ pub(crate) async fn chat<B: Backend>(
     let mut common = Common::read(&app, &mut fields)?;
     let messages = fields.list("messages")?.unwrap_or_default();
     let tools = fields.list("tools")?.unwrap_or_default();
-    fields.finish();
+    fields.finish()?;
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(i, given)| message(&format!("messages[{i}]"), given));
     let messages = messages.collect::<Result<Vec<_>>>()?;
@@ -279,7 +279,7 @@ pub(crate) async fn generate<B: Backend>(
             return Err(ApiError::field(name, "expected none: it is no part of a request here"));
         }
     }
-    fields.finish();
+    fields.finish()?;
     let script = AnswerScript::new(&app, start, false);
     if prompt.is_empty() && suffix.is_none() {
         app.ready()?;
@@ -330,7 +330,7 @@ fn message(path: &str, given: Value) -> Result<Value> {
             message.insert(there.into(), value);
         }
     }
-    fields.finish();
+    fields.finish()?;
     let of = |error: ApiError| {
         error.renamed(&format!("{path}.reasoning_content"), &format!("{path}.thinking"))
     };
@@ -518,7 +518,7 @@ pub(crate) async fn show<B: Backend>(
 ) -> Result<Json<OllamaShow>> {
     check_model(&app, &mut fields)?;
     fields.take("verbose");
-    fields.finish();
+    fields.finish()?;
     let loaded = app.ready()?;
     let (name, config) = architecture(&loaded);
     let mut info = Map::new();

@@ -5,7 +5,15 @@ use boostr::chat::Options;
 use serde_json::Value;
 
 use crate::app::Loaded;
+use crate::desk::Taken;
 use crate::error::{ApiError, Result};
+
+/// Memory that encoding takes, for each byte of a text.
+const ENCODING: usize = 150;
+/// Texts with more bytes than this for each token that a prompt may have are refused before they are encoded.
+const TOKEN_BYTES: usize = 8;
+/// A text that is not refused for its bytes, however few tokens a prompt may have.
+const SHORT: usize = 1 << 20;
 
 /// The ids of a conversation, and after how many of them messages end: where a later one may part from it.
 pub(crate) fn encode<B: Backend>(
@@ -16,8 +24,9 @@ pub(crate) fn encode<B: Backend>(
 ) -> Result<(Vec<u32>, Vec<usize>)> {
     let of = |error| refused(&error);
     let conversation = loaded.lm.conversation(&loaded.template, messages, options).map_err(of)?;
+    let _memory = memory(loaded, conversation.text(), most, "messages")?;
     let ids = conversation.encode_from(0).map_err(of)?;
-    check_length(&ids, most, "messages")?;
+    check_context(loaded, &ids, most, "messages")?;
     let marks = conversation.marks(0, &ids, messages.len()).map_err(of)?;
     Ok((ids, marks))
 }
@@ -39,7 +48,34 @@ pub(crate) fn refused(error: &boostr::Error) -> ApiError {
     }
 }
 
-/// Checks how long a prompt is.
+/// Waits for the memory to encode a text, of which at most `most` tokens are wanted.
+pub(crate) fn memory<'a, B: Backend>(
+    loaded: &'a Loaded<B>,
+    text: &str,
+    most: usize,
+    param: &str,
+) -> Result<Taken<'a>> {
+    let (bytes, limit) = (text.len(), most.saturating_mul(TOKEN_BYTES).max(SHORT));
+    if bytes > limit {
+        let reason = format!("expected a text of at most {limit} bytes, found {bytes}");
+        return Err(ApiError::field(param, reason).with_code("context_length_exceeded"));
+    }
+    Ok(loaded.room.take(bytes.saturating_mul(ENCODING)))
+}
+
+/// Checks how long a prompt is, by a server's limit and by the model's context.
+pub(crate) fn check_context<B: Backend>(
+    loaded: &Loaded<B>,
+    ids: &[u32],
+    most: usize,
+    param: &str,
+) -> Result<()> {
+    check_length(ids, most, param)?;
+    let room = loaded.lm.model.room_after(ids.len());
+    room.map(drop).map_err(|error| ApiError::of_input(param, &error))
+}
+
+/// Checks how long a prompt is, by a server's limit.
 pub(crate) fn check_length(ids: &[u32], most: usize, param: &str) -> Result<()> {
     match ids.len() {
         0 => Err(ApiError::field(param, "expected at least one token, found none")),

@@ -11,9 +11,10 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::{Id, blocking};
+use super::{Id, Page};
 use crate::app::{App, Loaded};
 use crate::body::{JsonBody, OptionalJson};
+use crate::desk::Taken;
 use crate::error::{ApiError, Result};
 use crate::turn::{kept, refused};
 
@@ -80,12 +81,18 @@ struct ParentTurn {
     turn: u32,
 }
 
-/// A session with all its turns.
+/// Bytes of JSON after which a page of turns ends.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// A session with its turns, or a page of them.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionTree {
     #[serde(flatten)]
     card: SessionCard,
+    /// By their numbers
     tree: Vec<TreeTurn>,
+    /// Whether there are more: ask again with `after`, the number of the last one
+    has_more: bool,
 }
 
 /// What was said once, and answered.
@@ -100,12 +107,14 @@ struct TreeTurn {
     created: u64,
 }
 
-/// All sessions.
+/// All sessions, or a page of them; the one that was used last first.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionList {
     /// `list`
     object: &'static str,
     data: Vec<SessionCard>,
+    /// Whether there are more: ask again with `after`, the name of the last one
+    has_more: bool,
 }
 
 /// A session that is no more.
@@ -142,18 +151,30 @@ fn card<B: Backend>(session: &Session<B>) -> SessionCard {
     session.summary().into()
 }
 
-fn open<B: Backend>(loaded: &Loaded<B>, id: &str) -> Result<Session<B>> {
-    kept(loaded)?.sessions.get(id).map_err(|error| refused(&error, "id"))
+fn open<'a, B: Backend>(loaded: &'a Loaded<B>, id: &str) -> Result<(Session<B>, Taken<'a>)> {
+    kept(loaded)?.open(&loaded.room, id, "id")
 }
 
-pub(crate) async fn list<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Json<SessionList>> {
+pub(crate) async fn list<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    page: Page,
+) -> Result<Json<SessionList>> {
     let loaded = app.ready()?;
-    blocking(&app, move || {
-        let all = kept(&loaded)?.sessions.list().map_err(|error| refused(&error, "id"))?;
-        let data = all.into_iter().map(SessionCard::from).collect();
-        Ok(Json(SessionList { object: "list", data }))
-    })
-    .await
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let all = kept(&loaded)?.sessions.list().map_err(|error| refused(&error, "id"))?;
+            let start = match &page.after {
+                None => 0,
+                Some(id) => {
+                    all.iter().position(|summary| summary.id == *id).map_or(all.len(), |i| i + 1)
+                }
+            };
+            let has_more = all.len() > start + page.limit;
+            let cards = all.into_iter().skip(start).take(page.limit).map(SessionCard::from);
+            Ok(Json(SessionList { object: "list", data: cards.collect(), has_more }))
+        })
+        .await
 }
 
 pub(crate) async fn create<B: Backend>(
@@ -163,32 +184,40 @@ pub(crate) async fn create<B: Backend>(
     let loaded = app.ready()?;
     let id = fields.text("id")?.unwrap_or_else(|| app.ids.name("s-"));
     let system = fields.text("system")?;
-    fields.finish();
-    blocking(&app, move || {
-        let session = kept(&loaded)?.sessions.create(&id, system.as_deref());
-        let session = session.map_err(|error| refused(&error, "id"))?;
-        Ok((StatusCode::CREATED, Json(card(&session))))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let session = kept(&loaded)?.sessions.create(&id, system.as_deref());
+            let session = session.map_err(|error| refused(&error, "id"))?;
+            Ok((StatusCode::CREATED, Json(card(&session))))
+        })
+        .await
 }
 
 pub(crate) async fn one<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Id(id): Id,
+    page: Page,
 ) -> Result<Json<SessionTree>> {
     let loaded = app.ready()?;
-    blocking(&app, move || {
-        let session = open(&loaded, &id)?;
-        let tree = session.turns().into_iter().map(|turn| TreeTurn {
-            id: turn.id,
-            parent: turn.parent,
-            messages: turn.messages,
-            position: turn.position,
-            created: turn.created,
-        });
-        Ok(Json(SessionTree { card: card(&session), tree: tree.collect() }))
-    })
-    .await
+    let after = page.after.as_deref().map(str::parse).transpose();
+    let after = after.map_err(|_| ApiError::field("after", "expected the number of a turn"))?;
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let (session, _memory) = open(&loaded, &id)?;
+            let (turns, has_more) = session.turns_after(after.unwrap_or(0), page.limit, PAGE_BYTES);
+            let tree = turns.into_iter().map(|turn| TreeTurn {
+                id: turn.id,
+                parent: turn.parent,
+                messages: turn.messages,
+                position: turn.position,
+                created: turn.created,
+            });
+            Ok(Json(SessionTree { card: card(&session), tree: tree.collect(), has_more }))
+        })
+        .await
 }
 
 pub(crate) async fn delete<B: Backend>(
@@ -196,11 +225,13 @@ pub(crate) async fn delete<B: Backend>(
     Id(id): Id,
 ) -> Result<Json<Deleted>> {
     let loaded = app.ready()?;
-    blocking(&app, move || {
-        kept(&loaded)?.sessions.delete(&id).map_err(|error| refused(&error, "id"))?;
-        Ok(Json(Deleted { id, object: "session.deleted", deleted: true }))
-    })
-    .await
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            kept(&loaded)?.sessions.delete(&id).map_err(|error| refused(&error, "id"))?;
+            Ok(Json(Deleted { id, object: "session.deleted", deleted: true }))
+        })
+        .await
 }
 
 pub(crate) async fn branch<B: Backend>(
@@ -211,15 +242,17 @@ pub(crate) async fn branch<B: Backend>(
     let loaded = app.ready()?;
     let name = fields.text("id")?.unwrap_or_else(|| app.ids.name("s-"));
     let turn = fields.count("turn", 0..=u32::MAX as usize)?;
-    fields.finish();
-    blocking(&app, move || {
-        let from = open(&loaded, &id)?;
-        let turn = turn.map_or_else(|| from.head(), |turn| turn as u32);
-        let session = kept(&loaded)?.sessions.branch(&from, &name, turn);
-        let session = session.map_err(|error| refused(&error, "id"))?;
-        Ok((StatusCode::CREATED, Json(card(&session))))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let (from, _memory) = open(&loaded, &id)?;
+            let turn = turn.map_or_else(|| from.head(), |turn| turn as u32);
+            let session = kept(&loaded)?.sessions.branch(&from, &name, turn);
+            let session = session.map_err(|error| refused(&error, "id"))?;
+            Ok((StatusCode::CREATED, Json(card(&session))))
+        })
+        .await
 }
 
 pub(crate) async fn rewind<B: Backend>(
@@ -230,20 +263,22 @@ pub(crate) async fn rewind<B: Backend>(
     let loaded = app.ready()?;
     let turn = fields.count("turn", 0..=u32::MAX as usize)?;
     let turns = fields.count("turns", 0..=u32::MAX as usize)?;
-    fields.finish();
+    fields.finish()?;
     if turn.is_some() && turns.is_some() {
         return Err(ApiError::field("turns", "not together with `turn`"));
     }
-    blocking(&app, move || {
-        let session = open(&loaded, &id)?;
-        let turn = match turn {
-            Some(turn) => turn as u32,
-            None => session.before_head(turns.unwrap_or(1)),
-        };
-        session.rewind(turn).map_err(|error| refused(&error, "turn"))?;
-        Ok(Json(card(&session)))
-    })
-    .await
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let (session, _memory) = open(&loaded, &id)?;
+            let turn = match turn {
+                Some(turn) => turn as u32,
+                None => session.before_head(turns.unwrap_or(1)),
+            };
+            session.rewind(turn).map_err(|error| refused(&error, "turn"))?;
+            Ok(Json(card(&session)))
+        })
+        .await
 }
 
 /// Every turn is on disk when its answer ends, so this says where.
@@ -253,12 +288,14 @@ pub(crate) async fn save<B: Backend>(
     OptionalJson(fields): OptionalJson,
 ) -> Result<Json<SessionCard>> {
     let loaded = app.ready()?;
-    fields.finish();
-    blocking(&app, move || {
-        let session = open(&loaded, &id)?;
-        let file = session.state_file();
-        let name = file.and_then(|file| Some(file.file_name()?.to_string_lossy().into_owned()));
-        Ok(Json(SessionCard { file: name, ..card(&session) }))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .sessions
+        .blocking(&app, move || {
+            let (session, _memory) = open(&loaded, &id)?;
+            let file = session.state_file();
+            let name = file.and_then(|file| Some(file.file_name()?.to_string_lossy().into_owned()));
+            Ok(Json(SessionCard { file: name, ..card(&session) }))
+        })
+        .await
 }

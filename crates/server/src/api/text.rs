@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::{blocking, prompt};
+use super::prompt;
 use crate::app::App;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
@@ -77,17 +77,21 @@ pub(crate) async fn tokenize<B: Backend>(
     let text = fields.text("content")?.or(fields.text("prompt")?);
     let text = fields.required("content", text)?;
     let add_special = fields.boolean("add_special")?.unwrap_or(false);
-    fields.finish();
-    blocking(&app, move || {
-        let ids = if add_special {
-            loaded.lm.encode(&text)
-        } else {
-            loaded.tokenizer.encode(&text, false)
-        };
-        let tokens = ids.map_err(|error| ApiError::of_input("content", &error))?;
-        Ok(Json(Tokens { count: tokens.len(), tokens }))
-    })
-    .await
+    fields.finish()?;
+    let most = app.config.limits.max_prompt;
+    app.desks
+        .texts
+        .blocking(&app, move || {
+            let _memory = prompt::memory(&loaded, &text, most, "content")?;
+            let ids = if add_special {
+                loaded.lm.encode(&text)
+            } else {
+                loaded.tokenizer.encode(&text, false)
+            };
+            let tokens = ids.map_err(|error| ApiError::of_input("content", &error))?;
+            Ok(Json(Tokens { count: tokens.len(), tokens }))
+        })
+        .await
 }
 
 pub(crate) async fn detokenize<B: Backend>(
@@ -99,13 +103,15 @@ pub(crate) async fn detokenize<B: Backend>(
     let value = fields.required("tokens", value)?;
     let tokens =
         token_ids(&value).ok_or_else(|| wrong("tokens", "an array of token ids", &value))?;
-    fields.finish();
-    blocking(&app, move || {
-        let text = loaded.tokenizer.decode(&tokens, false);
-        let content = text.map_err(|error| ApiError::of_input("tokens", &error))?;
-        Ok(Json(Text { content }))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .texts
+        .blocking(&app, move || {
+            let text = loaded.tokenizer.decode(&tokens, false);
+            let content = text.map_err(|error| ApiError::of_input("tokens", &error))?;
+            Ok(Json(Text { content }))
+        })
+        .await
 }
 
 pub(crate) async fn apply_template<B: Backend>(
@@ -120,9 +126,11 @@ pub(crate) async fn apply_template<B: Backend>(
         kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
         ..chat::Options::default()
     };
-    fields.finish();
-    blocking(&app, move || {
-        Ok(Json(Prompt { prompt: prompt::render(&loaded, &messages, &options)? }))
-    })
-    .await
+    fields.finish()?;
+    app.desks
+        .texts
+        .blocking(&app, move || {
+            Ok(Json(Prompt { prompt: prompt::render(&loaded, &messages, &options)? }))
+        })
+        .await
 }

@@ -3,6 +3,7 @@
 mod anthropic;
 mod client;
 mod generation;
+mod limits;
 mod ollama;
 mod overload;
 mod protocol;

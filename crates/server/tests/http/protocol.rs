@@ -19,12 +19,15 @@ fn quick(limits: Limits) -> TestServer {
 fn r_d1_a_body_that_is_no_json_object_is_refused() {
     let server = TestServer::start();
     let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
-    for body in ["{", "", "[]", "null", "\"x\"", "{\"prompt\": \"a\"", "\u{feff}{}", deep.as_str()]
+    for body in ["{", "", "[]", "null", "\"x\"", "{\"prompt\": \"a\"", "\u{feff}[]", deep.as_str()]
     {
         let reply = server.send("POST", "/v1/completions", "", body);
         assert_eq!(reply.status, 400, "{body:.20}: {reply:?}");
         assert!(reply.error().starts_with("body: "), "{reply:?}");
     }
+    // The mark that some programs begin with says nothing.
+    let marked = "\u{feff}{\"prompt\": \"a\", \"max_tokens\": 1}";
+    assert_eq!(server.send("POST", "/v1/completions", "", marked).status, 200);
     // Of a key that is there twice the last value counts.
     let twice = r#"{"prompt": "a", "max_tokens": "x", "max_tokens": 1}"#;
     assert_eq!(server.send("POST", "/v1/completions", "", twice).status, 200);
@@ -37,7 +40,7 @@ fn r_d2_wrong_types_and_ranges_are_named() {
     let server = TestServer::start();
     for (body, param) in [
         (r#"{"prompt": "a", "temperature": "hot"}"#, "temperature"),
-        (r#"{"prompt": "a", "max_tokens": -1}"#, "max_tokens"),
+        (r#"{"prompt": "a", "max_tokens": -2}"#, "max_tokens"),
         (r#"{"prompt": "a", "n": 1e9}"#, "n"),
         (r#"{"prompt": "a", "stop": [1]}"#, "stop"),
         (r#"{"prompt": "a", "min_p": 1.5}"#, "min_p"),
@@ -252,6 +255,93 @@ fn pages_that_are_named_may_use_the_server() {
     assert!(asked.header("access-control-allow-headers").unwrap().contains("authorization"));
     let host = "GET /livez HTTP/1.1\r\nHost: box.local:1\r\n\r\n";
     assert_eq!(raw(server.address, host).status, 200);
+}
+
+#[test]
+fn p_cors_x_stainless_a_page_that_is_named_may_send_what_headers_it_likes() {
+    let config = Config { cors_origins: vec!["http://localhost:5173".into()], ..Config::default() };
+    let server = TestServer::with(Setup { config, ..Setup::default() });
+    let ask = |origin: &str, headers: &str| {
+        let headers = format!(
+            "Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\n\
+             Access-Control-Request-Headers: {headers}\r\n"
+        );
+        server.send("OPTIONS", "/v1/chat/completions", &headers, "")
+    };
+    for headers in ["authorization,content-type,x-stainless-os", "openai-beta, x-title", "baggage"]
+    {
+        let reply = ask("http://localhost:5173", headers);
+        assert_eq!(
+            (reply.status, reply.header("access-control-allow-headers")),
+            (204, Some(headers))
+        );
+        assert!(reply.header("vary").unwrap().contains("access-control-request-headers"));
+    }
+    let other = ask("http://localhost:5174", "x-stainless-os");
+    assert_eq!(other.header("access-control-allow-headers"), None, "{other:?}");
+}
+
+#[test]
+fn p_public_no_auth_rebinding_an_open_server_goes_by_numbers_and_named_names() {
+    let config =
+        Config { loopback: false, allowed_hosts: vec!["box.local".into()], ..Config::default() };
+    let open = Config { loopback: false, ..Config::default() };
+    let closed = Config { loopback: false, keys: Keys::new(["secret"]), ..Config::default() };
+    let start = |config| TestServer::with(Setup { config, ..Setup::default() });
+    let (named, open, closed) = (start(config), start(open), start(closed));
+    let ask = |server: &TestServer, host: &str| {
+        let head = format!(
+            "POST /tokenize HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nx-api-key: secret\r\n\
+             Content-Type: application/json\r\nContent-Length: 15\r\n\r\n{{\"content\":\"a\"}}"
+        );
+        raw(server.address, head).status
+    };
+    for host in ["127.0.0.1:1", "192.168.1.7:8080", "[::1]", "[fe80::1]:8080", "localhost:8080"] {
+        assert_eq!((ask(&open, host), ask(&named, host)), (200, 200), "{host}");
+    }
+    for host in
+        ["evil.com:8080", "evil.com", "1.2.3.4.evil.com", "localhost.evil.com", "127.0.0.1."]
+    {
+        assert_eq!((ask(&open, host), ask(&named, host)), (403, 403), "{host}");
+        // A page has no key.
+        assert_eq!(ask(&closed, host), 200, "{host}");
+    }
+    assert_eq!((ask(&open, "box.local:1"), ask(&named, "box.local:1")), (403, 200));
+}
+
+#[test]
+fn a_path_without_v1_is_told_of_it() {
+    let server = TestServer::start();
+    for (path, meant) in
+        [("/chat/completions", "`/v1/chat/completions`"), ("/models", "`/v1/models`")]
+    {
+        let reply = server.get(path);
+        assert_eq!((reply.status, reply.error().contains(meant)), (404, true), "{reply:?}");
+    }
+    assert!(!server.get("/nothing").error().contains("perhaps"));
+}
+
+#[test]
+fn p_json_object_schema_ignored_unknown_fields_are_told_or_refused() {
+    let start = |strict_fields| {
+        let config = Config { strict_fields, ..Config::default() };
+        TestServer::with(Setup { config, ..Setup::default() })
+    };
+    let body =
+        json!({"prompt": "a", "max_tokens": 1, "format": "json", "n_discard": -1, "user": "x"});
+    let reply = start(false).post("/v1/completions", &body);
+    assert_eq!(
+        (reply.status, reply.header("x-boostr-ignored")),
+        (200, Some("format, n_discard")),
+        "{reply:?}"
+    );
+    let strict = start(true);
+    let reply = strict.post("/v1/completions", &body);
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("format")));
+    let known =
+        json!({"prompt": "a", "max_tokens": -1, "max_completion_tokens": 1, "format": null});
+    let reply = strict.post("/v1/completions", &known);
+    assert_eq!((reply.status, reply.header("x-boostr-ignored")), (200, None), "{reply:?}");
 }
 
 #[test]

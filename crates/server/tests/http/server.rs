@@ -12,6 +12,7 @@ use boostr::chat::Source;
 use boostr::engine::{Engine, EngineConfig, Stats};
 use boostr::generation_config::SpecialTokens;
 use boostr::load::{LanguageModel, OpenOptions};
+use boostr::models::Context;
 use boostr::session::Sessions;
 use boostr::threads::Threads;
 use boostr_server::{Config, Server};
@@ -22,10 +23,13 @@ use tokio::sync::oneshot;
 use crate::client::{self, Reply};
 
 /// The embedded model, read from its folder.
-pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| {
+pub static MODEL: LazyLock<Arc<LanguageModel<Cpu>>> = LazyLock::new(|| open(Context::Model));
+
+fn open(context: Context) -> Arc<LanguageModel<Cpu>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/default");
-    Arc::new(LanguageModel::open(path, &OpenOptions::default(), backend::cpu()).unwrap())
-});
+    let options = OpenOptions { context, ..OpenOptions::default() };
+    Arc::new(LanguageModel::open(path, &options, backend::cpu()).unwrap())
+}
 
 /// The embedded model with other names for its last tokens, as a model has them that thinks and fills in.
 pub const THINK: u32 = 2046;
@@ -87,6 +91,8 @@ pub struct Setup {
     /// A folder for sessions, kept afterwards by whoever names it.
     pub sessions: Option<PathBuf>,
     pub without_model: bool,
+    /// Tokens that a sequence may have.
+    pub context: Option<usize>,
     /// Another model than the embedded one.
     pub model: Option<Arc<LanguageModel<Cpu>>>,
 }
@@ -110,7 +116,8 @@ impl TestServer {
         let server = Server::<Cpu>::new(setup.config).unwrap();
         let mut engine = None;
         if !setup.without_model {
-            let model = setup.model.unwrap_or_else(|| MODEL.clone());
+            let given = setup.model.unwrap_or_else(|| MODEL.clone());
+            let model = setup.context.map_or(given, |tokens| open(Context::Tokens(tokens)));
             let started = Engine::start(model.clone(), setup.engine).unwrap();
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
             server.load(model, started.clone(), None, sessions).unwrap();

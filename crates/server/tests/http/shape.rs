@@ -79,6 +79,80 @@ fn r_d15_schemas_that_do_harm_are_refused_and_the_engine_lives() {
 }
 
 #[test]
+fn p_json_object_schema_ignored_a_schema_holds_by_whatever_name() {
+    let server = TestServer::start();
+    let schema = json!({
+        "type": "object", "required": ["a"], "additionalProperties": false,
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}
+    });
+    let ask = |path: &str, form: &Value| {
+        let prompt = json!({
+            "messages": [{"role": "user", "content": "Answer in JSON: a number a."}],
+            "prompt": "Answer in JSON: a number a.", "max_tokens": 40, "temperature": 0
+        });
+        server.post(path, &with(prompt, form.clone()))
+    };
+    for form in [
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"guided_json": schema}),
+        json!({"structured_outputs": {"json": schema}}),
+        json!({"json_schema": schema}),
+        json!({"grammar": "root ::= \"{\\\"a\\\": \" [0-9] \"}\""}),
+    ] {
+        let chat =
+            ask("/v1/chat/completions", &form).json()["choices"][0]["message"]["content"].clone();
+        let text = ask("/v1/completions", &form).json()["choices"][0]["text"].clone();
+        for answer in [chat, text] {
+            let value: Value = serde_json::from_str(answer.as_str().unwrap()).unwrap();
+            assert!(value["a"].as_u64().is_some_and(|a| a < 10), "{form}: {answer}");
+        }
+    }
+    let choice = ask("/v1/completions", &json!({"guided_choice": ["sea.", "s(k)y"]})).json();
+    let choice = choice["choices"][0]["text"].as_str().unwrap();
+    assert!(["sea.", "s(k)y"].contains(&choice), "{choice}");
+    let both = ask("/v1/completions", &json!({"guided_regex": "a", "guided_json": schema}));
+    assert_eq!((both.status, &both.json()["error"]["param"]), (400, &json!("guided_regex")));
+}
+
+#[test]
+fn p_schema_format_unknown_what_cannot_be_done_names_its_place_or_its_tool() {
+    let server = TestServer::start();
+    for schema in [
+        json!({"type": "object", "properties": {"v": {
+            "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}
+        }}, "required": ["v"], "additionalProperties": false}),
+        json!({"type": "object", "properties": {"v": {"type": "string", "format": "nanoid", "maxLength": 3}}, "required": ["v"]}),
+    ] {
+        let reply = server.post("/v1/chat/completions", &ask(&schema));
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    let lookaround = json!({"type": "string", "pattern": "^(?=a)b$"});
+    let bad =
+        json!({"type": "object", "properties": {"w": {"type": "array", "items": lookaround}}});
+    let reply = server.post("/v1/chat/completions", &ask(&bad));
+    assert_eq!(reply.status, 422, "{reply:?}");
+    assert!(reply.error().contains("`properties.w.items`"), "{}", reply.error());
+    let keyword =
+        json!({"type": "object", "properties": {"w": {"type": "array", "uniqueItems": true}}});
+    let error = server.post("/v1/chat/completions", &ask(&keyword)).error();
+    assert!(error.contains("`properties.w`") && error.contains("`uniqueItems`"), "{error}");
+    let options =
+        json!({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"x": {}}}]});
+    let error = server.post("/v1/chat/completions", &ask(&options)).error();
+    assert!(error.contains("`oneOf` needs options that exclude each other"), "{error}");
+
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let body = json!({
+        "messages": [{"role": "user", "content": "x"}], "tool_choice": "required",
+        "tools": [tool("innocent", person()), tool("guilty", bad)]
+    });
+    let reply = server.post("/v1/chat/completions", &body);
+    let error = reply.error();
+    assert_eq!((reply.status, error.contains("`guilty`")), (422, true), "{error}");
+    assert!(error.contains("`properties.w.items`") && !error.contains("call_"), "{error}");
+}
+
+#[test]
 fn a_tool_that_has_to_be_called_is_called() {
     let server = TestServer::start();
     let body = json!({

@@ -6,7 +6,7 @@ use numr::runtime::cpu::CpuRuntime;
 use super::{Cpu, KernelClient, contiguous, elements, with_rows};
 use crate::error::{Error, Result};
 use crate::ops::activation::{check_add_rows, check_columns, check_pair};
-use crate::ops::attention::{KvStorage, check_rope};
+use crate::ops::attention::{KvStorage, check_bounds, check_rope};
 use crate::ops::weight::Storage;
 use crate::ops::{
     Activation, ActivationOps, Attention, AttentionOps, KvCache, KvSizes, LatentAttention, Rope,
@@ -69,6 +69,8 @@ impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
     ) -> Result<Cpu> {
         let dims = input.dims(runs, caches)?;
         let [q, k, v] = [with_rows(input.q)?, with_rows(input.k)?, with_rows(input.v)?];
+        let (keys, values) = (host::rows("k", &k)?, host::rows("v", &v)?);
+        check_bounds(caches, runs, &[("keys", keys), ("values", values)])?;
         let mut pages = pages(self.level(), caches)?;
         let kernel = attention::Attention {
             level: self.level(),
@@ -81,8 +83,8 @@ impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
         attention::attention(
             &kernel,
             host::rows("q", &q)?,
-            host::rows("k", &k)?,
-            host::rows("v", &v)?,
+            keys,
+            values,
             runs,
             &mut pages,
             host::slice_mut("out", &mut out)?,
@@ -99,6 +101,9 @@ impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
         let dims = input.dims(runs, caches)?;
         let [q_nope, q_pe] = [with_rows(input.q_nope)?, with_rows(input.q_pe)?];
         let [c, k_pe] = [with_rows(input.c)?, with_rows(input.k_pe)?];
+        let (channels, rotated) = (host::rows("c", &c)?, host::rows("k_pe", &k_pe)?);
+        let added = [("compressed keys and values", channels), ("keys", rotated)];
+        check_bounds(caches, runs, &added)?;
         let mut pages = pages(self.level(), caches)?;
         let kernel = attention::LatentAttention {
             level: self.level(),
@@ -111,8 +116,8 @@ impl<C: KernelClient> AttentionOps<CpuRuntime> for C {
         let tokens = attention::LatentInput {
             q_nope: host::rows("q_nope", &q_nope)?,
             q_pe: host::rows("q_pe", &q_pe)?,
-            c: host::rows("c", &c)?,
-            k_pe: host::rows("k_pe", &k_pe)?,
+            c: channels,
+            k_pe: rotated,
         };
         let to = host::slice_mut("out", &mut out)?;
         attention::latent_attention(&kernel, &tokens, runs, &mut pages, to);

@@ -48,7 +48,7 @@ pub(super) fn messages(given: Vec<Value>) -> Result<Vec<Value>> {
         let name = fields.name("content");
         let content = fields.take("content");
         let content = fields.required("content", content)?;
-        fields.finish();
+        fields.finish()?;
         match content {
             Value::Array(blocks) if role == "assistant" => all.push(said(&name, blocks)?),
             Value::Array(blocks) if role == "user" => given_back(&mut all, &name, blocks)?,
@@ -150,7 +150,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
             function.insert("description".into(), description.into());
         }
         function.insert("parameters".into(), fields.required("input_schema", schema)?.into());
-        fields.finish();
+        fields.finish()?;
         all.push(json!({"type": "function", "function": function}));
     }
     Ok(all)
@@ -170,7 +170,7 @@ pub(super) fn tool_choice(choice: Option<Fields>) -> Result<(Value, bool)> {
         other => other.into(),
     };
     let is_single = fields.boolean("disable_parallel_tool_use")?.unwrap_or(false);
-    fields.finish();
+    fields.finish()?;
     Ok((choice, !is_single))
 }
 

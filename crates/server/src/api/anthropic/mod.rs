@@ -88,7 +88,7 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
             _ => &mut Value::Null,
         };
         thinking.take("budget_tokens");
-        thinking.finish();
+        thinking.finish()?;
     }
     let tools = fields.list("tools")?.unwrap_or_default();
     let (choice, parallel) = input::tool_choice(fields.fields("tool_choice")?)?;
@@ -107,7 +107,7 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
     for name in ["metadata", "service_tier"] {
         fields.take(name);
     }
-    fields.finish();
+    fields.finish()?;
     let is_stream = options.is_stream();
     let conversation = Conversation {
         options,

@@ -97,7 +97,7 @@ fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<()> {
             all.push(message);
         }
     }
-    fields.finish();
+    fields.finish()?;
     Ok(())
 }
 
@@ -119,7 +119,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
                 names.iter().filter_map(|name| of(name, fields.take(name))).collect::<Map<_, _>>()
             }
         };
-        fields.finish();
+        fields.finish()?;
         all.push(json!({"type": "function", "function": function}));
     }
     Ok(all)

@@ -123,7 +123,7 @@ impl Asked {
             kwargs.entry("reasoning_effort").or_insert(effort.into());
         }
         let metadata = fields.object("metadata")?.unwrap_or_default();
-        fields.finish();
+        fields.finish()?;
         let echo = json!({
             "instructions": instructions, "previous_response_id": previous, "store": is_stored,
             "max_output_tokens": options.max_tokens, "temperature": options.temperature,
