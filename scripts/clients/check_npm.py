@@ -1,4 +1,4 @@
-"""Agents from npm: Codex by the Responses API, Claude Code by Anthropic's; and openai-node."""
+"""Clients from npm: Codex by the Responses API, Claude Code by Anthropic's, openai-node, the AI SDK by all three APIs."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from checks import check, run
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ["WORK"]) / "npm"
-PACKAGES = ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "openai@6.49.0"]
+PACKAGES = ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "openai@6.49.0",
+            "ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"]
 NODE = """
 import OpenAI from 'openai';
 const client = new OpenAI({ baseURL: process.env.URL + '/v1', apiKey: 'none', maxRetries: 0 });
@@ -24,6 +25,35 @@ for await (const event of await client.responses.create({ model: 'demo', input: 
   if (event.type === 'response.output_text.delta') items += event.delta;
 const same = text && text === whole.choices[0].message.content && text === items;
 if (!same) throw new Error(JSON.stringify([text, items, whole]));
+"""
+
+AI_SDK = """
+import { createAnthropic } from '@ai-sdk/anthropic';
+import { createOpenAI } from '@ai-sdk/openai';
+import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
+import { generateObject, generateText, streamText, tool } from 'ai';
+import { z } from 'zod';
+const at = { baseURL: process.env.URL + '/v1', apiKey: 'none' };
+const models = {
+  compatible: createOpenAICompatible({ name: 'boostr', supportsStructuredOutputs: true, ...at })('demo'),
+  responses: createOpenAI(at)('demo'),
+  messages: createAnthropic(at)('demo'),
+};
+const schema = z.strictObject({ kind: z.enum(['cat', 'dog']) });
+const expect = (is, what) => { if (!is) throw new Error(JSON.stringify(what)); };
+for (const [name, model] of Object.entries(models)) {
+  const ask = { model, prompt: 'What is the sea?', temperature: 0, maxRetries: 0 };
+  const whole = await generateText(ask);
+  let text = '';
+  for await (const piece of streamText(ask).textStream) text += piece;
+  expect(text && text === whole.text, [name, text, whole.text]);
+  const tools = { look_up: tool({ description: 'x', inputSchema: schema }) };
+  const called = await generateText({ ...ask, tools, toolChoice: 'required' });
+  expect(['cat', 'dog'].includes(called.toolCalls[0]?.input.kind), [name, called.toolCalls]);
+  if (name === 'messages') continue; // it forces a tool of its own there, as it knows no model of this name
+  const { object } = await generateObject({ ...ask, schema });
+  expect(['cat', 'dog'].includes(object.kind), [name, object]);
+}
 """
 
 
@@ -83,6 +113,12 @@ def _():
 def _():
     (FOLDER / "check.mjs").write_text(NODE)
     command(["node", str(FOLDER / "check.mjs")])
+
+
+@check("the AI SDK: texts, streams, tools, objects, by chat completions, responses and messages")
+def _():
+    (FOLDER / "check_ai.mjs").write_text(AI_SDK)
+    command(["node", str(FOLDER / "check_ai.mjs")])
 
 
 try:

@@ -207,11 +207,12 @@ impl Common {
     }
 
     fn shape(&mut self, tools: Vec<Value>) -> Result<Shape> {
-        let mut shape = json!({"tools": tools});
+        let mut shape = Map::new();
+        shape.insert("tools".into(), tools.into());
         if let Some(format) = self.format.take() {
-            shape["response_format"] = format;
+            shape.insert("response_format".into(), format);
         }
-        Shape::read(&mut Fields::of(shape)?)
+        Shape::read(&mut Fields::of(shape.into())?)
     }
 }
 

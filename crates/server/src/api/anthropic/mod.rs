@@ -132,8 +132,8 @@ pub(crate) async fn create<B: Backend>(
 ) -> Result<Response> {
     let (conversation, is_stream) = read(fields).map_err(renamed)?;
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
-    let (id, model) = (app.ids.name("msg_"), app.config.model_name.clone());
-    let mut script = MessageScript::new(id, model, begun.prompt_tokens, begun.is_forced);
+    let (id, model) = (app.ids.name("msg_"), &app.config.model_name);
+    let mut script = MessageScript::new(&id, model, begun.prompt_tokens, begun.is_forced);
     if is_stream {
         return sse::stream(begun.pieces, 1, script).await;
     }

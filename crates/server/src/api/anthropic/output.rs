@@ -64,7 +64,7 @@ pub(crate) struct MessageScript {
 }
 
 impl MessageScript {
-    pub(super) fn new(id: String, model: String, prompt_tokens: usize, is_forced: bool) -> Self {
+    pub(super) fn new(id: &str, model: &str, prompt_tokens: usize, is_forced: bool) -> Self {
         let message = json!({
             "id": id, "type": "message", "role": "assistant", "model": model, "content": [],
             "stop_reason": null, "stop_sequence": null, "usage": usage(prompt_tokens, 0, 0)
@@ -72,16 +72,11 @@ impl MessageScript {
         Self { message, is_forced, blocks: Vec::new(), open: None }
     }
 
-    fn tell(&self, kind: &str, mut fields: Value, out: &mut Events) {
-        fields["type"] = kind.into();
-        out.event(kind, &fields);
-    }
-
     /// An event of the block that is not done.
     fn tell_of_block(&self, kind: &str, name: &str, value: Value, out: &mut Events) {
         let mut fields = json!({"index": self.blocks.len()});
         fields[name] = value;
-        self.tell(kind, fields, out);
+        tell(kind, fields, out);
     }
 
     fn block(is_thought: bool, text: &str) -> Value {
@@ -120,7 +115,7 @@ impl MessageScript {
 
     fn close(&mut self, out: &mut Events) {
         let Some((is_thought, text)) = self.open.take() else { return };
-        self.tell("content_block_stop", json!({"index": self.blocks.len()}), out);
+        tell("content_block_stop", json!({"index": self.blocks.len()}), out);
         self.blocks.push(Self::block(is_thought, &text));
     }
 
@@ -130,7 +125,7 @@ impl MessageScript {
         self.tell_of_block("content_block_start", "content_block", block(json!({})), out);
         let delta = json!({"type": "input_json_delta", "partial_json": call.arguments});
         self.tell_of_block("content_block_delta", "delta", delta, out);
-        self.tell("content_block_stop", json!({"index": self.blocks.len()}), out);
+        tell("content_block_stop", json!({"index": self.blocks.len()}), out);
         let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
         self.blocks.push(block(input));
     }
@@ -148,12 +143,12 @@ impl MessageScript {
         };
         let usage = usage(how.prompt_tokens, how.cached_tokens, how.tokens);
         let delta = json!({"stop_reason": reason, "stop_sequence": how.stop});
-        self.tell("message_delta", json!({"delta": delta, "usage": usage}), out);
+        tell("message_delta", json!({"delta": delta, "usage": usage}), out);
         self.message["content"] = std::mem::take(&mut self.blocks).into();
         self.message["stop_reason"] = reason.into();
         self.message["stop_sequence"] = how.stop.clone().into();
         self.message["usage"] = usage;
-        self.tell("message_stop", json!({}), out);
+        tell("message_stop", json!({}), out);
     }
 
     /// Takes a piece of the answer.
@@ -168,6 +163,12 @@ impl MessageScript {
     }
 }
 
+/// Writes an event of a type with these fields.
+fn tell(kind: &str, mut fields: Value, out: &mut Events) {
+    fields["type"] = kind.into();
+    out.event(kind, &fields);
+}
+
 /// Tokens that were read are not among those that were computed.
 fn usage(prompt: usize, cached: usize, output: usize) -> Value {
     json!({
@@ -178,7 +179,7 @@ fn usage(prompt: usize, cached: usize, output: usize) -> Value {
 
 impl Script for MessageScript {
     fn begin(&mut self, out: &mut Events) {
-        self.tell("message_start", json!({"message": self.message}), out);
+        tell("message_start", json!({"message": self.message}), out);
         self.ping(out);
     }
 
@@ -193,6 +194,6 @@ impl Script for MessageScript {
     }
 
     fn ping(&mut self, out: &mut Events) {
-        self.tell("ping", json!({}), out);
+        tell("ping", json!({}), out);
     }
 }
