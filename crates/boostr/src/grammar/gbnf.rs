@@ -381,7 +381,7 @@ fn class(chars: &mut Peekable<Chars<'_>>) -> Result<String, String> {
                 return Ok(class);
             }
             Some('-') if class.len() > start && chars.peek().is_some_and(|&c| c != ']') => {
-                class.push('-')
+                class.push('-');
             }
             Some('\\') => class.push_str(&format!("\\x{{{:x}}}", u32::from(escape(chars)?))),
             Some(c) if c != ']' => class.push_str(&format!("\\x{{{:x}}}", u32::from(c))),

@@ -241,7 +241,7 @@ fn r_b10_tied_embeddings_without_a_head_are_valid() {
 #[test]
 fn r_b9_bad_companions_of_the_configuration_are_named() {
     for (file, text) in [
-        ("generation_config.json", r#"{"eos_token_id": -1}"#),
+        ("generation_config.json", r#"{"eos_token_id": -2}"#),
         ("generation_config.json", r#"{"top_p": NaN}"#),
         ("generation_config.json", "{"),
         ("tokenizer_config.json", r#"{"bos_token": 3}"#),

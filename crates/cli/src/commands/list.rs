@@ -17,7 +17,7 @@ use crate::term::{Style, Term, shown_in_line};
 const EXAMPLES: &str = "\
 Examples:
   boostr list
-  BOOSTR_MODELS=~/models:/srv/models boostr list --json";
+  boostr list --json";
 
 const NOTES: &str = "\
 A model is a GGUF file, or a folder with config.json and weights. BOOSTR_MODELS names folders that are looked into, and the folders \

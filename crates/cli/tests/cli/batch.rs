@@ -10,7 +10,7 @@ use crate::common::*;
 const QUESTIONS: &str = r#"{"prompt": "It is a truth universally acknowledged", "max_tokens": 12, "temperature": 0}
 {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 8, "temperature": 0}}
 
-{"prompt": "x", "max_tokens": -1}
+{"prompt": "x", "max_tokens": -2}
 nonsense
 {"input": ["a", "b"]}
 {"url": "/metrics", "body": {}}

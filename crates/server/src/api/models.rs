@@ -40,6 +40,7 @@ pub(crate) struct ModelCard {
 
 /// More of a model, by llama.cpp's names.
 #[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names are llama.cpp's")]
 struct ModelMeta {
     n_vocab: usize,
     /// Tokens that the model was made for, if its file says so

@@ -180,13 +180,13 @@ pub(super) fn tool_choice(choice: Option<Fields>) -> Result<(Value, bool)> {
 mod tests {
     use super::*;
 
-    fn read(given: Value) -> Result<Vec<Value>> {
+    fn read(given: &Value) -> Result<Vec<Value>> {
         messages(given.as_array().unwrap().clone())
     }
 
     #[test]
     fn blocks_become_messages() {
-        let all = read(json!([
+        let all = read(&json!([
             {"role": "user", "content": "Hi"},
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "Hm.", "signature": ""},
@@ -241,7 +241,7 @@ mod tests {
                 "messages[0].content[0].name",
             ),
         ] {
-            let error = read(given.clone()).unwrap_err();
+            let error = read(&given).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field), "{given}");
         }
     }
