@@ -14,9 +14,7 @@ use boostr::{Error, Result};
 fn old(entries: &[(&str, i32, &[f32])]) -> Vec<u8> {
     let mut bytes = (entries.len() as i32).to_le_bytes().to_vec();
     for (name, calls, values) in entries {
-        for number in [name.len() as i32] {
-            bytes.extend(number.to_le_bytes());
-        }
+        bytes.extend((name.len() as i32).to_le_bytes());
         bytes.extend(name.as_bytes());
         for number in [*calls, values.len() as i32] {
             bytes.extend(number.to_le_bytes());
