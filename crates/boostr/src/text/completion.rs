@@ -233,7 +233,7 @@ impl<'a, B: Backend> Completion<'a, B> {
     ///
     /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/mamba2-tiny");
     /// let lm = LanguageModel::open(path, &OpenOptions::default(), backend::cpu())?;
-    /// let end = "<|endoftext|>";
+    /// let end = "</s>";
     /// let parsed = lm.complete(end).max_tokens(1).run()?;
     /// let spelled = lm.complete(end).parse_special(false).max_tokens(1).run()?;
     /// assert!(parsed.prompt.len() < spelled.prompt.len());
