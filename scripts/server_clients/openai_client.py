@@ -329,7 +329,7 @@ def _(c: Client):
 @check("wrong values are a 400 that names the field")
 def _(c: Client):
     wrong = {
-        "temperature": ["hot", -1, 9], "top_p": [2], "max_tokens": [-1, 1.5], "n": [0, 10**9], "stop": [[1]], "seed": ["x"],
+        "temperature": ["hot", -1, 9], "top_p": [2], "max_tokens": [-2, 1.5], "n": [0, 10**9], "stop": [[1]], "seed": ["x"],
         "presence_penalty": [3], "frequency_penalty": [-3], "logit_bias": [{"1": 500}], "stream": ["yes"], "messages": [[], "text"],
     }
     for name, values in wrong.items():
