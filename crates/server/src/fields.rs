@@ -175,13 +175,19 @@ impl Fields {
         if !names.is_empty() {
             tracing::debug!(fields = ?names, "ignored");
         }
-        let _ = IGNORED.try_with(|ignored| {
-            let mut ignored = ignored.borrow_mut();
-            let room = MAX_NAMES.saturating_sub(ignored.len());
-            ignored.extend(names.into_iter().take(room));
-        });
+        ignore(names);
         Ok(())
     }
+}
+
+/// Tells the client of these names that they were ignored.
+pub(crate) fn ignore(names: Vec<String>) {
+    // Outside of a request there is nobody to tell.
+    let _ = IGNORED.try_with(|ignored| {
+        let mut ignored = ignored.borrow_mut();
+        let room = MAX_NAMES.saturating_sub(ignored.len());
+        ignored.extend(names.into_iter().take(room));
+    });
 }
 
 /// An integer, also one that is written as `5.0`.

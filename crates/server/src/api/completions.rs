@@ -122,7 +122,9 @@ impl Prompt {
             Self::Hole { prefix, suffix } => {
                 let reason = "this model has no tokens to fill in with, it only goes on";
                 let hole = loaded.hole.ok_or_else(|| ApiError::field("suffix", reason))?;
+                let memory = prompt::memory(loaded, &(prefix.clone() + &suffix), most, param)?;
                 let ids = hole.encode(&loaded.lm, &prefix, &suffix);
+                drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, prefix)
             }
             Self::Tokens(ids) => {

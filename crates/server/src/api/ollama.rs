@@ -468,12 +468,10 @@ fn moment(seconds: u64) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// What the configuration of a model calls its family.
-fn architecture<B: Backend>(loaded: &Loaded<B>) -> (String, Value) {
+/// What GGUF calls the family of a model.
+fn architecture<B: Backend>(loaded: &Loaded<B>) -> String {
     let family = loaded.lm.model.family();
-    let name = family.arch().unwrap_or_else(|| family.name()).to_owned();
-    // One that has no such file has no such field.
-    (name, family.to_json().unwrap_or_default())
+    family.arch().unwrap_or_else(|| family.name()).to_owned()
 }
 
 fn details<B: Backend>(loaded: &Loaded<B>) -> OllamaDetails {
@@ -483,7 +481,7 @@ fn details<B: Backend>(loaded: &Loaded<B>) -> OllamaDetails {
         1e6.. => format!("{:.1}M", count / 1e6),
         _ => format!("{:.1}K", count / 1e3),
     };
-    let (family, _) = architecture(loaded);
+    let family = architecture(loaded);
     OllamaDetails {
         parent_model: String::new(),
         format: if loaded.lm.path.extension().is_some_and(|kind| kind == "gguf") {
@@ -520,14 +518,15 @@ pub(crate) async fn show<B: Backend>(
     fields.take("verbose");
     fields.finish()?;
     let loaded = app.ready()?;
-    let (name, config) = architecture(&loaded);
+    let name = architecture(&loaded);
     let mut info = Map::new();
     info.insert("general.architecture".into(), name.clone().into());
     info.insert("general.parameter_count".into(), loaded.lm.model.parameters().0.into());
-    if let Some(length) = config["max_position_embeddings"].as_u64() {
+    let model = &loaded.lm.model;
+    if let Some(length) = model.context_limit().or(model.trained_length()) {
         info.insert(format!("{name}.context_length"), length.into());
     }
-    info.insert(format!("{name}.embedding_length"), loaded.lm.model.width().into());
+    info.insert(format!("{name}.embedding_length"), model.width().into());
     let template = loaded.lm.chat_template.as_ref();
     let template = template.and_then(|source| Some(source.templates.first()?.1.clone()));
     let template = template.unwrap_or_default();

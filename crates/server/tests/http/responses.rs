@@ -137,6 +137,8 @@ fn functions_are_called_and_what_they_give_is_read() {
         "temperature": 1, "seed": 2
     });
     let response = post(&server, more.clone());
+    let told = server.post("/v1/responses", &ask(with(more.clone(), json!({"odd": 1}))));
+    assert_eq!(told.header("x-boostr-ignored"), Some("odd, tools[0]"), "{told:?}");
     let call = &response["output"][0];
     assert_eq!(
         (&call["type"], &call["name"], &call["status"]),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, wrong};
+use crate::fields::{self, Fields, wrong};
 use crate::messages;
 
 const MAX_MESSAGES: usize = 4096;
@@ -141,7 +141,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
         let mut fields = Fields::at(&format!("tools[{i}]"), tool)?;
         let kind = fields.text("type")?;
         if kind.is_some_and(|kind| kind != "custom") {
-            tracing::debug!(tool = i, "left out: only Anthropic runs it");
+            fields::ignore(vec![format!("tools[{i}]")]);
             continue;
         }
         let name = fields.text("name")?;
@@ -151,6 +151,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
         if let Some(description) = fields.text("description")? {
             function.insert("description".into(), description.into());
         }
+        fields.take("cache_control");
         function.insert("parameters".into(), fields.required("input_schema", schema)?.into());
         fields.finish()?;
         all.push(json!({"type": "function", "function": function}));

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, wrong};
+use crate::fields::{self, Fields, wrong};
 use crate::messages;
 
 const MAX_ITEMS: usize = 4096;
@@ -29,6 +29,10 @@ pub(super) fn messages(past: &[Value], input: Value) -> Result<Vec<Value>> {
 
 fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<()> {
     let mut fields = Fields::at(path, item)?;
+    // What the answers here have, and no template.
+    for name in ["id", "status", "phase", "encrypted_content"] {
+        fields.take(name);
+    }
     let kinds = ["message", "function_call", "function_call_output", "reasoning"];
     match fields.word("type", &kinds)?.unwrap_or("message") {
         "function_call" => {
@@ -108,7 +112,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
         let mut fields = Fields::at(&format!("tools[{i}]"), tool)?;
         let kind = fields.text("type")?;
         if fields.required("type", kind)? != "function" {
-            tracing::debug!(tool = i, "left out: it is no function");
+            fields::ignore(vec![format!("tools[{i}]")]);
             continue;
         }
         let function = match fields.object("function")? {

@@ -123,6 +123,10 @@ impl Asked {
             kwargs.entry("reasoning_effort").or_insert(effort.into());
         }
         let metadata = fields.object("metadata")?.unwrap_or_default();
+        // What matters to accounts and caches alone.
+        for name in ["prompt_cache_key", "safety_identifier", "client_metadata"] {
+            fields.take(name);
+        }
         fields.finish()?;
         let echo = json!({
             "instructions": instructions, "previous_response_id": previous, "store": is_stored,
