@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::tokenizer::{AddedToken, Model};
 
-use super::{Inner, MAX_TOKEN_ID, Tokenizer, file, guard};
+use super::{Inner, MAX_TOKEN_ID, Tokenizer, fail, file, guard};
 use crate::checkpoint::ConfigFile;
 use crate::error::Result;
 
@@ -149,7 +149,8 @@ impl Tokenizer {
         }
         let Inner { path, mut hf, unk_id, growth, warnings: earlier, .. } = inner;
         guard(&path.clone(), "adding tokens", || {
-            file::check_added(&path, hf.get_normalizer(), &tokens)?;
+            file::check_added(hf.get_normalizer(), &tokens)
+                .or_else(|reason| fail(&path, reason))?;
             hf.add_tokens(&tokens);
             let size = file::check_vocabulary(&path, &hf)?;
             warnings.splice(..0, earlier);

@@ -15,7 +15,7 @@ use tokenizers::tokenizer::{
     AddedToken, Encoding, Model, NormalizedString, Normalizer, Token, TokenizerImpl,
 };
 
-use super::growth::{Growth, Steps};
+use super::growth::{Growth, Steps, charsmap};
 use super::{MAX_ADDED, MAX_ADDED_TOKEN, MAX_REGEX, MAX_TOKEN_ID, TEXT_SLOT, fail};
 use crate::error::Result;
 
@@ -121,7 +121,8 @@ impl Written {
         let added = |token: &WrittenToken| {
             AddedToken::from(token.content.as_str(), false).normalized(token.normalized)
         };
-        check_added(path, own.as_ref(), &self.added_tokens.iter().map(added).collect::<Vec<_>>())?;
+        let added: Vec<AddedToken> = self.added_tokens.iter().map(added).collect();
+        check_added(own.as_ref(), &added).or_else(|reason| fail(path, reason))?;
         if let Some(found) = self.model.max_input_chars_per_word.filter(|&most| most > MAX_PIECE) {
             let reason = "expected `max_input_chars_per_word`";
             return fail(path, format!("{reason} of at most {MAX_PIECE}, found {found}"));
@@ -193,20 +194,11 @@ impl Written {
     }
 }
 
-/// A `SentencePiece` character map starts with the size of its trie, a little-endian u32; the crate reserves
-/// memory for it before it looks for the trie.
+/// The crate reserves memory for the trie of a character map before it looks for it.
 fn check_charsmap(path: &Path, base64: &str) -> Result<()> {
-    let sextet = |byte| match byte {
-        b'A'..=b'Z' => u64::from(byte - b'A'),
-        b'a'..=b'z' => u64::from(byte - b'a') + 26,
-        b'0'..=b'9' => u64::from(byte - b'0') + 52,
-        b'+' => 62,
-        _ => 63,
-    };
-    // Six digits are 36 bits: the four bytes and four bits more.
-    let bits = base64.bytes().take(6).fold(0, |bits, byte| bits << 6 | sextet(byte)) >> 4;
-    let size = u32::try_from(bits).unwrap_or(u32::MAX).swap_bytes();
-    if size as usize > base64.len() {
+    if let Some((size, rest)) = charsmap(base64)
+        && size > rest.len()
+    {
         let reason =
             format!("`precompiled_charsmap` announces a trie of {size} bytes, but is shorter");
         return fail(path, reason);
@@ -232,12 +224,12 @@ pub(super) fn missing_bytes(missing: &[String], odd: &[String]) -> String {
     )
 }
 
-/// Refuses added tokens that are longer, as they are looked for in a text, than what is built to find them bears.
+/// A reason to refuse added tokens: they are longer, as they are looked for in a text, than what is built to find
+/// them bears.
 pub(super) fn check_added<'a>(
-    path: &Path,
     normalizer: Option<&NormalizerWrapper>,
     tokens: impl IntoIterator<Item = &'a AddedToken>,
-) -> Result<()> {
+) -> Result<(), String> {
     let mut sum = 0_usize;
     for token in tokens {
         let mut len = token.content.len();
@@ -245,23 +237,21 @@ pub(super) fn check_added<'a>(
         {
             let mut content = NormalizedString::from(token.content.as_str());
             if let Err(error) = normalizer.normalize(&mut content) {
-                return fail(path, error.to_string());
+                return Err(error.to_string());
             }
             len = content.get().len();
         }
         if len > MAX_ADDED_TOKEN {
             let start: String = token.content.chars().take(20).collect();
             let start = start.escape_debug();
-            let reason = format!(
+            return Err(format!(
                 "added token `{start}..` has {len} bytes, expected at most {MAX_ADDED_TOKEN}"
-            );
-            return fail(path, reason);
+            ));
         }
         sum = sum.saturating_add(len);
     }
     if sum > MAX_ADDED {
-        let reason = format!("the added tokens have {sum} bytes, expected at most {MAX_ADDED}");
-        return fail(path, reason);
+        return Err(format!("the added tokens have {sum} bytes, expected at most {MAX_ADDED}"));
     }
     Ok(())
 }

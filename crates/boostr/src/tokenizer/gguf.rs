@@ -39,7 +39,7 @@ use super::growth::Growth;
 use super::stream::byte_token;
 use super::{Inner, Tokenizer, file, guard};
 use crate::checkpoint::gguf::Metadata;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 mod pre;
 mod write;
@@ -121,9 +121,9 @@ impl Tokenizer {
     /// `tokenizer.ggml.tokens`, or says `none` or `no_vocab`. Such a model runs on ids.
     ///
     /// # Errors
-    /// [`Error::Config`] naming file, key, what was expected and what was
+    /// [`Error::Config`](crate::error::Error::Config) naming file, key, what was expected and what was
     /// found: for a kind or a rule for words that is not known, for lists that disagree in length, for two
-    /// tokens of one name, and for ids without a token. [`Error::Tokenizer`]
+    /// tokens of one name, and for ids without a token. [`Error::Tokenizer`](crate::error::Error::Tokenizer)
     /// if the tokenizers crate refuses what they make.
     ///
     /// ```
@@ -427,13 +427,7 @@ impl<'a> Vocabulary<'a> {
             })
             .map(|(text, special)| AddedToken::from(text, special).normalized(false))
             .collect();
-        if let Err(error) = file::check_added(metadata.path(), None, &added) {
-            let reason = match error {
-                Error::Tokenizer { reason, .. } => reason,
-                other => other.to_string(),
-            };
-            return Err(metadata.error(TYPES, reason));
-        }
+        file::check_added(None, &added).map_err(|reason| metadata.error(TYPES, reason))?;
         let used = self.iter().filter(|&(_, _, kind)| kind != Type::Unused);
         let max_id = used.map(|(id, ..)| id).last().unwrap_or_default();
         let vocab_size = self.ids.len();

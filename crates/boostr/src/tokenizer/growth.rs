@@ -4,6 +4,9 @@
 //! multiplied, each the largest that its step can reach. Steps are known by their fields, since the file need not
 //! name their types.
 
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::Value;
 
 /// Largest product of a file's normalizers. Published files reach about 1500 (ALBERT), most 12.
@@ -138,34 +141,25 @@ fn step(value: &Value) -> u64 {
     [replaced, before, mapped].into_iter().fold(named, u64::saturating_mul)
 }
 
-/// The longest text that a character map of `SentencePiece` has for a character: the size of a trie, a little-endian
-/// u32, the trie, and texts that end with a zero byte.
+/// The longest text that a character map of `SentencePiece` has for a character.
 fn longest_mapped(base64: &str) -> u64 {
-    let bytes = decode(base64);
-    let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return 1 };
-    let texts = rest.get(u32::from_le_bytes(*size) as usize..).unwrap_or_default();
+    let Some((size, rest)) = charsmap(base64) else { return 1 };
+    let texts = rest.get(size..).unwrap_or_default();
     let longest = texts.split(|&byte| byte == 0).map(<[u8]>::len).max();
     longest.unwrap_or(1).max(1) as u64
 }
 
-fn decode(base64: &str) -> Vec<u8> {
-    let sextet = |byte| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let sextets: Vec<u8> = base64.bytes().map_while(sextet).collect();
-    let mut bytes = Vec::with_capacity(sextets.len() / 4 * 3 + 3);
-    for four in sextets.chunks(4) {
-        let bits = four.iter().fold(0_u32, |bits, &sextet| bits << 6 | u32::from(sextet));
-        let bits = bits << (6 * (4 - four.len()));
-        let [_, all @ ..] = bits.to_be_bytes();
-        bytes.extend(all.into_iter().take(four.len().saturating_sub(1)));
-    }
-    bytes
+/// A character map of `SentencePiece`: the size that it announces for a trie, a little-endian u32, and what comes after:
+/// the trie, and texts that end with a zero byte.
+pub(super) fn charsmap(base64: &str) -> Option<(usize, Vec<u8>)> {
+    // What the tokenizers crate takes, and more.
+    let config = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let mut bytes = GeneralPurpose::new(&STANDARD, config).decode(base64).ok()?;
+    let size = u32::from_le_bytes(*bytes.first_chunk()?);
+    bytes.drain(..size_of::<u32>());
+    Some((size as usize, bytes))
 }
 
 /// Bytes of all strings that are looked for.
@@ -231,7 +225,7 @@ mod tests {
     fn the_longest_text_of_a_character_map_counts() {
         // A trie of four bytes, then "ab", "cdefg" and "h".
         let base64 = "BAAAAAAAAABhYgBjZGVmZwBoAA==";
-        assert_eq!(decode(base64), b"\x04\0\0\0\0\0\0\0ab\0cdefg\0h\0");
+        assert_eq!(charsmap(base64), Some((4, b"\0\0\0\0ab\0cdefg\0h\0".to_vec())));
         assert_eq!(longest_mapped(base64), 5);
         assert_eq!(longest_mapped(""), 1);
         assert_eq!(longest_mapped("/////w=="), 1);
