@@ -394,8 +394,7 @@ impl ChatTemplate {
         options: &Options,
     ) -> Result<Rendered> {
         let (messages, options) = marked(tokenizer, messages, options)?;
-        let (messages, options) = self.fitted(&messages, &options)?;
-        Ok(Rendered::new(self.render(&messages, &options)?))
+        Ok(Rendered::new(self.prompt(&messages, &options)?))
     }
 
     /// The template for a conversation, by whether it has tools.

@@ -60,8 +60,8 @@ impl ChatTemplate {
         let now = options.now.or_else(|| Some(SystemTime::now()));
         let options = Options { add_generation_prompt: false, now, ..options.clone() };
         let (messages, options) = marked(tokenizer, messages, &options)?;
-        let (first, first_options) = self.fitted(&messages[..given], &options)?;
-        let (messages, options) = self.fitted(&messages, &options)?;
+        let (first, first_options) = self.tried(&messages[..given], &options)?;
+        let (messages, options) = self.tried(&messages, &options)?;
         let (_, template) = self.template(options.tools.is_some())?;
         let (text, answers) = if template.marks_answers {
             marks::answers(&self.render_in(&messages, &options, true)?)

@@ -147,7 +147,10 @@ impl ChatTemplate {
     /// ```
     pub fn prompt(&self, messages: &[Value], options: &Options) -> Result<String> {
         let (messages, options) = self.fitted(messages, options)?;
-        self.render(&messages, &options)
+        self.render(&messages, &options).or_else(|error| match repaired(&messages) {
+            Some(messages) if is_of_template(&error) => self.render(&messages, &options),
+            _ => Err(error),
+        })
     }
 
     fn reads(&self, has_tools: bool) -> Result<Reads> {
@@ -180,14 +183,19 @@ impl ChatTemplate {
                 messages = with_tools(messages, &tools, reads.system);
             }
         }
-        let patched = patched(&messages);
-        if patched != messages
-            && let Err(Error::Format { .. } | Error::Argument { .. }) =
-                self.render(&messages, &options)
-        {
-            messages = patched;
-        }
         Ok((messages, options))
+    }
+
+    /// The same, in another form if the template fails over it.
+    pub(super) fn tried(
+        &self,
+        messages: &[Value],
+        options: &Options,
+    ) -> Result<(Vec<Value>, Options)> {
+        let (messages, options) = self.fitted(messages, options)?;
+        let fails = || self.render(&messages, &options).is_err_and(|error| is_of_template(&error));
+        let repaired = repaired(&messages).filter(|_| fails());
+        Ok((repaired.unwrap_or(messages), options))
     }
 }
 
@@ -294,9 +302,15 @@ fn with_tools(mut messages: Vec<Value>, tools: &[Value], reads_system: bool) -> 
     messages
 }
 
-/// What some templates fail over, in another form: no content of an assistant, arguments that are no object.
-fn patched(messages: &[Value]) -> Vec<Value> {
-    let mut messages = messages.to_vec();
+/// Whether a template failed, or refused a conversation.
+fn is_of_template(error: &Error) -> bool {
+    matches!(error, Error::Format { .. } | Error::Argument { .. })
+}
+
+/// What some templates fail over, in another form: no content of an assistant, arguments that are no object. `None`
+/// where there is nothing of the kind.
+fn repaired(before: &[Value]) -> Option<Vec<Value>> {
+    let mut messages = before.to_vec();
     for message in messages.iter_mut().filter(|message| role(message) == "assistant") {
         if message.get("content").is_none_or(Value::is_null) {
             message["content"] = "".into();
@@ -313,5 +327,5 @@ fn patched(messages: &[Value]) -> Vec<Value> {
             }
         }
     }
-    messages
+    (messages != before).then_some(messages)
 }

@@ -102,14 +102,6 @@ impl Thoughts {
                 self.place = Place::Text;
                 true
             }
-            Place::Opened => {
-                self.held.drain(..self.held.len() - self.held.trim_start().len());
-                if self.held.is_empty() {
-                    return false;
-                }
-                self.place = Place::Thought;
-                true
-            }
             Place::Thought => match self.held.find(CLOSE) {
                 Some(at) => {
                     let after = self.held.split_off(at + CLOSE.len());
@@ -126,12 +118,14 @@ impl Thoughts {
                     false
                 }
             },
-            Place::Closed => {
+            // Space after a tag belongs to neither.
+            Place::Opened | Place::Closed => {
                 self.held.drain(..self.held.len() - self.held.trim_start().len());
                 if self.held.is_empty() {
                     return false;
                 }
-                self.place = Place::Text;
+                let is_open = matches!(self.place, Place::Opened);
+                self.place = if is_open { Place::Thought } else { Place::Text };
                 true
             }
             Place::Text => {

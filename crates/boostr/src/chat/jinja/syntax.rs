@@ -564,27 +564,29 @@ impl Parser {
     }
 
     fn or(&mut self) -> Result<Expr> {
-        let (line, first) = (self.line(), self.and()?);
-        if !self.is_name("or") {
-            return Ok(first);
-        }
-        let mut all = vec![first];
-        while self.skip_name("or") {
-            all.push(self.and()?);
-        }
-        Ok(Expr { line, node: Node::Or(all) })
+        self.chain("or", Self::and, Node::Or)
     }
 
     fn and(&mut self) -> Result<Expr> {
-        let (line, first) = (self.line(), self.not()?);
-        if !self.is_name("and") {
+        self.chain("and", Self::not, Node::And)
+    }
+
+    /// Expressions with `word` between them, or a single one.
+    fn chain(
+        &mut self,
+        word: &str,
+        next: fn(&mut Self) -> Result<Expr>,
+        node: fn(Vec<Expr>) -> Node,
+    ) -> Result<Expr> {
+        let (line, first) = (self.line(), next(self)?);
+        if !self.is_name(word) {
             return Ok(first);
         }
         let mut all = vec![first];
-        while self.skip_name("and") {
-            all.push(self.not()?);
+        while self.skip_name(word) {
+            all.push(next(self)?);
         }
-        Ok(Expr { line, node: Node::And(all) })
+        Ok(Expr { line, node: node(all) })
     }
 
     fn not(&mut self) -> Result<Expr> {
