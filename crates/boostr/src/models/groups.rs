@@ -63,8 +63,8 @@ impl Fields<'_> {
         self.has("mlp_bias", "blk.0.ffn_up.bias", &mut mlp.bias, false)
     }
 
-    /// Each layer's window: one for all in GGUF, in `config.json` one with a list of the layers that have it. It is
-    /// `used` where `config.json` does not say whether it is.
+    /// Each layer's window: one for all in GGUF, in `config.json` one with a list of the layers that have it. Where
+    /// `config.json` does not say, it is as in `class`.
     ///
     /// # Errors
     ///
@@ -73,10 +73,10 @@ impl Fields<'_> {
         &mut self,
         windows: &mut Vec<Option<usize>>,
         n_layer: usize,
-        used: bool,
+        class: &ClassWindow,
     ) -> Result<()> {
         if let Some(file) = self.json() {
-            *windows = read_windows(file, n_layer, used)?;
+            *windows = read_windows(file, n_layer, class)?;
         }
         if let Some((keys, _)) = self.gguf() {
             let window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
@@ -184,21 +184,31 @@ impl Fields<'_> {
     }
 }
 
-/// Each layer's window: `sliding_window` where it is in use. Where the file has no such key, it is that of
-/// transformers' class; null is no window.
-fn read_windows(file: &ConfigFile, n_layer: usize, used: bool) -> Result<Vec<Option<usize>>> {
-    let model_type = file.text("model_type")?;
-    let has_class = matches!(model_type, Some("mistral" | "qwen2" | "qwen3"));
-    let of_class = (has_class && !file.states("sliding_window")).then_some(4096);
+/// The window that transformers' configuration class has where a file does not say.
+pub struct ClassWindow {
+    /// Its size, if it has one.
+    pub size: Option<usize>,
+    /// Whether it is in use.
+    pub used: bool,
+    /// The first layer that has it.
+    pub first: usize,
+}
+
+/// Each layer's window: `sliding_window` where it is in use; null is no window.
+fn read_windows(
+    file: &ConfigFile,
+    n_layer: usize,
+    class: &ClassWindow,
+) -> Result<Vec<Option<usize>>> {
+    let of_class = class.size.filter(|_| !file.states("sliding_window"));
     let window = file.usize(&["sliding_window"], 1..=1 << 40)?.or(of_class);
-    let in_use = file.bool(&["use_sliding_window"])?.unwrap_or(used);
+    let in_use = file.bool(&["use_sliding_window"])?.unwrap_or(class.used);
     let Some(window) = window.filter(|_| in_use) else { return Ok(vec![None; n_layer]) };
     let kind = |word: &str| Some((word == "sliding_attention").then_some(window));
     if let Some(windows) = layer_kinds((file, "layer_types"), Some(n_layer), kind, "")? {
         return Ok(windows);
     }
-    let of_class = if matches!(model_type, Some("qwen2" | "qwen3")) { 28 } else { 0 };
-    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(of_class);
+    let first = file.usize(&["max_window_layers"], 0..=1 << 40)?.unwrap_or(class.first);
     Ok((0..n_layer).map(|layer| (layer >= first).then_some(window)).collect())
 }
 

@@ -15,6 +15,7 @@
 
 use super::fields::Fields;
 use super::gguf::{attention_table, mlp_table, rope_factors};
+use super::groups::ClassWindow;
 use super::{Family, Frame, Names};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -98,7 +99,12 @@ impl Family for Config {
             a.qk_norm_eps = normed.then_some(self.norm_eps);
         }
         f.rope(&mut a.rope, a.headdim, 1.0)?;
-        f.windows(&mut self.windows, n_layer, self.model_type == "mistral")?;
+        let class = match self.model_type {
+            "llama" => ClassWindow { size: None, used: false, first: 0 },
+            "mistral" => ClassWindow { size: Some(4096), used: true, first: 0 },
+            _ => ClassWindow { size: Some(4096), used: false, first: 28 },
+        };
+        f.windows(&mut self.windows, n_layer, &class)?;
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
