@@ -16,7 +16,7 @@ use crate::models::{Config, Context, Families, Fingerprint, Model};
 use crate::nn::SharedWeights;
 use crate::ops::KvType;
 use crate::threads::Threads;
-use crate::tokenizer::{Part, Tokenizer, ensure_bos};
+use crate::tokenizer::{Part, Tokenizer};
 
 pub mod adapters;
 mod conversation;
@@ -28,6 +28,7 @@ pub use crate::checkpoint::Progress;
 pub use conversation::{Conversation, MAX_MARKS};
 pub use text_side::TextSide;
 pub(crate) use text_side::{GENERATION, TextFiles, rows_of, template_file};
+use text_side::{controlled, encoded, part_of};
 
 /// How to open a model.
 #[derive(Debug, Clone, Default)]
@@ -357,20 +358,12 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// As [`encode`](Self::encode).
     pub fn encode_parts(&self, parts: &[Part<'_>]) -> Result<Vec<u32>> {
-        let mut ids = self.tokenizer()?.encode_parts(parts, true)?;
-        if let Some(bos) = self.bos {
-            ensure_bos(&mut ids, bos);
-        }
-        Ok(ids)
+        encoded(self.tokenizer()?, parts, self.bos)
     }
 
     /// Puts another chat template in place of the model's. The role markers that it writes are control tokens too.
     pub fn set_chat_template(&mut self, source: chat::Source) {
-        let of = |tokenizer: Tokenizer| {
-            let markers = source.templates.iter().flat_map(|(_, text)| tokenizer.markers_in(text));
-            let markers: Vec<u32> = markers.collect();
-            tokenizer.with_control(&markers)
-        };
+        let of = |tokenizer| controlled(tokenizer, Some(&source), &[]);
         self.tokenizer = self.tokenizer.take().map(of);
         self.chat_template = Some(source);
     }
@@ -382,7 +375,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &str, parse_special: bool) -> Result<Vec<u32>> {
-        self.encode_parts(&[if parse_special { Part::Control(prompt) } else { Part::Text(prompt) }])
+        self.encode_parts(&[part_of(prompt, parse_special)])
     }
 
     /// Ids below this may be sampled: the weights have a row for them and the tokenizer a text.

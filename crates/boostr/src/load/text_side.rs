@@ -9,7 +9,7 @@ use crate::checkpoint::ConfigFile;
 use crate::checkpoint::gguf::Metadata;
 use crate::error::{Error, Result};
 use crate::generation_config::{GenerationDefaults, SpecialTokens};
-use crate::tokenizer::{Beside, Tokenizer, ensure_bos};
+use crate::tokenizer::{Beside, Part, Tokenizer, ensure_bos};
 
 /// A model's tokenizer, and how its author meant it to be used.
 #[derive(Debug, Clone, Default)]
@@ -143,10 +143,7 @@ impl TextSide {
     /// Makes the ends, and the markers of roles in the template, control tokens.
     fn with_control(mut self) -> Self {
         if let Some(tokenizer) = self.tokenizer.take() {
-            let templates = self.chat_template.iter().flat_map(|chat| &chat.templates);
-            let markers = templates.flat_map(|(_, text)| tokenizer.markers_in(text));
-            let ids: Vec<u32> = self.eos.iter().copied().chain(markers).collect();
-            let tokenizer = tokenizer.with_control(&ids);
+            let tokenizer = controlled(tokenizer, self.chat_template.as_ref(), &self.eos);
             self.warnings.extend_from_slice(tokenizer.warnings());
             self.tokenizer = Some(tokenizer);
         }
@@ -188,16 +185,38 @@ impl TextSide {
             let reason = "expected one: the model came without".to_owned();
             return Err(Error::Argument { name: "tokenizer", reason });
         };
-        let mut ids = if parse_special {
-            tokenizer.encode_control(prompt, true)?
-        } else {
-            tokenizer.encode(prompt, true)?
-        };
-        if let Some(bos) = self.bos {
-            ensure_bos(&mut ids, bos);
-        }
-        Ok(ids)
+        encoded(tokenizer, &[part_of(prompt, parse_special)], self.bos)
     }
+}
+
+/// The tokenizer whose control tokens are also `ends`, and the markers of roles in the templates of `chat`.
+pub(super) fn controlled(
+    tokenizer: Tokenizer,
+    chat: Option<&chat::Source>,
+    ends: &[u32],
+) -> Tokenizer {
+    let templates = chat.into_iter().flat_map(|chat| &chat.templates);
+    let markers = templates.flat_map(|(_, text)| tokenizer.markers_in(text));
+    let ids: Vec<u32> = ends.iter().copied().chain(markers).collect();
+    tokenizer.with_control(&ids)
+}
+
+/// A prompt whose names of control tokens are these tokens, with `parse_special`, or text.
+pub(super) fn part_of(prompt: &str, parse_special: bool) -> Part<'_> {
+    if parse_special { Part::Control(prompt) } else { Part::Text(prompt) }
+}
+
+/// The ids of a prompt, with what the tokenizer puts before it, and `bos` where it puts nothing.
+pub(super) fn encoded(
+    tokenizer: &Tokenizer,
+    parts: &[Part<'_>],
+    bos: Option<u32>,
+) -> Result<Vec<u32>> {
+    let mut ids = tokenizer.encode_parts(parts, true)?;
+    if let Some(bos) = bos {
+        ensure_bos(&mut ids, bos);
+    }
+    Ok(ids)
 }
 
 const TOKENIZER: &str = "tokenizer.json";

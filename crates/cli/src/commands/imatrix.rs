@@ -4,10 +4,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use boostr::backend::Cpu;
 use boostr::convert;
 use boostr::files;
-use boostr::load::LanguageModel;
 use boostr::tokenizer::MAX_TEXT;
 use clap::Args;
 
@@ -55,9 +53,7 @@ pub fn run(args: &ImatrixArgs, term: &Term) -> Result<()> {
         return Err(usage("--chunk: expected at least 1, found 0"));
     }
     let text = files::read_text(&args.text, MAX_TEXT as u64)?;
-    let lm: LanguageModel<Cpu> = source.open(&options, &term.cpu)?;
-    let mut ids = lm.encode(&text)?;
-    drop(lm);
+    let mut ids = source.text_side(&options)?.encode(&text, false)?;
     ids.truncate(args.chunks.map_or(usize::MAX, |chunks| chunks.saturating_mul(args.chunk)));
     if ids.is_empty() {
         return Err(usage("--text: expected a text of one token or more, found none"));
