@@ -121,12 +121,20 @@ pub fn read_text(path: impl AsRef<Path>, most: u64) -> Result<String> {
 ///
 /// [`Error::Format`] when they are not UTF-8, with the place.
 pub fn text_of(bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
+    utf8(bytes).map_err(|reason| Error::format(name, reason))
+}
+
+/// Bytes as text, without a mark before it.
+///
+/// # Errors
+///
+/// When they are not UTF-8: why, with the place.
+pub fn utf8(bytes: Vec<u8>) -> Result<String, String> {
     if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
-        return Err(Error::format(name, "expected UTF-8 text, found UTF-16"));
+        return Err("expected UTF-8 text, found UTF-16".to_owned());
     }
     let mut text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        Error::format(name, format!("not UTF-8 text: byte {at} is wrong"))
+        format!("not UTF-8 text: byte {} is wrong", error.utf8_error().valid_up_to())
     })?;
     if text.starts_with(BOM) {
         text.drain(..BOM.len());

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use boostr::files;
 use boostr::load::LanguageModel;
 use boostr::tokenizer::MAX_TEXT;
@@ -148,13 +148,7 @@ fn read_all(reader: impl Read, name: &str) -> Result<String> {
     if bytes.len() as u64 == limit {
         bail!("{name}: text is longer than {MAX_TEXT} bytes");
     }
-    let mut text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        anyhow::anyhow!("{name}: not UTF-8 text: byte {at} is wrong")
-    })?;
-    if text.starts_with(files::BOM) {
-        text.drain(..files::BOM.len());
-    }
+    let mut text = files::utf8(bytes).map_err(|reason| anyhow!("{name}: {reason}"))?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {

@@ -33,12 +33,8 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for JsonBody {
 
     async fn from_request(request: Request, app: &Arc<App<B>>) -> Result<Self> {
         let (head, body) = request.into_parts();
-        check(&head.headers, &app.config.limits)?;
+        let most = check(&head.headers, &app.config.limits)?;
         let mut held = app.inflight.begin();
-        let length =
-            head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        let most =
-            length.and_then(|length| length.parse().ok()).unwrap_or(app.config.limits.max_body);
         let bytes = read(body, most, &app.config.limits, &mut held).await?;
         if bytes.is_empty() {
             return Err(ApiError::invalid("body: expected a JSON object, found nothing"));
@@ -87,8 +83,8 @@ impl<B: Backend> FromRequest<Arc<App<B>>> for OptionalJson {
     }
 }
 
-/// What can be said of a body before it is read.
-fn check(headers: &HeaderMap, limits: &Limits) -> Result<()> {
+/// What can be said of a body before it is read; the bytes that it has at most.
+fn check(headers: &HeaderMap, limits: &Limits) -> Result<usize> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default().trim());
     if let Some(encoding) = text(header::CONTENT_ENCODING)
         && !encoding.eq_ignore_ascii_case("identity")
@@ -104,11 +100,11 @@ fn check(headers: &HeaderMap, limits: &Limits) -> Result<()> {
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     match text(header::CONTENT_LENGTH) {
-        Some(length) => match length.parse::<u64>() {
-            Ok(length) if length <= limits.max_body as u64 => Ok(()),
+        Some(length) => match length.parse() {
+            Ok(length) if length <= limits.max_body => Ok(length),
             _ => Err(too_large(limits)),
         },
-        None if headers.contains_key(header::TRANSFER_ENCODING) => Ok(()),
+        None if headers.contains_key(header::TRANSFER_ENCODING) => Ok(limits.max_body),
         None => {
             let message = "a request with a body says its Content-Length, or is chunked";
             Err(ApiError::new(StatusCode::LENGTH_REQUIRED, message))

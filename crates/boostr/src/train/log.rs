@@ -4,14 +4,15 @@
 //! most one half line after a power cut. This is the one file that is not replaced whole. It grows with
 //! every step, and a lost tail costs no more than a piece of a curve.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::atomic_write;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// What was measured when a step was done. Keys that a later version adds are ignored.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -85,10 +86,9 @@ impl MetricsLog {
     /// [`Error::Format`] as [`read_metrics`], and then the file is left as it was; [`Error::Io`] as
     /// [`atomic_write`].
     pub fn resume(path: &Path, step: u64) -> Result<Self> {
-        let bytes = match fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(e) => return Err(Error::io(path, e)),
+        let bytes = match read(path) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read?,
         };
         let mut kept = Vec::new();
         for (line, metrics) in parse(path, &bytes)? {
@@ -149,8 +149,14 @@ impl MetricsLog {
 ///
 /// [`Error::Io`] when the system refuses, [`Error::Format`] naming the first line that is not one of a log.
 pub fn read_metrics(path: &Path) -> Result<Vec<Metrics>> {
-    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    let bytes = read(path)?;
     Ok(parse(path, &bytes)?.into_iter().map(|(_, metrics)| metrics).collect())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    files::open(path)?.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    Ok(bytes)
 }
 
 /// The whole lines, with their ends, and what they say.

@@ -36,6 +36,7 @@ use crate::checkpoint::{
 };
 use crate::convert::in_new_folder;
 use crate::error::{Error, Result};
+use crate::files;
 
 const OPTIMIZER: &str = "optimizer.safetensors";
 const TRAINER: &str = "trainer.json";
@@ -648,9 +649,11 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let file = File::open(path).map_err(|e| match e.kind() {
-        ErrorKind::NotFound => Error::damaged(path, "missing: this is not a whole checkpoint"),
-        _ => Error::io(path, e),
+    let file = files::open(path).map_err(|error| match error {
+        Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
+            Error::damaged(path, "missing: this is not a whole checkpoint")
+        }
+        error => error,
     })?;
     let mut text = Vec::new();
     file.take(MAX_JSON + 1).read_to_end(&mut text).map_err(|e| Error::io(path, e))?;

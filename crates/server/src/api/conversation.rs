@@ -99,9 +99,7 @@ impl<B: Backend> Asked<B> {
             turn,
         })
     }
-}
 
-impl<B: Backend> Asked<B> {
     fn submit(
         self,
         app: &Arc<App<B>>,
