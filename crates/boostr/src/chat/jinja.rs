@@ -10,11 +10,13 @@ use std::time::SystemTime;
 
 use serde_json::Map;
 
+mod conversions;
 mod filters;
 mod format;
 mod lexer;
 mod methods;
 mod operators;
+mod predicates;
 mod run;
 mod syntax;
 mod text;
