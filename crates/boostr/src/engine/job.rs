@@ -11,12 +11,12 @@ use crate::models::{Model, State};
 use super::draft::Draft;
 use super::sequence::{Rules, Sequence};
 use super::store::{Known, Store};
-use super::{Event, Finish, Listener, Outcome, Request, Stats, Ticket, Timings};
+use super::{Event, Finish, Listener, Outcome, Request, STEP_PIECE, Stats, Ticket, Timings};
 
 /// Least distance from one mark of a prompt to the next.
 const MIN_MARK: usize = 32;
-/// Tokens before the end of a long prompt after which a snapshot is kept.
-const NEAR_END: [usize; 3] = [256, 128, 64];
+/// Tokens before the end of a long prompt after which a snapshot is kept: those of the last piece.
+const NEAR_END: usize = STEP_PIECE;
 /// Times that a request may lose its states to a step that failed.
 const MAX_STRIKES: usize = 3;
 
@@ -126,8 +126,7 @@ impl<'a, B: Backend> Job<'a, B> {
     fn mark_way(&mut self, seen: usize, len: usize) {
         let marks = &mut self.request.marks;
         // Where a client changes the end of a long message, the next prompt leaves this one there.
-        let ends = NEAR_END.iter().filter_map(|before| len.checked_sub(*before));
-        marks.extend(ends.filter(|&mark| mark > seen + NEAR_END[0]));
+        marks.extend(len.checked_sub(NEAR_END).filter(|&mark| mark > seen + NEAR_END));
         space(marks, seen);
         if (seen + MIN_MARK..len).contains(&self.shared) {
             marks.retain(|mark| mark.abs_diff(self.shared) >= MIN_MARK);

