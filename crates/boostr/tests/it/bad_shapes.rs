@@ -9,8 +9,8 @@ use crate::tiny::{entry, floats};
 use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{
-    CausalConv, Client, Decay, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic,
-    tensor, to_vec, zeros,
+    Activation, CausalConv, Client, Decay, DecayGate, DeltaInput, GatedNorm, HostBytes, LinearOps,
+    SsdInput, SsmKernelOps, generic, tensor, to_vec, zeros,
 };
 use boostr::{Error, Result};
 
@@ -87,7 +87,13 @@ fn norms_refuse_what_disagrees() {
         refused("weight of F64", body, body.rmsnorm(&x, &f64s(&[6]), 1e-5));
         refused("x of F64", body, body.rmsnorm(&f64s(&[2, 6]), &w, 1e-5));
 
-        let good = GatedNorm { weight: &w, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+        let good = GatedNorm {
+            weight: &w,
+            ngroups: 2,
+            eps: 1e-5,
+            norm_before_gate: false,
+            activation: Activation::Silu,
+        };
         body.gated(&x, &x, &good).unwrap();
         for shape in [&[6][..], &[2, 6, 1], &[2, 5], &[3, 6]] {
             refused("y", body, body.gated(&f32s(shape), &x, &good));
@@ -356,7 +362,13 @@ fn parameters_that_are_views_equal_their_copies() {
             let (weight_of_conv, bias) = (of(1, &[4, 6]), of(2, &[6]));
             let conv = CausalConv { weight: &weight_of_conv, bias: Some(&bias), silu: true };
             let (mut window, x) = (of(3, &[3, 6]), of(4, &[5, 6]));
-            let norm = GatedNorm { weight: &bias, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+            let norm = GatedNorm {
+                weight: &bias,
+                ngroups: 2,
+                eps: 1e-5,
+                norm_before_gate: false,
+                activation: Activation::Silu,
+            };
             let w = weight(&entry(Dtype::F32, &[6, 6], &floats(&mut Random(5), 36)));
             [
                 ("conv", body.conv(&x, &conv, &[5], &mut [&mut window])),
