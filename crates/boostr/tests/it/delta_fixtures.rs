@@ -164,7 +164,7 @@ impl Rule {
         })
     }
 
-    /// Runs the tokens in the pieces of each run that `cut` gives: o and the states.
+    /// All runs in one call: o, and the states after.
     fn run(&self, body: Body) -> (Vec<f32>, Vec<f32>) {
         let [_, heads, key_dim, value_dim] = self.sizes;
         let [q, k, v, g, beta] = &self.inputs(body);
@@ -250,7 +250,7 @@ fn gradients_are_those_of_the_definition() {
 }
 
 #[test]
-fn the_decay_gate_and_the_write_gate_equal_their_definitions() {
+fn d_22_the_decay_gate_and_the_write_gate_equal_their_definitions() {
     let file = File::open("gates_gdn");
     let [tokens, heads] = file.shape("in.a")[..] else { panic!("in.a") };
     let a = file.tensor("in.a", &[tokens, heads]);
@@ -278,7 +278,7 @@ fn the_decay_gate_and_the_write_gate_equal_their_definitions() {
 }
 
 #[test]
-fn the_l2_norm_equals_its_definition() {
+fn d_8_zero_small_and_large_keys_are_normalised_by_their_definition() {
     let file = File::open("l2norm");
     let [rows, width] = file.shape("in.x")[..] else { panic!("in.x") };
     let x = file.tensor("in.x", &[rows, width]);
@@ -476,6 +476,62 @@ fn on_the_tape_a_layer_has_the_gradients_that_differences_show() {
     }
 }
 
+/// Tokens `first..first + len` of inputs, from a state on: o, and the state after.
+fn piece(case: &Rule, first: usize, len: usize, state: &Floats) -> (Vec<f32>, Floats) {
+    let inputs = case.inputs(Body::Kernels).map(|x| x.narrow(0, first, len).unwrap());
+    let [q, k, v, g, beta] = &inputs;
+    let input = DeltaInput { q, k, v, g, beta, scale: case.scale };
+    let mut state = state.clone();
+    let out = Body::Kernels.delta(&input, case.by_channel, &[len], &mut [&mut state]).unwrap();
+    (to_vec(&out).unwrap(), state)
+}
+
+impl Rule {
+    fn state(&self, run: usize) -> Floats {
+        let [_, heads, key_dim, value_dim] = self.sizes;
+        tensor(&cpu(), &self.states()[run], &[heads, key_dim, value_dim]).unwrap()
+    }
+}
+
+#[test]
+fn d_13_14_equal_keys_and_strong_gates_equal_the_definition_at_any_cut() {
+    for name in [
+        "gdn_same_key",
+        "gdn_beta_one",
+        "gdn_strong_decay",
+        "kda_no_decay",
+        "kda_strong_decay",
+        "kda_mixed_channels",
+    ] {
+        let case = Rule::open(name);
+        let (whole, _) = case.run(Body::Kernels);
+        for cut in [1, 3, 16, 64, case.tokens() - 1] {
+            let (mut out, state) = piece(&case, 0, cut, &case.state(0));
+            let (rest, state) = piece(&case, cut, case.tokens() - cut, &state);
+            out.extend(rest);
+            assert_eq!(out, whole, "{name} cut at {cut}");
+            case.file.check("out.o", &out, TOLERANCE);
+            case.file.check("out.final_state", &to_vec(&state).unwrap(), TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn d_5_packed_runs_have_the_bits_of_each_alone() {
+    for name in ["gdn_packed", "kda_packed"] {
+        let case = Rule::open(name);
+        let (out, states) = case.run(Body::Kernels);
+        let (row, size) = (out.len() / case.tokens(), states.len() / case.runs.len());
+        let mut first = 0;
+        for (r, &len) in case.runs.iter().enumerate() {
+            let (alone, state) = piece(&case, first, len, &case.state(r));
+            assert_eq!(alone, out[first * row..][..len * row], "{name}, run {r}");
+            assert_eq!(to_vec(&state).unwrap(), states[r * size..][..size], "{name}, run {r}");
+            first += len;
+        }
+    }
+}
+
 #[test]
 fn d_15_tokens_after_a_token_do_not_change_its_bits() {
     for name in ["gdn_three_chunks", "kda_three_chunks"] {
@@ -509,20 +565,16 @@ fn d_15_tokens_after_a_token_do_not_change_its_bits() {
 #[test]
 fn d_1_a_prompt_token_by_token_leaves_the_same_state_where_keys_and_values_differ_in_width() {
     let case = Rule::open("gdn_wide_values");
-    let [_, heads, key_dim, value_dim] = case.sizes;
-    let inputs = case.inputs(Body::Kernels);
     let (out, states) = case.run(Body::Kernels);
+    let (row, size) = (out.len() / case.tokens(), states.len() / case.runs.len());
     let mut first = 0;
     for (r, &len) in case.runs.iter().enumerate() {
-        let mut state = tensor(&cpu(), &case.states()[r], &[heads, key_dim, value_dim]).unwrap();
+        let mut state = case.state(r);
         for t in first..first + len {
-            let [q, k, v, g, beta] = &inputs.each_ref().map(|x| x.narrow(0, t, 1).unwrap());
-            let input = DeltaInput { q, k, v, g, beta, scale: case.scale };
-            let one = Body::Kernels.delta(&input, false, &[1], &mut [&mut state]).unwrap();
-            let row = heads * value_dim;
-            assert_eq!(to_vec(&one).unwrap(), out[t * row..][..row]);
+            let one;
+            (one, state) = piece(&case, t, 1, &state);
+            assert_eq!(one, out[t * row..][..row]);
         }
-        let size = heads * key_dim * value_dim;
         assert_eq!(to_vec(&state).unwrap(), states[r * size..][..size]);
         first += len;
     }
