@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use boostr::Result;
-use boostr::backend::{Cpu, CpuClient, DType, Tensor};
+use boostr::backend::{Cpu, CpuClient, DType, Tensor, Weight};
 use boostr::checkpoint::Checkpoint;
 use boostr::ops::{
     Activation, ActivationOps, CausalConv, CausalConvOps, Client, DecayGate, DeltaInput, DeltaOps,
@@ -365,10 +365,20 @@ fn parameters(by_channel: bool) -> BTreeMap<&'static str, (Vec<usize>, Vec<f32>)
         (seed >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     let filled = shapes.map(|(name, shape)| {
-        let values = (0..shape.iter().product()).map(|_| float()).collect();
+        let values = (0..shape.iter().product::<usize>()).map(|_| float()).collect();
         (name, (shape, values))
     });
     filled.into_iter().collect()
+}
+
+/// The matrix that makes logits of the layer's rows.
+fn head() -> Weight<Cpu> {
+    let width = SIZES[1] * SIZES[3];
+    let bytes: Vec<u8> =
+        (0..7 * width).flat_map(|i| (((i * 37) % 19) as f32 / 10.0 - 0.9).to_ne_bytes()).collect();
+    let len = bytes.len();
+    let bytes = HostBytes::new(Arc::new(bytes), 0..len).unwrap();
+    cpu().weight(bytes, DType::F32, &[7, width]).unwrap()
 }
 
 /// A layer's way from the convolution to the gated norm, in two calls, and the loss of its rows.
@@ -376,6 +386,7 @@ fn layer<C>(
     client: &C,
     by_channel: bool,
     values: &BTreeMap<&'static str, (Vec<usize>, Vec<f32>)>,
+    head: &Weight<Cpu>,
 ) -> Result<f64>
 where
     C: DeltaOps<Cpu> + NormOps<Cpu> + CausalConvOps<Cpu> + ActivationOps<Cpu> + LinearOps<Cpu>,
@@ -391,17 +402,12 @@ where
     let (a_log, dt_bias, norm) = (new("a_log")?, new("dt_bias")?, new("norm")?);
     let mut states = [new("first state")?, new("second state")?];
     let channels = x.shape()[1];
-    let mut windows = [0, 1].map(|_| zeros(client, &[taps - 1, channels]).unwrap());
+    let mut windows: [Tensor<Cpu>; 2] =
+        [zeros(client, &[taps - 1, channels])?, zeros(client, &[taps - 1, channels])?];
     let two = tensor(client, &vec![2.0; heads], &[heads])?;
-    let head: Vec<u8> = (0..7 * value_dim * heads)
-        .flat_map(|i| (((i * 37) % 19) as f32 / 10.0 - 0.9).to_ne_bytes())
-        .collect();
-    let len = head.len();
-    let bytes = HostBytes::new(Arc::new(head), 0..len)?;
-    let head = client.weight(bytes, DType::F32, &[7, value_dim * heads])?;
     let (mut first, mut loss) = (0, 0.0);
     for runs in CALLS {
-        let len = runs.iter().sum();
+        let len: usize = runs.iter().sum();
         let part = |x: &Tensor<Cpu>| x.narrow(0, first, len).unwrap();
         let convolution = CausalConv { weight: &conv, bias: None, silu: true };
         let [one, other] = &mut windows;
@@ -434,9 +440,9 @@ where
             activation: Activation::Sigmoid,
         };
         let o = client.gated_rmsnorm(&o, &part(&z), &norm)?;
-        let targets: Vec<u32> = (0..len as u32).map(|i| (3 * i + first as u32) % 7).collect();
+        let targets: Vec<u32> = (0..len).map(|i| ((3 * i + first) % 7) as u32).collect();
         let weights = vec![1.0; len];
-        let losses = client.cross_entropy(&o, &head, 1.0, (&targets, &weights), false)?;
+        let losses = client.cross_entropy(&o, head, 1.0, (&targets, &weights), false)?;
         loss += to_vec(&losses)?.iter().map(|x| f64::from(*x)).sum::<f64>();
         first += len;
     }
@@ -448,9 +454,10 @@ fn on_the_tape_a_layer_has_the_gradients_that_differences_show() {
     for by_channel in [false, true] {
         let values = parameters(by_channel);
         let tape = Tape::new(cpu(), |_| true);
-        let loss = layer(&tape, by_channel, &values).unwrap();
-        let client: CpuClient = cpu();
-        assert_eq!(loss, layer(&client, by_channel, &values).unwrap());
+        let (head, client): (Weight<Cpu>, CpuClient) = (head(), cpu());
+        tape.parameter("head", &head);
+        let loss = layer(&tape, by_channel, &values, &head).unwrap();
+        assert!((loss - layer(&client, by_channel, &values, &head).unwrap()).abs() < 1e-5);
         let gradients = tape.backward().unwrap();
         for (name, (shape, old)) in &values {
             let gradient = &gradients[*name];
@@ -463,8 +470,8 @@ fn on_the_tape_a_layer_has_the_gradients_that_differences_show() {
                 let moved =
                     moved.map(|(x, g)| (f64::from(*x) + step * f64::from(*g) / length) as f32);
                 let mut values = values.clone();
-                values.insert(name, (shape.clone(), moved.collect()));
-                layer(&client, by_channel, &values).unwrap()
+                values.insert(*name, (shape.clone(), moved.collect()));
+                layer(&client, by_channel, &values, &head).unwrap()
             };
             let step = 4e-3;
             let near = (along(step) - along(-step)) / (2.0 * step);

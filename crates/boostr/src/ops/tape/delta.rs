@@ -43,7 +43,8 @@ impl DeltaOps<CpuRuntime> for Tape {
                 da_log: &mut da_log,
                 ddt_bias: &mut ddt_bias,
             };
-            let dg = Rows::dense(&dg, dt_bias.numel());
+            let width = dt_bias.numel();
+            let dg = Rows::new(&dg, a.shape()[0], width, 0, width);
             delta::decay_gate_backward(&arguments.kernel(level)?, dg, out);
             for (x, dx) in [(&a, da), (&a_log, da_log), (&dt_bias, ddt_bias)] {
                 gradients.give(x, dx)?;
