@@ -5,8 +5,8 @@ use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::TensorEntry;
 use boostr::ops::{
     Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, Client,
-    GatedNorm, HostBytes, KvCache, KvSizes, LatentAttention, LinearOps, NormOps, Rope, SsdInput,
-    SsmKernelOps, Weight, generic, tensor,
+    DecayGate, DeltaInput, DeltaOps, GatedNorm, HostBytes, KvCache, KvSizes, LatentAttention,
+    LinearOps, NormOps, Rope, SsdInput, SsmKernelOps, Weight, generic, tensor,
 };
 
 use crate::common::cpu;

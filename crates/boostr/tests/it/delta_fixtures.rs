@@ -9,7 +9,7 @@ use boostr::Result;
 use boostr::backend::{Cpu, CpuClient, DType, Tensor, Weight};
 use boostr::checkpoint::Checkpoint;
 use boostr::ops::{
-    Activation, ActivationOps, CausalConv, CausalConvOps, Client, DecayGate, DeltaInput, DeltaOps,
+    Activation, ActivationOps, CausalConv, CausalConvOps, DecayGate, DeltaInput, DeltaOps,
     GatedNorm, HostBytes, LinearOps, NormOps, Tape, split_last, tensor, to_vec, zeros,
 };
 use boostr_kernels::delta::{self, DeltaGradients, delta_rule_backward};
