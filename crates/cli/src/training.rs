@@ -31,13 +31,13 @@ const VALID_TOKENS: &str = "valid.tokens";
 pub const NOTES: &str = "\
 The folder of a run is a model: `boostr run DIR` speaks with it as it was last saved. Beside it are metrics.jsonl, loss.svg and \
 the last checkpoints, from which --resume goes on to the bit. Ctrl-C, TERM and HUP save and stop; a second Ctrl-C stops at once. \
-A .jsonl file has objects with `text`, with `prompt` and `completion` (of which the completion is learnt), with `messages` (of which \
+A .jsonl or .json file has objects, a line each or in one list, with `text`, with `prompt` and `completion` (of which the completion is learnt), with `messages` (of which \
 the answers are), or in the forms of ShareGPT (`conversations`) and Alpaca (`instruction`, `output`). A TOML file has tables [model] and [run]; keys and their meaning: docs/training.md.";
 
 /// What is trained on, where to, and how.
 #[derive(Debug, Args)]
 pub struct TrainingArgs {
-    /// Text to train on: .txt, .md, .jsonl; may be given several times
+    /// Text to train on: .txt, .md, .jsonl, .json; may be given several times
     #[arg(short, long, value_name = "FILE")]
     pub data: Vec<PathBuf>,
     /// Text to measure on the way

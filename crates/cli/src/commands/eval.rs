@@ -31,7 +31,7 @@ pub struct EvalArgs {
     /// Folder, weight file or GGUF file; the built-in model by default
     #[arg(value_name = "MODEL")]
     pub path: Option<PathBuf>,
-    /// Text (.txt, .md), or .jsonl with context and continuation
+    /// Text (.txt, .md), or .jsonl or .json with context and continuation
     #[arg(short, long, value_name = "FILE", required = true)]
     pub data: PathBuf,
     /// One JSON object

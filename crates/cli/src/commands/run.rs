@@ -12,6 +12,7 @@ use boostr::checkpoint::Summary;
 use boostr::engine::{Finish, Timings};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
+use boostr::ops::KvType;
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::state_file::About;
 use boostr::text::{Answer, BeamAnswer, Completion};
@@ -218,6 +219,10 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         prompt_n: ids.len(),
         reused,
         context: context::describe(&lm.model),
+        grows: lm.model.family().layers().iter().any(|layer| {
+            let (_, of_a_token) = layer.state_bytes(term.cpu.level(), KvType::F32);
+            of_a_token > 0
+        }),
         answer,
     };
     if args.json {
@@ -365,6 +370,8 @@ struct Report<'a> {
     reused: usize,
     /// How long a sequence may be, in words.
     context: String,
+    /// Whether the state grows with each token.
+    grows: bool,
     answer: Answer<Cpu>,
 }
 
@@ -442,7 +449,8 @@ impl Report<'_> {
     fn state(&self) -> String {
         let state = &self.answer.state;
         let bytes = system::bytes(state.size_in_bytes() as u64);
-        format!("{bytes}, constant (position {})", state.position())
+        let kind = if self.grows { "grows with the text" } else { "constant" };
+        format!("{bytes}, {kind} (position {})", state.position())
     }
 
     fn json(&self, lm: &LanguageModel<Cpu>) -> Value {
