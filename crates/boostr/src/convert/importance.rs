@@ -165,6 +165,14 @@ pub fn collect(
         if !found.iter().flatten().any(|inputs| inputs.squares.len() == columns) {
             continue;
         }
+        let is_wrong = |inputs: &&Inputs| inputs.squares.iter().any(|&x| !(x as f32).is_finite());
+        if found.iter().flatten().any(is_wrong) {
+            let reason = format!(
+                "`{}` meets values that are not finite, or whose squares are not: `boostr verify MODEL --values` looks for the cause",
+                stored.name
+            );
+            return Err(Error::format(source, reason));
+        }
         let mut sums = Vec::with_capacity(columns * matrices);
         for inputs in &found {
             match inputs {

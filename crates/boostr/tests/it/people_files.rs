@@ -185,6 +185,13 @@ fn the_way_in_which_weights_are_quantized_is_named() {
     assert!(error.contains("up_proj.qweight"), "{error}");
 }
 
+#[test]
+fn a_configuration_in_place_of_weights_is_named() {
+    let folder = folder("llama", &json!({}), |name, entry| vec![(name, entry)]);
+    let error = message(&open(&folder.path().join("config.json")).err().unwrap());
+    assert!(error.contains("config.json`: expected a file of weights"), "{error}");
+}
+
 /// A text of one token again and again.
 #[derive(Clone)]
 struct Only(u32);

@@ -311,6 +311,43 @@ fn p_float_original_context_is_a_whole_number() {
 }
 
 #[test]
+fn of_two_places_for_positions_the_one_counts_that_transformers_takes() {
+    let yarn =
+        json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+    let with = |key: &str, value: Value| {
+        let mut yarn = yarn.clone();
+        yarn[key] = value;
+        yarn
+    };
+    let plain = json!({ "rope_type": "default", "rope_theta": 500.0 });
+    let of = |text: Value| rope_of(&read(&text).unwrap());
+    let want = of(json!({ "rope_scaling": yarn, "rope_theta": 500.0 }));
+    assert!(matches!(want.scaling, RopeScaling::Yarn(_)) && want.theta == 500.0);
+    for same in [
+        json!({ "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_parameters": with("rope_theta", json!(500.0)), "rope_theta": 7.0 }),
+        json!({ "rope_parameters": yarn, "rope_theta": 500.0 }),
+        json!({ "rope_scaling": with("rope_theta", json!(500.0)), "rope_theta": 7.0 }),
+        // YaRN that is put into the file of a model that newer transformers saved.
+        json!({ "rope_scaling": yarn, "rope_parameters": plain }),
+        json!({ "rope_scaling": yarn, "rope_parameters": plain, "rope_theta": 500.0 }),
+        json!({ "rope_scaling": {}, "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_scaling": null, "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_theta": 500.0, "rope_parameters": {
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 } }),
+    ] {
+        assert_eq!(of(same.clone()), want, "{same}");
+    }
+    let half = of(json!({ "rope_scaling": with("partial_rotary_factor", json!(0.5)) }));
+    assert_eq!(half.rotary_dim, 8);
+    for key in ["rope_parameters", "rope_scaling"] {
+        let nested = json!({ key: { "full_attention": yarn, "sliding_attention": plain } });
+        let error = message(&read(&nested).unwrap_err());
+        assert!(error.contains(&format!("`{key}.full_attention`")), "{error}");
+    }
+}
+
+#[test]
 fn a_scaling_starts_from_the_context_of_the_class_where_no_file_says_one() {
     for (kind, want) in
         [("llama", 2048), ("mistral", 131_072), ("qwen2", 32_768), ("qwen3", 32_768)]

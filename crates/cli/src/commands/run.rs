@@ -187,7 +187,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         .constraint(constraint)
         .draft(draft);
     if let Some(width) = args.beams {
-        return beams(completion, usize::from(width), show, term);
+        return beams(&lm, completion, usize::from(width), show, term);
     }
     let mut stream = Stream::new(show, term);
     let mut answer =
@@ -240,10 +240,17 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 }
 
 /// Shows the likeliest of `width` beams, or with `--json` all of them.
-fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term) -> Result<()> {
+fn beams(
+    lm: &LanguageModel<Cpu>,
+    completion: Completion<'_, Cpu>,
+    width: usize,
+    show: Show,
+    term: &Term,
+) -> Result<()> {
     let answers = completion.beams(width, |_| {
         if stream::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
+    });
+    let answers = answers.map_err(|error| bad_logits(lm, error))?;
     let best = answers.first();
     match show {
         Show::Nothing => {
