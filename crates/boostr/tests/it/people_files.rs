@@ -225,6 +225,8 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
     for field in ["stop_strings", "min_new_tokens"] {
         assert!(lm.warnings.iter().any(|w| w.contains(field)), "{:?}", lm.warnings);
     }
+    // The end of config.json counts where the file names none.
+    assert_eq!((lm.eos, lm.defaults.top_k), (vec![2], Some(0)));
     let answer = |fields: Value| {
         folder.write("generation_config.json", &fields.to_string());
         let lm = open(folder.path()).unwrap();
@@ -254,6 +256,13 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
         assert!(is_kept_out(&ids), "{fields}: {ids:?}, free {free:?}");
         assert!(warnings.is_empty(), "{warnings:?}");
     }
+    // A GGUF file that is made of the folder keeps them.
+    let (kept, _) = answer(json!({ "suppress_tokens": [first] }));
+    let gguf = folder.path().join("kept.gguf");
+    convert(folder.path(), &gguf, &Options::default(), &mut |_, _| Continue(())).unwrap();
+    let lm = open(&gguf).unwrap();
+    assert_eq!(lm.complete_ids(vec![5, 6, 7]).max_tokens(6).run().unwrap().ids, kept);
+    fs::remove_file(gguf).unwrap();
     // What is no token is named and left out; the rest counts.
     let (ids, warnings) = answer(json!({
         "suppress_tokens": [first, 99_999], "bad_words_ids": [[1, 88_888], [77_777]]
@@ -269,6 +278,4 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
     assert!(error.contains("suppress_tokens") && error.contains("leave none"), "{error}");
     let only = || Box::new(Only(9)) as Box<dyn Constraint>;
     assert_eq!(asked().constraint(only()).run().unwrap().ids, [9, 9]);
-    // The end of config.json counts where the file names none.
-    assert_eq!((lm.eos, lm.defaults.top_k), (vec![2], Some(0)));
 }
