@@ -216,6 +216,9 @@ impl Constraint for Only {
     }
 }
 
+/// What is asked of an answer.
+type Check<'a> = &'a dyn Fn(&[u32]) -> bool;
+
 #[test]
 fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() {
     let folder = folder("llama", &json!({}), |name, entry| vec![(name, entry)]);
@@ -239,7 +242,6 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
     let (free, _) = answer(json!({}));
     let [first, second] = [free[0], free[1]];
     assert_ne!(first, second);
-    type Check<'a> = &'a dyn Fn(&[u32]) -> bool;
     let cases: [(Value, Check<'_>); 7] = [
         (json!({ "suppress_tokens": [first] }), &|ids: &[u32]| !ids.contains(&first)),
         (json!({ "begin_suppress_tokens": [first] }), &|ids: &[u32]| ids[0] != first),
