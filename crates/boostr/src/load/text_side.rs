@@ -178,7 +178,7 @@ impl TextSide {
             let more =
                 if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
             self.warnings.push(format!(
-                "`suppress_tokens`, `begin_suppress_tokens` or `bad_words_ids`: {id}{more} never come: {reason}"
+                "`suppress_tokens`, `begin_suppress_tokens` or `bad_words_ids`: left out {id}{more}: {reason}"
             ));
         }
     }

@@ -90,10 +90,10 @@ fn both_kinds_of_file_lower_the_weighted_error_alike() {
         assert!(0.0 < with && with < without, "{with} with weights, {without} without");
         assert!(written.iter().filter(|w| w.weighted.is_some()).count() == 1);
         assert!(warnings.iter().any(|w| w.contains("has nothing of")), "{warnings:?}");
-        files.push(std::fs::read(folder.path().join(out)).unwrap());
+        files.push(fs::read(folder.path().join(out)).unwrap());
     }
     assert!(files[0] == files[1]);
-    assert!(files[0] != std::fs::read(folder.path().join("plain.gguf")).unwrap());
+    assert!(files[0] != fs::read(folder.path().join("plain.gguf")).unwrap());
 }
 
 #[test]

@@ -191,11 +191,8 @@ fn floats_of_8_bits_are_shown_and_refused_by_every_command() {
     for (name, t) in good.iter() {
         let is_matrix = name.contains("_proj") && t.shape.len() == 2;
         let count = t.shape.iter().product();
-        let (dtype, data) = if is_matrix {
-            (Dtype::F8E4M3, vec![0x38; count])
-        } else {
-            (t.dtype, t.data.to_vec())
-        };
+        let (dtype, data) =
+            if is_matrix { (Dtype::F8E4M3, vec![0x38; count]) } else { (t.dtype, t.data.to_vec()) };
         tensors.push((name.to_owned(), dtype, t.shape.clone(), data));
         if is_matrix {
             tensors.push((format!("{name}_scale_inv"), Dtype::F32, vec![1, 1], scale.to_vec()));
