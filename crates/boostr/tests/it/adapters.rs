@@ -347,6 +347,7 @@ fn matrices_that_are_no_pairs_are_errors_that_name_them() {
     use boostr::checkpoint::{Dtype, safetensors};
     let (base, folder) = (fixture("mamba2-tiny"), temporary("pairs"));
     adapted(&base, &["in_proj"], &folder);
+    change(&folder, "r", json!(4));
     let layer = "base_model.model.backbone.layers.0.mixer.in_proj";
     let bytes = vec![0u8; 4 * 64 * 4];
     for (names, shapes, expected) in [
