@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::exit::{Interrupted, usage};
+use crate::exit::{BadModel, Interrupted, usage};
 use crate::stream;
 use crate::system;
 use crate::term::{BYTES, Term, shown};
@@ -298,7 +298,8 @@ pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()>
         Method::Full => saved.path.clone(),
         Method::Lora(_) => PathBuf::from(&config.base),
     };
-    let model = TrainableModel::open(&path, &OpenOptions::default())?.on(term.cpu.clone());
+    let model = TrainableModel::open(&path, &OpenOptions::default()).map_err(BadModel::from)?;
+    let model = model.on(term.cpu.clone());
     let train = TokenFile::open(&folder.join(TRAIN_TOKENS))?;
     let valid = folder.join(VALID_TOKENS);
     let valid = if valid.exists() { Some(TokenFile::open(&valid)?) } else { None };

@@ -267,8 +267,13 @@ impl Chat<'_> {
                 Ok(ControlFlow::Continue(())) if is_said => refused = None,
                 Ok(ControlFlow::Continue(())) => {}
                 Err(error) if is_context(&error) => {
-                    self.term.error(&format!("{error:#}"));
-                    self.term.help(FULL);
+                    let words = format!("not said: {error:#}: {FULL}");
+                    // A pipe's error is said at its end.
+                    if input.is_terminal() {
+                        self.term.error(&words);
+                    } else {
+                        self.term.say(words);
+                    }
                     refused = Some(error.context("the last turn was not said"));
                 }
                 Err(error) if input.is_terminal() && !error.is::<io::Error>() => {

@@ -160,7 +160,8 @@ fn a_full_context_refuses_a_turn_and_the_chat_goes_on() {
     // What is refused is not said: what follows is as if it had not been there.
     let run = limited("b", &format!("Hello\n{long}\nBye\n")).ok();
     assert_eq!((&run.stdout, read(&run)), (&free.stdout, read(&free)));
-    for part in ["maximum context length: it is 90 tokens", "/rewind N", "/clear", "--context N"] {
+    let told = "not said: maximum context length: it is 90 tokens";
+    for part in [told, "/rewind N", "/clear", "--context N"] {
         assert_eq!(run.stderr.matches(part).count(), 1, "{part}: {}", run.stderr);
     }
     // Room is made by hand. A chat that ends with a refused turn says so by its code.
