@@ -9,15 +9,15 @@
 //!
 //! 1. One pass over the state a token. While a row is in registers it decays, takes what is written,
 //!    gives its part of what the query reads, and of what the next token's key will read.
-//! 2. A block of columns (`[Dk, 64]` with AVX-512) goes through all tokens of a run before the next
-//!    block does. It is copied to adjacent memory for that, and stays in the first-level cache.
-//! 3. Few tokens go through the state where it lies, in wider blocks: then each pass is from memory.
+//! 2. A block of up to 8 vectors of columns goes through all tokens of a run before the next block does.
+//!    It is copied to adjacent memory for that, and stays in the cache.
+//! 3. Few tokens go through the state where it lies: then each pass is from memory.
 //! 4. Heads go in parallel. Rows of tokens lie pages apart, so those of the next tokens are prefetched.
 
 use rayon::prelude::*;
 
 use super::Delta;
-use crate::aligned::Aligned;
+use crate::aligned::{Aligned, LINE};
 use crate::math::exp;
 use crate::rows::column_blocks;
 use crate::simd::{Simd, dispatch};
@@ -26,6 +26,8 @@ use crate::simd::{Simd, dispatch};
 const FEW: usize = 4;
 /// How many tokens ahead rows are prefetched.
 const AHEAD: usize = 2;
+/// How many rows of a state ahead the first read of it prefetches.
+const STREAM: usize = 8;
 
 /// Runs each sequence's tokens through the gated delta rule and moves its state on.
 ///
@@ -123,7 +125,7 @@ fn scan_body<S: Simd>(simd: S, call: &Call<'_>, mut task: Task<'_>, block: &mut 
     let vectors = call.input.value_dim.div_ceil(S::LANES);
     let mut v = 0;
     while v < vectors {
-        let width = width(vectors - v, task.out.len());
+        let width = width(vectors - v);
         match width {
             1 => columns::<S, 1>(simd, call, &mut task, v, block),
             2 => columns::<S, 2>(simd, call, &mut task, v, block),
@@ -135,9 +137,8 @@ fn scan_body<S: Simd>(simd: S, call: &Call<'_>, mut task: Task<'_>, block: &mut 
 }
 
 /// Vectors of a row that go together, of `left` that have not: a power of 2. No bits depend on it.
-fn width(left: usize, tokens: usize) -> usize {
-    let most = if tokens < FEW { 8 } else { 4 };
-    1 << left.min(most).ilog2()
+fn width(left: usize) -> usize {
+    1 << left.min(8).ilog2()
 }
 
 /// Takes `W` vectors of columns, from vector `first` on, through a run.
@@ -263,6 +264,12 @@ fn read<S: Simd, const W: usize, const BY_ROW: bool>(
     let mut read = [simd.splat(0.0); W];
     for (i, row) in state.chunks(stride).enumerate() {
         let k = simd.splat(token.reads::<BY_ROW>(i));
+        // Whole rows are one stream, which the processor's own prefetcher leaves at each page.
+        if stride == W * S::LANES {
+            for i in (0..stride).step_by(LINE) {
+                simd.prefetch(row.as_ptr().wrapping_add(STREAM * stride + i).cast());
+            }
+        }
         let row = S::chunks(&row[..W * S::LANES]).0;
         for i in 0..W {
             read[i] = simd.mul_add(k, simd.load(&row[i]), read[i]);
