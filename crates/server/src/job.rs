@@ -449,7 +449,9 @@ impl<B: Backend> Driver<B> {
         let answer = self.continuations.first().map(Continuation::message).unwrap_or_default();
         let committed = tokio::task::spawn_blocking(move || {
             let name = &app.config.model_name;
-            turn.commit(&loaded, name, answer, &outcome.ids, outcome.state)
+            let turn = turn.commit(&loaded, name, answer, &outcome.ids, outcome.state);
+            app.responses.make_room();
+            turn
         });
         committed.await.unwrap_or_else(|error| Err(ApiError::internal(&error))).map(Some)
     }

@@ -53,11 +53,18 @@ impl Shape {
                 .unwrap_or_default(),
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?,
         };
-        if let Some(form) = shape.form.as_ref().filter(|_| shape.is_forced()) {
-            let reason = "not together with a `tool_choice` that asks for a call";
-            return Err(ApiError::field(form.param(), reason));
-        }
-        Ok(shape)
+        if shape.is_forced() { shape.without_form() } else { Ok(shape) }
+    }
+
+    /// The same, where the text is the input of a tool that has to be called, and has its form.
+    pub(crate) fn with_input(self, form: Option<Form>) -> Result<Self> {
+        Ok(Self { form, ..self.without_form()? })
+    }
+
+    fn without_form(self) -> Result<Self> {
+        let Some(form) = &self.form else { return Ok(self) };
+        let reason = "not together with a `tool_choice` that asks for a call";
+        Err(ApiError::field(form.param(), reason))
     }
 
     fn is_forced(&self) -> bool {
