@@ -71,6 +71,11 @@ impl Shape {
         matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
     }
 
+    /// Whether the answer is held to a form.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_forced() || self.form.is_some()
+    }
+
     fn has_tools(&self) -> bool {
         !self.tools.is_empty() && self.tool_choice != ToolChoice::None
     }
@@ -108,8 +113,7 @@ impl Shape {
     /// The end of a prompt, in which it is seen whether an answer begins in a thought. One that a grammar holds never does.
     /// Without a template a prompt ends with what a user says.
     fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
-        let is_held = self.is_forced() || self.form.is_some();
-        if is_held || loaded.template.is_plain() {
+        if self.is_held() || loaded.template.is_plain() {
             return String::new();
         }
         let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();

@@ -88,6 +88,7 @@ pub(crate) async fn complete<B: Backend>(
         shape: chat.shape,
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
         is_divided: chat.reasoning_format != Some("none"),
+        continues: false,
         session: chat.session,
         top,
     };

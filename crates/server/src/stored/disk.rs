@@ -73,7 +73,7 @@ impl Disk {
             }
             Err(error) => {
                 tracing::warn!(%error, "an answer cannot be read");
-                return Err(format!("its file `{name}` cannot be read"));
+                return Err(format!("the file `{name}` of this response cannot be read"));
             }
         };
         match decode(&bytes).filter(|stored| stored.response["id"] == key.id.as_str()) {
@@ -81,7 +81,7 @@ impl Disk {
             None => {
                 let path = self.folder.path().join(&name);
                 tracing::warn!(path = %path.display(), "an answer is damaged");
-                Err(format!("its file `{name}` is damaged"))
+                Err(format!("the file `{name}` of this response is damaged"))
             }
         }
     }

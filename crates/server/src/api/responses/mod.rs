@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::{Extension, Json};
 use boostr::backend::Backend;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::conversation::{Conversation, instructed};
+use super::conversation::{self, Conversation, instructed};
 use super::{Id, pairs};
 use crate::app::App;
 use crate::auth::Scope;
@@ -24,7 +24,6 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::options::GenerationOptions;
 use crate::shape::Shape;
-use crate::sse;
 use crate::stored::Stored;
 
 use output::ResponseScript;
@@ -205,16 +204,13 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         shape: asked.shape,
         kwargs: asked.kwargs,
         is_divided: true,
+        continues: false,
         session: None,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await?;
-    let mut script = script.answering(begun.is_forced);
-    if is_stream {
-        return sse::stream(begun.pieces, 1, script).await;
-    }
-    begun.read(|piece| script.take(piece, &mut sse::Events::default())).await?;
-    Ok(Json(script.response).into_response())
+    let script = script.answering(begun.is_forced);
+    conversation::answer(begun, is_stream, script, |script| script.response).await
 }
 
 /// A part of a response that is kept, or why there is none.

@@ -297,17 +297,6 @@ impl<B: Backend> ResponseScript<B> {
         let stored = Stored { response: self.response.clone(), input };
         self.app.responses.put(self.scope, id, stored, || self.app.begin_work());
     }
-
-    /// Takes a piece of the answer.
-    pub(super) fn take(&mut self, piece: Piece, out: &mut Events) {
-        match piece {
-            Piece::Text { text, .. } => self.say(self.words(), &text, out),
-            Piece::Thought { text, .. } => self.say(Says::Thought, &text, out),
-            Piece::Call { call, .. } => self.call(&call, out),
-            Piece::Finished { how, .. } => self.end(&how, out),
-            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
-        }
-    }
 }
 
 impl<B: Backend> Script for ResponseScript<B> {
@@ -318,7 +307,13 @@ impl<B: Backend> Script for ResponseScript<B> {
     }
 
     fn piece(&mut self, piece: Piece, out: &mut Events) {
-        self.take(piece, out);
+        match piece {
+            Piece::Text { text, .. } => self.say(self.words(), &text, out),
+            Piece::Thought { text, .. } => self.say(Says::Thought, &text, out),
+            Piece::Call { call, .. } => self.call(&call, out),
+            Piece::Finished { how, .. } => self.end(&how, out),
+            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
+        }
     }
 
     fn finish(&mut self, _: &mut Events) {}
