@@ -14,12 +14,12 @@ export class Answer {
   }
 
   /**
-   * Shows what was said so far. `isOpen`: more is to come. A thought is open while there is nothing else, and folds when the
+   * Shows what was said so far. `isOpen`: more is to come. A thought is open while it is all there is, and folds when the
    * answer begins if it may (`folds`) and nobody has touched it. `seconds`: how long it took, if that is known.
    */
   write({ thought, text, seconds }, { isOpen = false, folds = true } = {}) {
     const isThinking = isOpen && !text;
-    if (thought && !this.thoughts) this.begin(isThinking);
+    if (thought && !this.thoughts) this.begin(!text);
     if (this.thoughts) {
       const { details, label, prose, isTouched } = this.thoughts;
       if (thought !== this.written.thought || !isThinking) prose.write(thought, isThinking);
@@ -32,11 +32,11 @@ export class Answer {
     this.written = { thought, text };
   }
 
-  begin(isThinking) {
+  begin(isBare) {
     const label = make('span', {});
     const inner = make('div', { class: 'thoughts' });
     const summary = make('summary', {}, label);
-    const details = make('details', { class: 'thought', open: isThinking }, summary, inner);
+    const details = make('details', { class: 'thought', open: isBare }, summary, inner);
     this.thoughts = { details, label, prose: new Prose(inner), isTouched: false };
     summary.addEventListener('click', () => { this.thoughts.isTouched = true; });
     this.node.prepend(details);

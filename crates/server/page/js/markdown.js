@@ -78,13 +78,26 @@ function read(text, isOpen, links) {
   const lexer = new Bounded(links);
   lexer.blockTokens(text, lexer.tokens);
   const queue = lexer.inlineQueue;
-  const last = queue.findLast(({ src }) => src.trim());
-  if (isOpen && last && text.trimEnd().endsWith(lastLine(last.src))) last.src = closed(last.src);
+  const end = isOpen && endOf(lexer.tokens);
+  const last = end && queue.findLast(({ tokens }) => tokens === end);
+  if (last) last.src = closed(last.src);
   for (const { src, tokens } of queue) lexer.inlineTokens(src, tokens);
   return lexer;
 }
 
-const lastLine = (text) => text.slice(text.lastIndexOf('\n') + 1).trimEnd();
+/** The place of the last of some tokens that is not only space. */
+export const lastOf = (tokens) => tokens.findLastIndex((token) => token.type !== 'space');
+
+/** Where what is in the last block goes; nothing, if that is code. */
+function endOf(tokens) {
+  const token = tokens[lastOf(tokens)];
+  switch (token?.type) {
+    case 'list': return endOf(token.items.at(-1).tokens);
+    case 'blockquote': return endOf(token.tokens);
+    case 'table': return [...token.header, ...(token.rows.at(-1) ?? [])].findLast((cell) => cell.text)?.tokens;
+    default: return token?.tokens;
+  }
+}
 
 /** Columns of a table of which there is only the first line; 0 where none begins. */
 function columnsBegun(token) {
@@ -153,11 +166,16 @@ export function block(token, isLast = true, isTop = true) {
   }
 }
 
-const blocksOf = (tokens) => tokens.flatMap((token, i) => {
+function blocksOf(tokens) {
+  const last = lastOf(tokens);
+  return tokens.flatMap((token, i) => blockOf(token, i === last));
+}
+
+function blockOf(token, isLast) {
   if (token.type === 'text') return inlines(token.tokens ?? [token]);
   if (token.type === 'checkbox') return inlines([token]);
-  return block(token, i === tokens.length - 1, false) ?? [];
-});
+  return block(token, isLast, false) ?? [];
+}
 
 function code({ text, lang }) {
   const name = lang?.match(/^[^\s{,]{1,32}/)?.[0];

@@ -3,11 +3,11 @@
 //     text   [ settled blocks | open end .......... ]
 //     page   [ never touched  | compared and patched ]
 //
-// A block is settled once another begins after it that is known to be one. So a step costs what the last block costs, however
-// long the text is. Elements whose source is the same stay the same, with their selection and their focus.
+// A block is settled once another begins after it that is known to be one. So a step costs what the last blocks cost that no
+// empty line divides, however long the text is. Elements whose source is the same stay the same, with their selection and their focus.
 
 import { make } from './dom.js';
-import { block, blocks } from './markdown.js';
+import { block, blocks, lastOf } from './markdown.js';
 
 /** A text that is longer, in UTF-16 units, is read as Markdown up to a line's end before here; the rest is text. */
 const MOST_TEXT = 256 << 10;
@@ -39,7 +39,8 @@ export class Prose {
     const source = whole.slice(this.settled, end);
     const { tokens, links } = blocks(source, isOpen && end === whole.length, this.links);
     this.links = links;
-    const next = tokens.map((token, i) => block(token, i === tokens.length - 1)).filter(Boolean);
+    const last = lastOf(tokens);
+    const next = tokens.map((token, i) => block(token, i === last)).filter(Boolean);
     if (end < whole.length) next.push({ tag: 'p', props: { dir: 'auto' }, children: [whole.slice(end)] });
     patchChildren(this.root, this.shown, next, this.fixed);
     this.shown = next;
@@ -48,9 +49,11 @@ export class Prose {
 
   /** Leaves alone from now on what can change no more. */
   settle(source, tokens) {
-    const last = tokens.findLastIndex((token) => token.type !== 'space');
+    const last = lastOf(tokens);
     if (last < 1 || !WORDS.test(tokens[last].raw)) return;
-    const before = tokens.slice(0, last);
+    // Blocks without an empty line between them may still become one.
+    const end = tokens.findLastIndex(({ type }, i) => i < last && ['space', 'heading', 'hr'].includes(type));
+    const before = tokens.slice(0, end + 1);
     const length = before.reduce((sum, token) => sum + token.raw.length, 0);
     if (!source.startsWith(before.map((token) => token.raw).join(''))) return;
     const count = before.filter((token) => block(token)).length;

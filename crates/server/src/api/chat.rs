@@ -109,7 +109,7 @@ pub(crate) async fn complete<B: Backend>(
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
         is_divided: chat.reasoning_format != Some("none"),
         session: chat.session,
-        goes_on: chat.continue_final_message == Some(true),
+        continues: chat.continue_final_message == Some(true),
         top,
     };
     let begun = conversation.begin(&app, scope).await?;

@@ -32,7 +32,7 @@ pub(crate) struct Conversation {
     /// A session that it goes on with.
     pub(crate) session: Option<String>,
     /// Whether the session's last answer goes on, in place of an answer to messages.
-    pub(crate) goes_on: bool,
+    pub(crate) continues: bool,
     /// How many likely tokens to report with each, if any report is wanted.
     pub(crate) top: Option<usize>,
 }
@@ -82,7 +82,7 @@ impl<B: Backend> Asked<B> {
         let template = asked.template_options();
         let (ids, begun, marks, state, turn) = match &asked.session {
             Some(name) => {
-                let messages = (!asked.goes_on).then_some(&*asked.messages);
+                let messages = (!asked.continues).then_some(&*asked.messages);
                 let mut turn = Turn::begin(loaded, name, messages, &template)?;
                 let (ids, begun, marks, state) = turn.prompt();
                 prompt::check_context(loaded, &ids, most, "messages")?;

@@ -256,7 +256,7 @@ pub(crate) async fn chat<B: Backend>(
         kwargs: common.kwargs,
         is_divided: true,
         session: None,
-        goes_on: false,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
@@ -305,7 +305,7 @@ pub(crate) async fn generate<B: Backend>(
             kwargs: common.kwargs,
             is_divided: true,
             session: None,
-            goes_on: false,
+            continues: false,
             top: None,
         };
         conversation.begin(&app, scope).await

@@ -233,6 +233,9 @@ fn an_answer_that_was_cut_goes_on_as_one_longer_run_would_have() {
         json!({"temperature": 1.5, "seed": 6, "top_p": 0.9, "repetition_penalty": 1.2}),
         json!({"temperature": 1, "seed": 7, "presence_penalty": 1, "frequency_penalty": 1}),
         json!({"temperature": 1, "seed": 8, "reasoning_format": "none"}),
+        json!({"temperature": 1, "seed": 9, "response_format": {"type": "json_schema", "json_schema": {
+            "name": "numbers", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 60}
+        }}}),
     ]
     .into_iter()
     .enumerate()

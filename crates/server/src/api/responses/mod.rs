@@ -181,7 +181,7 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         kwargs: asked.kwargs,
         is_divided: true,
         session: None,
-        goes_on: false,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await?;
