@@ -122,6 +122,7 @@ step('the page comes whole from the server, under a strict policy', async () => 
     assert.match((await page.request.get(base + path)).headers()['content-type'], type);
   }
   const source = await response.text();
+  assert.match(source, /<meta http-equiv="x-dns-prefetch-control" content="off">/, 'a link would be looked up before it is clicked');
   assert.doesNotMatch(source, /<script(?![^>]* src=)|\sstyle=|\son\w+=|https?:\/\/(?!www\.w3\.org)/);
 });
 
@@ -629,11 +630,11 @@ try {
   page.setDefaultTimeout(10_000);
   await watch(page);
   if (options.page) {
-    const scripts = readdirSync(`${options.page}/js`).map((name) => `js/${name}`);
+    const scripts = ['js', 'vendor'].flatMap((folder) => readdirSync(`${options.page}/${folder}`).map((name) => `${folder}/${name}`));
+    const types = { html: 'text/html', css: 'text/css', svg: 'image/svg+xml', js: 'text/javascript' };
     for (const name of ['index.html', 'style.css', 'icon.svg', ...scripts]) {
-      await page.route(`${base}/${name.replace('index.html', '')}`, async (route) => {
-        route.fulfill({ response: await route.fetch(), body: readFileSync(`${options.page}/${name}`) });
-      });
+      const headers = { 'Content-Type': `${types[name.split('.').pop()] ?? 'text/plain'}; charset=utf-8`, 'Content-Security-Policy': CSP };
+      await page.route(`${base}/${name.replace('index.html', '')}`, (route) => route.fulfill({ headers, body: readFileSync(`${options.page}/${name}`) }));
     }
   }
   await page.goto(base);
