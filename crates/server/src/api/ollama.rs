@@ -258,6 +258,7 @@ pub(crate) async fn chat<B: Backend>(
         is_divided: !continues,
         continues,
         session: None,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
@@ -307,6 +308,7 @@ pub(crate) async fn generate<B: Backend>(
             is_divided: true,
             continues: false,
             session: None,
+            continues: false,
             top: None,
         };
         conversation.begin(&app, scope).await

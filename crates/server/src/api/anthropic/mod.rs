@@ -125,6 +125,7 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
         is_divided: !continues,
         continues,
         session: None,
+        continues: false,
         top: None,
     };
     Ok((conversation, is_stream))

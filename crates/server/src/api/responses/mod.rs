@@ -206,6 +206,7 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         is_divided: true,
         continues: false,
         session: None,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await?;
