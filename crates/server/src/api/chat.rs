@@ -108,7 +108,6 @@ pub(crate) async fn complete<B: Backend>(
         shape: chat.shape,
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
         is_divided: chat.reasoning_format != Some("none"),
-        continues: false,
         session: chat.session,
         continues: chat.continue_final_message == Some(true),
         top,

@@ -30,13 +30,12 @@ pub(crate) struct Conversation {
     pub(crate) shape: Shape,
     /// More variables of the chat template.
     pub(crate) kwargs: Map<String, Value>,
-    /// Whether the answer goes on with the last message, if the assistant says that.
-    pub(crate) continues: bool,
     /// Whether the thought comes apart from the text.
     pub(crate) is_divided: bool,
     /// A session that it goes on with.
     pub(crate) session: Option<String>,
-    /// Whether the session's last answer goes on, in place of an answer to messages.
+    /// Whether the session's last answer goes on, in place of an answer to messages; without a session the last message, if
+    /// the assistant says it.
     pub(crate) continues: bool,
     /// How many likely tokens to report with each, if any report is wanted.
     pub(crate) top: Option<usize>,
@@ -195,7 +194,7 @@ impl Conversation {
     fn template_options(&self) -> chat::Options {
         chat::Options {
             add_generation_prompt: true,
-            continue_last: self.continues,
+            continue_last: self.continues && self.session.is_none(),
             tools: self.shape.template_tools(),
             kwargs: self.kwargs.clone(),
             ..chat::Options::default()

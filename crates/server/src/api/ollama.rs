@@ -256,9 +256,8 @@ pub(crate) async fn chat<B: Backend>(
         options: common.options,
         kwargs: common.kwargs,
         is_divided: !continues,
-        continues,
         session: None,
-        continues: false,
+        continues,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
@@ -306,7 +305,6 @@ pub(crate) async fn generate<B: Backend>(
             options: common.options,
             kwargs: common.kwargs,
             is_divided: true,
-            continues: false,
             session: None,
             continues: false,
             top: None,

@@ -123,9 +123,8 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
         kwargs,
         // What goes on has begun with its text.
         is_divided: !continues,
-        continues,
         session: None,
-        continues: false,
+        continues,
         top: None,
     };
     Ok((conversation, is_stream))

@@ -204,7 +204,6 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         shape: asked.shape,
         kwargs: asked.kwargs,
         is_divided: true,
-        continues: false,
         session: None,
         continues: false,
         top: None,
