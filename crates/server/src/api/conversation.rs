@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use boostr::backend::Backend;
 use boostr::chat::{self, Thoughts};
 use boostr::engine::Request;
@@ -18,6 +20,7 @@ use crate::error::{ApiError, Result};
 use crate::job::{self, Job, Piece};
 use crate::options::GenerationOptions;
 use crate::shape::{Finder, Shape};
+use crate::sse::{self, Events, Script};
 use crate::turn::Turn;
 
 /// A conversation whose next turn is wanted.
@@ -31,6 +34,9 @@ pub(crate) struct Conversation {
     pub(crate) is_divided: bool,
     /// A session that it goes on with.
     pub(crate) session: Option<String>,
+    /// Whether the session's last answer goes on, in place of an answer to messages; without a session the last message, if
+    /// the assistant says it.
+    pub(crate) continues: bool,
     /// How many likely tokens to report with each, if any report is wanted.
     pub(crate) top: Option<usize>,
 }
@@ -62,9 +68,25 @@ impl<B: Backend> Begun<B> {
     }
 }
 
+/// Answers by a script: event by event, or at once with what is `whole` in the end. There is one answer.
+pub(crate) async fn answer<B: Backend, S: Script>(
+    begun: Begun<B>,
+    is_stream: bool,
+    mut script: S,
+    whole: impl FnOnce(S) -> Value,
+) -> Result<Response> {
+    if is_stream {
+        return sse::stream(begun.pieces, 1, script).await;
+    }
+    begun.read(|piece| script.piece(piece, &mut Events::default())).await?;
+    Ok(Json(whole(script)).into_response())
+}
+
 /// What the engine is asked for a conversation.
 struct Asked<B: Backend> {
     ids: Vec<u32>,
+    /// How many of them the answer begins with.
+    begun: usize,
     marks: Vec<usize>,
     state: Option<State<B>>,
     constraint: Option<Box<dyn Constraint>>,
@@ -76,24 +98,27 @@ struct Asked<B: Backend> {
 impl<B: Backend> Asked<B> {
     fn new(loaded: &Loaded<B>, asked: &Conversation, most: usize) -> Result<Self> {
         let template = asked.template_options();
-        let (ids, marks, state, turn) = match &asked.session {
+        let (ids, begun, marks, state, turn) = match &asked.session {
             Some(name) => {
-                let mut turn = Turn::begin(loaded, name, &asked.messages, &template)?;
-                let (ids, marks, state) = turn.prompt();
+                let messages = (!asked.continues).then_some(&*asked.messages);
+                let mut turn = Turn::begin(loaded, name, messages, &template)?;
+                let (ids, begun, marks, state) = turn.prompt();
                 prompt::check_context(loaded, &ids, most, "messages")?;
-                (ids, marks, state, Some(turn))
+                (ids, begun, marks, state, Some(turn))
             }
             None => {
                 let (ids, marks) = prompt::encode(loaded, &asked.messages, &template, most)?;
-                (ids, marks, None, None)
+                (ids, 0, marks, None, None)
             }
         };
         let shape = &asked.shape;
+        let before = ids.get(..ids.len().saturating_sub(begun)).unwrap_or_default();
         Ok(Self {
             constraint: shape.constraint(loaded)?,
-            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, &ids)),
-            finder: shape.finder(loaded, &ids, asked.is_divided),
+            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, before)),
+            finder: shape.finder(loaded, before, asked.is_divided),
             ids,
+            begun,
             marks,
             state,
             turn,
@@ -112,6 +137,7 @@ impl<B: Backend> Asked<B> {
         let prompt_tokens = self.ids.len();
         let is_forced = self.finder.as_ref().is_some_and(|finder| finder.is_forced);
         let request = Request {
+            begun: self.begun,
             state: self.state,
             marks: self.marks,
             logprobs: top,
@@ -148,8 +174,16 @@ pub(crate) async fn go_on<B: Backend>(
         let ask = move || {
             let (ids, _) = prompt.encode(&loaded, "prompt", most, true)?;
             let constraint = shape.constraint(&loaded)?;
-            let (marks, state, turn) = (Vec::new(), None, None);
-            Ok(Asked { ids, marks, state, constraint, thoughts: None, finder: None, turn })
+            Ok(Asked {
+                ids,
+                begun: 0,
+                marks: Vec::new(),
+                state: None,
+                constraint,
+                thoughts: None,
+                finder: None,
+                turn: None,
+            })
         };
         blocking(app, ask).await?
     };
@@ -160,6 +194,7 @@ impl Conversation {
     fn template_options(&self) -> chat::Options {
         chat::Options {
             add_generation_prompt: true,
+            continue_last: self.continues && self.session.is_none(),
             tools: self.shape.template_tools(),
             kwargs: self.kwargs.clone(),
             ..chat::Options::default()
@@ -200,6 +235,20 @@ impl Conversation {
         };
         blocking(app, count).await
     }
+}
+
+/// Whether the last message is one of the assistant that can go on: with some text and no calls.
+pub(crate) fn goes_on(messages: &[Value]) -> bool {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else {
+        return false;
+    };
+    let has_text = |part: &Value| part["text"].as_str().is_some_and(|text| !text.is_empty());
+    let is_said = match &last["content"] {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(parts) => parts.iter().any(has_text),
+        _ => false,
+    };
+    is_said && last["tool_calls"].as_array().is_none_or(Vec::is_empty)
 }
 
 /// Messages after instructions. What instructs the model at the beginning is one message, as templates have it.
