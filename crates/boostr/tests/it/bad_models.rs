@@ -10,10 +10,10 @@ use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, edited, entry, fixture, message, states, with};
 use boostr::Error;
 use boostr::backend::Cpu;
-use boostr::checkpoint::{Checkpoint, Dtype};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Event, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::{Logits, Run, State};
+use boostr::models::{Config, Logits, MAX_SIZE, Run, State};
 use serde_json::{Value, json};
 
 const NAME: &str = "mamba2-tiny";
@@ -236,6 +236,21 @@ fn r_b9_a_configuration_that_is_no_object_is_refused() {
 fn r_b10_tied_embeddings_without_a_head_are_valid() {
     assert!(weights().get("lm_head.weight").is_none());
     assert!(open(&copy(), false).is_ok());
+}
+
+#[test]
+fn a_configuration_of_the_largest_sizes_is_listed_in_a_moment() {
+    let size = MAX_SIZE;
+    let text = format!(
+        r#"{{"model_type": "llama", "hidden_size": {size}, "num_attention_heads": 2, "num_hidden_layers": 10000,
+            "intermediate_size": {size}, "vocab_size": {size}}}"#
+    );
+    let start = Instant::now();
+    let config = Config::read(&ConfigFile::parse("config.json", &text).unwrap()).unwrap();
+    let layout = config.family().hf_layout(size, true).unwrap();
+    assert_eq!(layout.tensors().iter().count(), 9 * 10_000 + 3);
+    // Half an hour, where the positions of each layer's heads are computed.
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
