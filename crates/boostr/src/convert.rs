@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::generation_config::SpecialTokens;
 use crate::load::{
-    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized, rows_of,
+    GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized_at, rows_of,
     template_file,
 };
 use crate::models::{Config, Family};
@@ -316,10 +316,7 @@ impl ModelFiles {
             return Err(Error::Argument { name: "adapter", reason: reason.into() });
         }
         let opened = Checkpoint::open_by(source, options.allow_pickle, options.access());
-        let of_file = |error: Error| match folder_of(source).and_then(|f| config_file(&f)) {
-            Ok(file) => of_quantized(&file, error),
-            Err(_) => error,
-        };
+        let of_file = |error| of_quantized_at(source, error);
         let mut checkpoint = opened.map_err(of_file)?;
         let (config, files) = match checkpoint.gguf() {
             Some(_) if options.tokenizer.is_some() => {

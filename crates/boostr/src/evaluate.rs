@@ -76,8 +76,8 @@ pub fn score<B: Backend>(
         let losses = model.losses(&mut [Run { tokens, state: &mut state }], &[next], None)?;
         nats += losses[0].iter().map(|&loss| f64::from(loss)).sum::<f64>();
         if !nats.is_finite() {
-            let reason = format!("logits near token {} are not finite", i * PIECE);
-            return Err(Error::Argument { name: "model", reason });
+            let reason = format!("near token {} they are not finite", i * PIECE);
+            return Err(Error::Argument { name: "logits", reason });
         }
         progress(i * PIECE + tokens.len(), inputs.len());
     }
@@ -141,8 +141,8 @@ pub fn choices<B: Backend>(
             };
             let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
             if row.iter().any(is_wrong) || row.iter().all(|&x| x == f32::NEG_INFINITY) {
-                let reason = format!("logits after token {} are not finite", choices.len());
-                return Err(Error::Argument { name: "model", reason });
+                let reason = format!("after token {} they are not finite", choices.len());
+                return Err(Error::Argument { name: "logits", reason });
             }
             let distribution = LogSoftmax::of(row);
             let top = distribution.top(row, top);

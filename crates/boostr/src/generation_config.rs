@@ -10,7 +10,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::checkpoint::ConfigFile;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::sample::Suppression;
 use crate::tokenizer::MAX_TOKEN_ID;
 
 /// Defaults that a model's author set in `generation_config.json`.
@@ -44,6 +45,9 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
     /// Upper bound of generated tokens, at least 1.
     pub max_new_tokens: Option<usize>,
+    /// Tokens that answers do not have: `suppress_tokens`, `begin_suppress_tokens`, `bad_words_ids`. As in transformers,
+    /// an end of `eos_token_id` is no bad word.
+    pub suppression: Suppression,
     /// Fields of the file that transformers' `generate` acts on and this program does not.
     pub not_acted_on: Vec<String>,
 }
@@ -55,20 +59,22 @@ impl GenerationDefaults {
     /// [`Error`](crate::Error) naming file, field, what was expected and what was found.
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
         let file = ConfigFile::parse(path, json)?;
+        let list = |field| -> Result<Option<Vec<u32>>> {
+            let found = file.get(&[field], "a token id below 2^24 or a list of them", list_of_ids);
+            Ok(found?.filter(|ids| !ids.is_empty()))
+        };
+        let eos_token_id = list("eos_token_id")?;
         Ok(Self {
             bos_token_id: file
                 .get(&["bos_token_id"], "a token id below 2^24", ids)?
                 .and_then(|ids| ids.first().copied()),
-            eos_token_id: file
-                .get(&["eos_token_id"], "a token id below 2^24 or a list of them", |value| {
-                    match value {
-                        Value::Array(list) => {
-                            Some(list.iter().map(ids).collect::<Option<Vec<_>>>()?.concat())
-                        }
-                        id => ids(id),
-                    }
-                })?
-                .filter(|ids| !ids.is_empty()),
+            suppression: suppression(
+                &file,
+                list("suppress_tokens")?.unwrap_or_default(),
+                list("begin_suppress_tokens")?.unwrap_or_default(),
+                eos_token_id.as_deref().unwrap_or_default(),
+            )?,
+            eos_token_id,
             do_sample: file.get(&["do_sample"], "true or false", Value::as_bool)?,
             temperature: number(&file, "temperature", "a number >= 0", |x| x >= 0.0)?,
             top_k: file.get(&["top_k"], "an integer from 0 to 2^24, or -1", |v| {
@@ -164,10 +170,40 @@ fn ids(value: &Value) -> Option<Vec<u32>> {
     if is_minus_1(value) { Some(Vec::new()) } else { token_id(value).map(|id| vec![id]) }
 }
 
+/// Ids, of which -1 is none.
+fn list_of_ids(value: &Value) -> Option<Vec<u32>> {
+    match value {
+        Value::Array(list) => Some(list.iter().map(ids).collect::<Option<Vec<_>>>()?.concat()),
+        id => ids(id),
+    }
+}
+
+/// The tokens that are kept out always and first, with `bad_words_ids`.
+fn suppression(
+    file: &ConfigFile,
+    always: Vec<u32>,
+    first: Vec<u32>,
+    eos: &[u32],
+) -> Result<Suppression> {
+    const FIELD: &str = "bad_words_ids";
+    let expected = "a list of lists of token ids below 2^24, none of them empty";
+    let sequences = file.get(&[FIELD], expected, |value| {
+        let words = value.as_array()?.iter().map(|word| {
+            let ids = word.as_array()?.iter().map(token_id).collect::<Option<Vec<u32>>>()?;
+            (!ids.is_empty()).then_some(ids)
+        });
+        words.collect::<Option<Vec<_>>>()
+    })?;
+    let mut sequences = sequences.unwrap_or_default();
+    sequences.retain(|word| !matches!(word.as_slice(), [id] if eos.contains(id)));
+    Suppression::new(always, first, sequences).map_err(|error| match error {
+        Error::Argument { reason, .. } => file.error(FIELD, reason),
+        other => other,
+    })
+}
+
 /// Fields that transformers acts on, each with the number that turns it off where there is one.
-const OTHERS: [(&str, Option<f64>); 24] = [
-    ("bad_words_ids", None),
-    ("begin_suppress_tokens", None),
+const OTHERS: [(&str, Option<f64>); 21] = [
     ("constraints", None),
     ("diversity_penalty", Some(0.0)),
     ("encoder_no_repeat_ngram_size", Some(0.0)),
@@ -187,7 +223,6 @@ const OTHERS: [(&str, Option<f64>); 24] = [
     ("penalty_alpha", Some(0.0)),
     ("sequence_bias", None),
     ("stop_strings", None),
-    ("suppress_tokens", None),
     ("typical_p", Some(1.0)),
     ("watermarking_config", None),
 ];

@@ -507,6 +507,14 @@ pub(crate) fn of_quantized(config: &ConfigFile, error: Error) -> Error {
     error
 }
 
+/// The same, by the configuration of the folder that `path` is, or is in.
+pub fn of_quantized_at(path: &Path, error: Error) -> Error {
+    match folder_of(path).and_then(|folder| config_file(&folder)) {
+        Ok(config) => of_quantized(&config, error),
+        Err(_) => error,
+    }
+}
+
 /// The configuration file of a model folder.
 pub(crate) fn config_file(folder: &Path) -> Result<ConfigFile> {
     for name in ["config.json", "params.json"] {

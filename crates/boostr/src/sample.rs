@@ -5,6 +5,7 @@
 //! As in transformers and llama.cpp, each filter works on the result of the one before it:
 //!
 //! ```text
+//! suppressed tokens   are not chosen, see [`Suppression`]
 //! repetition penalty  l > 0 ? l / penalty : l * penalty, once per distinct token of the window
 //! temperature         p ∝ exp((l - max l) / temperature); 0 takes the largest logit at once
 //! top_k               the k largest logits; of equal ones the lowest ids
@@ -29,6 +30,7 @@ mod logprobs;
 mod random;
 mod range;
 mod stops;
+mod suppression;
 
 pub use config::SamplerConfig;
 pub use constraint::{Constraint, TokenSet};
@@ -39,6 +41,7 @@ pub use range::{
     REPETITION_PENALTY, TEMPERATURE, TOP_P,
 };
 pub use stops::{Released, StopStrings};
+pub use suppression::Suppression;
 
 /// A token that was chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,6 +145,13 @@ impl Sampler {
         self.rng.0 = state;
     }
 
+    /// Takes the generator to where it is after choosing `count` tokens.
+    pub fn skip(&mut self, count: usize) {
+        if self.config.temperature > 0.0 {
+            self.rng.skip(count as u64);
+        }
+    }
+
     /// Chooses the next token.
     ///
     /// | argument | shape | meaning |
@@ -223,6 +233,13 @@ impl Sampler {
         self.bias();
         self.penalise(history);
         self.penalise_generated(generated);
+        let suppression = &self.config.suppression;
+        let left = if suppression.is_empty() {
+            None
+        } else {
+            Some(suppression.leave(allowed, self.vocab_limit, history, generated.is_empty())?)
+        };
+        let allowed = left.as_ref().or(allowed);
         if let Some(allowed) = allowed {
             allowed.mask(&mut self.scores);
         }

@@ -116,7 +116,7 @@ fn code(error: &anyhow::Error) -> u8 {
 }
 
 /// Whether a sequence is too long for its model.
-fn is_context(error: &anyhow::Error) -> bool {
+pub fn is_context(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<boostr::Error>());
     causes.any(|cause| matches!(cause, boostr::Error::Context { .. }))
 }

@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::exit::{Interrupted, usage};
+use crate::exit::{BadModel, Interrupted, usage};
 use crate::stream;
 use crate::system;
 use crate::term::{BYTES, Term, shown};
@@ -31,13 +31,13 @@ const VALID_TOKENS: &str = "valid.tokens";
 pub const NOTES: &str = "\
 The folder of a run is a model: `boostr run DIR` speaks with it as it was last saved. Beside it are metrics.jsonl, loss.svg and \
 the last checkpoints, from which --resume goes on to the bit. Ctrl-C, TERM and HUP save and stop; a second Ctrl-C stops at once. \
-A .jsonl file has objects with `text`, with `prompt` and `completion` (of which the completion is learnt), with `messages` (of which \
+A .jsonl or .json file has objects, a line each or in one list, with `text`, with `prompt` and `completion` (of which the completion is learnt), with `messages` (of which \
 the answers are), or in the forms of ShareGPT (`conversations`) and Alpaca (`instruction`, `output`). A TOML file has tables [model] and [run]; keys and their meaning: docs/training.md.";
 
 /// What is trained on, where to, and how.
 #[derive(Debug, Args)]
 pub struct TrainingArgs {
-    /// Text to train on: .txt, .md, .jsonl; may be given several times
+    /// Text to train on: .txt, .md, .jsonl, .json; may be given several times
     #[arg(short, long, value_name = "FILE")]
     pub data: Vec<PathBuf>,
     /// Text to measure on the way
@@ -298,7 +298,8 @@ pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()>
         Method::Full => saved.path.clone(),
         Method::Lora(_) => PathBuf::from(&config.base),
     };
-    let model = TrainableModel::open(&path, &OpenOptions::default())?.on(term.cpu.clone());
+    let model = TrainableModel::open(&path, &OpenOptions::default()).map_err(BadModel::from)?;
+    let model = model.on(term.cpu.clone());
     let train = TokenFile::open(&folder.join(TRAIN_TOKENS))?;
     let valid = folder.join(VALID_TOKENS);
     let valid = if valid.exists() { Some(TokenFile::open(&valid)?) } else { None };

@@ -31,6 +31,12 @@ pub enum Dtype {
     U8,
     /// Signed, 8 bits.
     I8,
+    /// 8 bits, 5 of exponent: listed and kept, not computed with.
+    F8E5M2,
+    /// 8 bits, 4 of exponent: as before.
+    F8E4M3,
+    /// 8 bits of exponent, a scale: as before.
+    F8E8M0,
     /// Signed, 16 bits.
     I16,
     /// Unsigned, 16 bits.
@@ -57,10 +63,13 @@ pub enum Dtype {
 
 impl Dtype {
     /// The types of a safetensors file.
-    pub(super) const PLAIN: [Self; 13] = [
+    pub(super) const PLAIN: [Self; 16] = [
         Self::Bool,
         Self::U8,
         Self::I8,
+        Self::F8E5M2,
+        Self::F8E4M3,
+        Self::F8E8M0,
         Self::I16,
         Self::U16,
         Self::F16,
@@ -87,6 +96,9 @@ impl Dtype {
             Self::Bool => "BOOL",
             Self::U8 => "U8",
             Self::I8 => "I8",
+            Self::F8E5M2 => "F8_E5M2",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::F8E8M0 => "F8_E8M0",
             Self::I16 => "I16",
             Self::U16 => "U16",
             Self::F16 => "F16",
@@ -101,6 +113,11 @@ impl Dtype {
         }
     }
 
+    /// Whether it is a float of 8 bits, which no model computes with.
+    pub(crate) fn is_f8(self) -> bool {
+        matches!(self, Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0)
+    }
+
     /// The type that a safetensors file calls `name`.
     pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::PLAIN.into_iter().find(|dtype| dtype.name() == name)
@@ -112,6 +129,7 @@ impl Dtype {
         let (&row, rows) = shape.split_last().unwrap_or((&1, &[]));
         let row_bytes = match self {
             Self::Bool | Self::U8 | Self::I8 => row,
+            Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 => row,
             Self::I16 | Self::U16 | Self::F16 | Self::BF16 => row.checked_mul(2)?,
             Self::I32 | Self::U32 | Self::F32 => row.checked_mul(4)?,
             Self::F64 | Self::I64 | Self::U64 => row.checked_mul(8)?,

@@ -31,6 +31,10 @@ const MAX_INDEX: usize = 100_000_000;
 /// Reads the checkpoint at `path`, by the rules of [`Checkpoint::open`](super::Checkpoint::open).
 pub(super) fn read(path: &Path, allow_pickle: bool, access: Access) -> Result<Contents> {
     if !fs::metadata(path).map_err(|e| missing(path, e))?.is_dir() {
+        if path.extension().is_some_and(|ending| ending == "json") {
+            let reason = "expected a file of weights, found one of JSON: name its folder";
+            return Err(Error::format(path, reason));
+        }
         return read_file(path, allow_pickle, access);
     }
     let [index, single, pickle] = [INDEX, SINGLE, PICKLE].map(|name| path.join(name));

@@ -130,16 +130,16 @@ pub fn collect(
     let ids = &ids[..whole.min(ids.len())];
     let mut met: BTreeMap<String, Inputs> = BTreeMap::new();
     let mut done = 0;
+    let tape = Tape::new(client.clone(), |_| false).observing();
+    let model = Model::<Recorded>::of_params(
+        files.config.clone(),
+        &files.checkpoint,
+        files.tied,
+        tape.clone(),
+        None,
+    )?;
+    let built = tape.mark();
     for tokens in ids.chunks(chunk) {
-        let tape = Tape::new(client.clone(), |_| false).observing();
-        let config = files.config.clone();
-        let model = Model::<Recorded>::of_params(
-            config,
-            &files.checkpoint,
-            files.tied,
-            tape.clone(),
-            None,
-        )?;
         let mut state = model.new_state()?;
         model.hidden(&mut [Run { tokens, state: &mut state }])?;
         for (name, inputs) in tape.observed() {
@@ -148,7 +148,7 @@ pub fn collect(
             sums.squares.iter_mut().zip(&inputs.squares).for_each(|(sum, more)| *sum += more);
             sums.rows += inputs.rows;
         }
-        tape.clear();
+        tape.back_to(built);
         done += tokens.len();
         if progress(done, ids.len()).is_break() {
             return Err(Error::Interrupted { path: out.to_path_buf() });
@@ -164,6 +164,14 @@ pub fn collect(
         let columns = stored.shape.last().copied().unwrap_or(1);
         if !found.iter().flatten().any(|inputs| inputs.squares.len() == columns) {
             continue;
+        }
+        let is_wrong = |inputs: &&Inputs| inputs.squares.iter().any(|&x| !(x as f32).is_finite());
+        if found.iter().flatten().any(is_wrong) {
+            let reason = format!(
+                "`{}` meets values that are not finite, or whose squares are not: `boostr verify MODEL --values` looks for the cause",
+                stored.name
+            );
+            return Err(Error::format(source, reason));
         }
         let mut sums = Vec::with_capacity(columns * matrices);
         for inputs in &found {

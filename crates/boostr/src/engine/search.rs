@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::models::{Logits, Model, PIECE, Run, State};
 use crate::ops;
-use crate::sample::{LogSoftmax, check_logits};
+use crate::sample::{LogSoftmax, Suppression, check_logits};
 
 use super::request::check_prompt;
 use super::run;
@@ -25,6 +25,10 @@ pub struct BeamSearch<'a> {
     pub eos: &'a [u32],
     /// Ids below this may be chosen; at most the model's own [limit](Model::vocab_limit).
     pub vocab_limit: usize,
+    /// Tokens that no beam has. The log probabilities of the others stay the model's own.
+    pub suppression: &'a Suppression,
+    /// The tokens before the prompt, where they are known: a sequence that is never completed may begin there.
+    pub before: &'a [u32],
 }
 
 /// A continuation that was found.
@@ -62,7 +66,9 @@ pub struct Beam<B: Backend> {
 ///     "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32
 /// }"#)?)?;
 /// let model = Model::<backend::Cpu>::synthetic(config, Dtype::F32, backend::cpu())?;
-/// let search = BeamSearch { width: 3, max_tokens: 5, eos: &[], vocab_limit: 32 };
+/// let suppression = &Default::default();
+/// let search =
+///     BeamSearch { width: 3, max_tokens: 5, eos: &[], vocab_limit: 32, suppression, before: &[] };
 /// let state = model.new_state()?;
 /// let beams = beam_search(&model, &state, &[1, 2, 3], search, |_| ControlFlow::Continue(()))?;
 /// assert_eq!(beams.len(), 3);
@@ -106,19 +112,21 @@ pub fn beam_search<B: Backend>(
             }
             logits = ops::to_vec(&model.forward(&mut runs, Logits::Last)?)?;
         }
-        beams = extended(&beams, &logits, model, search)?;
+        beams = extended(prompt, &beams, &logits, model, search)?;
     }
     Ok(beams)
 }
 
-/// The best `width` of all extensions of `beams` by one token; `logits` are those of the beams that have not ended.
+/// The best `width` of all extensions of `beams`, which follow `prompt`, by one token; `logits` are those of the beams
+/// that have not ended.
 fn extended<B: Backend>(
+    prompt: &[u32],
     beams: &[Beam<B>],
     logits: &[f32],
     model: &Model<B>,
     search: BeamSearch<'_>,
 ) -> Result<Vec<Beam<B>>> {
-    let BeamSearch { width, eos, vocab_limit, .. } = search;
+    let BeamSearch { width, eos, vocab_limit, suppression, before, .. } = search;
     let limit = vocab_limit.min(model.vocab_limit());
     let mut rows = logits.chunks(model.vocab_rows());
     // Sum, beam, and the token that is added.
@@ -132,7 +140,14 @@ fn extended<B: Backend>(
         check_logits(row)?;
         let distribution = LogSoftmax::of(row);
         let of = |logit| beam.logprob + distribution.exact(logit);
-        best.extend((0..).zip(row).map(|(id, &logit)| (of(logit), i, Some(id))));
+        let extensions = (0..).zip(row).map(|(id, &logit)| (of(logit), i, Some(id)));
+        if suppression.is_empty() {
+            best.extend(extensions);
+        } else {
+            let history = [before, prompt, &beam.ids].concat();
+            let left = suppression.leave(None, limit, &history, beam.ids.is_empty())?;
+            best.extend(extensions.filter(|(_, _, id)| id.is_some_and(|id| left.contains(id))));
+        }
     }
     let order = |a: &(f64, usize, Option<u32>), b: &(f64, usize, Option<u32>)| {
         b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))

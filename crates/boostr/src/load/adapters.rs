@@ -57,12 +57,68 @@ struct About {
     lora_alpha: f64,
     bias: Option<String>,
     modules_to_save: Option<Vec<String>>,
-    /// Other values of alpha, by regular expressions of layers' names.
+    /// Other ranks, by regular expressions of layers' names.
+    rank_pattern: Option<Map<String, Value>>,
+    /// Other values of alpha, by the same.
     alpha_pattern: Option<Map<String, Value>>,
-    #[serde(default)]
-    use_rslora: bool,
-    #[serde(default)]
-    use_dora: bool,
+    use_rslora: Option<bool>,
+    /// How the adapters began. Some ways change the model's weights too, see [`CHANGES_THE_MODEL`].
+    init_lora_weights: Option<Value>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// Fields of PEFT that make more of an adapter than its two products, when they are there and not off.
+const OTHER_KINDS: [&str; 9] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "layer_replication",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+];
+
+/// Beginnings that take from the model's own weights what they give the adapters.
+const CHANGES_THE_MODEL: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+/// Values for the layers whose names regular expressions fit, in the order of the file.
+struct Patterns<T>(Vec<(Regex, T)>);
+
+impl<T: Copy> Patterns<T> {
+    /// Those of a `field` of the file at `path`.
+    ///
+    /// A key is a regular expression of the end of a layer's name, after a dot or from its start, as PEFT has it.
+    fn read(
+        path: &Path,
+        field: &str,
+        patterns: Option<&Map<String, Value>>,
+        expected: &str,
+        value: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Self> {
+        let read = |(key, found): (&String, &Value)| {
+            let error = |reason: String| Error::Config {
+                path: path.to_path_buf(),
+                field: format!("{field}.{}", key.escape_debug()),
+                reason,
+            };
+            let value =
+                value(found).ok_or_else(|| error(format!("expected {expected}, found {found}")))?;
+            let regex = Regex::new(&format!(r"^(.*\.)?({key})$")).map_err(|e| {
+                let e = e.to_string().replace('\n', " ");
+                error(format!("expected a regular expression that is supported: {e}"))
+            })?;
+            Ok((regex, value))
+        };
+        patterns.into_iter().flatten().map(read).collect::<Result<_>>().map(Self)
+    }
+
+    /// The first that fits the name of the layer.
+    fn of(&self, layer: &str) -> Option<T> {
+        self.0.iter().find(|(name, _)| name.is_match(layer)).map(|(_, value)| *value)
+    }
 }
 
 impl About {
@@ -73,48 +129,54 @@ impl About {
             serde_json::from_str(&text).map_err(|e| Error::format(path, e.to_string()))?;
         let refused = match &about {
             Self { peft_type, .. } if peft_type != "LORA" => format!("peft_type {peft_type:?}"),
-            Self { use_dora: true, .. } => "use_dora".to_owned(),
             Self { bias: Some(bias), .. } if bias != "none" => format!("bias {bias:?}"),
             Self { modules_to_save: Some(names), .. } if !names.is_empty() => {
                 format!("modules_to_save {names:?}")
             }
+            Self { init_lora_weights: Some(Value::String(way)), .. }
+                if CHANGES_THE_MODEL.iter().any(|it| way.to_lowercase().starts_with(it)) =>
+            {
+                format!("init_lora_weights {way:?}, which changes the model's own weights")
+            }
             Self { r: 0, .. } => "r of 0".to_owned(),
-            _ => return Ok(about),
+            about => match OTHER_KINDS.iter().find(|field| is_on(about.others.get(**field))) {
+                Some(field) => (*field).to_owned(),
+                None => return Ok(about.clone()),
+            },
         };
         Err(Error::format(path, format!("expected plain LoRA, found {refused}")))
     }
 
-    /// The values of alpha that some layers have of their own, in the order of the file.
-    ///
-    /// A key is a regular expression of the end of a layer's name, after a dot or from its start, as PEFT has it.
-    fn alphas(&self, path: &Path) -> Result<Vec<(Regex, f64)>> {
-        let patterns = self.alpha_pattern.iter().flatten();
-        patterns
-            .map(|(key, alpha)| {
-                let field = || format!("alpha_pattern.{}", key.escape_debug());
-                let error = |reason: String| Error::Config {
-                    path: path.to_path_buf(),
-                    field: field(),
-                    reason,
-                };
-                let alpha = alpha
-                    .as_f64()
-                    .ok_or_else(|| error(format!("expected a number, found {alpha}")))?;
-                let regex = Regex::new(&format!(r"^(.*\.)?({key})$")).map_err(|e| {
-                    let e = e.to_string().replace('\n', " ");
-                    error(format!("expected a regular expression that is supported: {e}"))
-                })?;
-                Ok((regex, alpha))
-            })
-            .collect()
+    /// The ranks that some layers have of their own.
+    fn ranks(&self, path: &Path) -> Result<Patterns<usize>> {
+        let rank = |value: &Value| usize::try_from(value.as_u64()?).ok().filter(|&r| r > 0);
+        let patterns = self.rank_pattern.as_ref();
+        Patterns::read(path, "rank_pattern", patterns, "a whole number above 0", rank)
     }
 
-    /// The factor of an adapter of rank `r` of the layer: the first of `alphas` that fits its name counts.
-    fn scale(&self, alphas: &[(Regex, f64)], layer: &str, r: usize) -> f32 {
-        let own = alphas.iter().find(|(name, _)| name.is_match(layer));
-        let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
+    /// The values of alpha that some layers have of their own.
+    fn alphas(&self, path: &Path) -> Result<Patterns<f64>> {
+        let patterns = self.alpha_pattern.as_ref();
+        Patterns::read(path, "alpha_pattern", patterns, "a number", Value::as_f64)
+    }
+
+    /// The factor of an adapter of rank `r` of the layer.
+    fn scale(&self, alphas: &Patterns<f64>, layer: &str, r: usize) -> f32 {
+        let alpha = alphas.of(layer).unwrap_or(self.lora_alpha);
         let r = r as f64;
-        (alpha / if self.use_rslora { r.sqrt() } else { r }) as f32
+        (alpha / if self.use_rslora == Some(true) { r.sqrt() } else { r }) as f32
+    }
+}
+
+/// Whether a field is there, and neither false, 0 nor empty.
+fn is_on(field: Option<&Value>) -> bool {
+    match field {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(truth)) => *truth,
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::Object(object)) => !object.is_empty(),
     }
 }
 
@@ -168,7 +230,7 @@ impl Adapters {
     pub(super) fn read_by(folder: &Path, access: Access) -> Result<Self> {
         let config = folder.join(CONFIG);
         let about = About::read(&config)?;
-        let alphas = about.alphas(&config)?;
+        let (ranks, alphas) = (about.ranks(&config)?, about.alphas(&config)?);
         let path = folder.join(WEIGHTS);
         let file = Checkpoint::open_by(&path, false, access)?;
         let bad = |reason: String| Error::Tensors { path: path.clone(), reason };
@@ -192,16 +254,30 @@ impl Adapters {
         }
         for (name, a) in a {
             let (a, b) = (&a.shape, &b[name].shape);
+            let layer = name.trim_end_matches(".weight");
             if a[0] == 0 || a[0] != b[1] {
-                let layer = name.trim_end_matches(".weight");
                 let reason = format!("`{layer}` has lora_A {a:?} and lora_B {b:?} of other ranks");
                 return Err(bad(reason));
+            }
+            let (field, rank) = match ranks.of(layer) {
+                Some(rank) => ("rank_pattern", rank),
+                None => ("r", about.r),
+            };
+            if a[0] != rank {
+                let (config, found) = (config.display(), a[0]);
+                return Err(bad(format!(
+                    "`{layer}` has rank {found}, but `{field}` in `{config}` says {rank}"
+                )));
             }
         }
         let mut scales = BTreeMap::new();
         for (name, a) in a {
             let layer = name.strip_suffix(".weight").unwrap_or(name);
             let scale = about.scale(&alphas, layer, a.shape.first().copied().unwrap_or(0));
+            if !scale.is_finite() {
+                let reason = format!("the factor of `{layer}` is {scale}: alpha is too large");
+                return Err(Error::format(&config, reason));
+            }
             let data = Bytes::new(Dtype::F32.encode(&[scale])?);
             let entry = TensorEntry { dtype: Dtype::F32, shape: vec![1], data, ..a.clone() };
             scales.insert(name.clone(), entry);

@@ -172,6 +172,15 @@ impl TextSide {
         if let Some(id) = self.defaults.bos_token_id.take_if(|id| !is_within(*id)) {
             self.warnings.push(format!("`bos_token_id`: {id} is not used: {reason}"));
         }
+        let (suppression, out) = self.defaults.suppression.below(limit);
+        if let [id, more @ ..] = out.as_slice() {
+            self.defaults.suppression = suppression;
+            let more =
+                if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+            self.warnings.push(format!(
+                "`suppress_tokens`, `begin_suppress_tokens` or `bad_words_ids`: left out {id}{more}: {reason}"
+            ));
+        }
     }
 
     /// The ids of a prompt, with what the tokenizer puts before it. With `parse_special`, the name of a control token in
@@ -253,17 +262,21 @@ pub(crate) struct Special {
 impl TextFiles {
     /// Reads them; `rows` are those of the model's embedding, where they are known.
     pub(crate) fn read(folder: &Path, options: &OpenOptions, rows: Option<usize>) -> Result<Self> {
+        let tokenizer_config = read_text(&folder.join(TOKENIZER_CONFIG))?;
+        let special_tokens_map = read_text(&folder.join(SPECIAL_TOKENS_MAP))?;
+        let own = folder.join(TOKENIZER);
         let tokenizer = match &options.tokenizer {
             Some(path) => Some(read_tokenizer(path, rows)?),
-            None => {
-                let path = folder.join(TOKENIZER);
-                if present(&path)? { Some(read_tokenizer(&path, rows)?) } else { None }
+            None if present(&own)? => {
+                let texts = [&tokenizer_config, &special_tokens_map];
+                Some(tokenizer_beside(&own, texts.map(Option::as_deref), rows)?)
             }
+            None => None,
         };
         Ok(Self {
             tokenizer,
-            tokenizer_config: read_text(&folder.join(TOKENIZER_CONFIG))?,
-            special_tokens_map: read_text(&folder.join(SPECIAL_TOKENS_MAP))?,
+            tokenizer_config,
+            special_tokens_map,
             generation_config: read_text(&folder.join(GENERATION_CONFIG))?,
             chat_templates: chat_templates(folder)?,
         })
@@ -333,14 +346,26 @@ impl TextFiles {
 
 /// A `tokenizer.json`, with the tokens that the files beside it name.
 fn read_tokenizer(path: &Path, rows: Option<usize>) -> Result<Tokenizer> {
-    let file = |name| -> Result<Option<ConfigFile>> {
-        let path = path.with_file_name(name);
-        read_text(&path)?.map(|text| ConfigFile::parse(&path, &text)).transpose()
+    let [config, map] =
+        [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP].map(|name| path.with_file_name(name));
+    let (config, map) = (read_text(&config)?, read_text(&map)?);
+    tokenizer_beside(path, [config.as_deref(), map.as_deref()], rows)
+}
+
+/// The same, where the texts of `tokenizer_config.json` and `special_tokens_map.json` are known.
+fn tokenizer_beside(
+    path: &Path,
+    [config, map]: [Option<&str>; 2],
+    rows: Option<usize>,
+) -> Result<Tokenizer> {
+    let parse = |name, text: Option<&str>| {
+        text.map(|text| ConfigFile::parse(path.with_file_name(name), text)).transpose()
     };
+    let added = read_text(&path.with_file_name(ADDED_TOKENS))?;
     let files = Beside {
-        tokenizer_config: file(TOKENIZER_CONFIG)?,
-        added_tokens: file(ADDED_TOKENS)?,
-        special_tokens_map: file(SPECIAL_TOKENS_MAP)?,
+        tokenizer_config: parse(TOKENIZER_CONFIG, config)?,
+        added_tokens: parse(ADDED_TOKENS, added.as_deref())?,
+        special_tokens_map: parse(SPECIAL_TOKENS_MAP, map)?,
     };
     Tokenizer::from_file(path)?.beside(&files, rows)
 }

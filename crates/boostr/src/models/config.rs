@@ -208,6 +208,14 @@ impl Config {
     pub fn prepare(&self, checkpoint: &mut Checkpoint) -> Result<bool> {
         let path = checkpoint.path().to_path_buf();
         self.check(|field, reason| Error::Config { path: path.clone(), field, reason })?;
+        if let Some((name, entry)) = checkpoint.iter().find(|(_, entry)| entry.dtype.is_f8()) {
+            let (name, dtype, path) = (name.escape_debug(), entry.dtype.name(), path.display());
+            let what = format!(
+                "weights of 8 bits in `{path}`: `{name}` is {dtype}; take the model as its author trained it, or its \
+                 GGUF file"
+            );
+            return Err(Error::Unsupported { what });
+        }
         let family = self.family();
         let frame = family.frame();
         let is_gguf = checkpoint.gguf().is_some();

@@ -15,7 +15,7 @@
 //! Loads transformers' `FalconH1ForCausalLM`, and GGUF. GGUF has no place for multipliers: they are in
 //! its weights. So a model of a GGUF file, and a folder made of one, has none (all are 1).
 
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Or};
 use super::gguf::{attention_table, mixer_table, mlp_table};
 use super::groups::{check_heads, mamba_d_head, refuse};
 use super::{Family, Frame, Names};
@@ -204,8 +204,10 @@ fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result
     f.flag(["mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
     if let Some(file) = f.json() {
         let channels = f.channels("mamba_expand", m)?;
-        f.size(["mamba_d_ssm", ""], &mut d_ssm, Or(channels))?;
-        f.size(["mamba_n_heads", ""], &mut m.nheads, Required)?;
+        // Null is what follows from the width; a file without it has that of the class.
+        let default = if file.states("mamba_d_ssm") { channels } else { 1024 };
+        f.size(["mamba_d_ssm", ""], &mut d_ssm, Or(default))?;
+        f.size(["mamba_n_heads", ""], &mut m.nheads, Class(128))?;
         m.headdim = mamba_d_head(file, "a width or \"auto\"", d_ssm / m.nheads)?;
         check_heads((file, "mamba_n_heads"), m, ("mamba_d_ssm", d_ssm))?;
     }

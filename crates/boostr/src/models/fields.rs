@@ -32,6 +32,9 @@ pub enum Need<T> {
     Required,
     /// This is taken.
     Or(T),
+    /// In `config.json` what the configuration class of transformers has is taken, but for a null; in GGUF it is an
+    /// error.
+    Class(T),
 }
 
 /// A field's names: in `config.json`, where `a|b` is written as `a` and read as either, and in GGUF under the prefix
@@ -160,9 +163,11 @@ impl<'a> Fields<'a> {
         kind: &Kind<T>,
     ) -> Result<()> {
         let names: Vec<&str> = json.split('|').filter(|name| !name.is_empty()).collect();
+        let is_of_class = self.json().is_some_and(|file| !names.iter().any(|key| file.states(key)));
         let default = |missing: &dyn Fn() -> crate::error::Error| match need {
             Need::Or(default) => Ok(default),
-            Need::Required => Err(missing()),
+            Need::Class(default) if is_of_class => Ok(default),
+            Need::Required | Need::Class(_) => Err(missing()),
         };
         match &mut self.way {
             Way::FromJson(file) => {
@@ -198,7 +203,7 @@ impl<'a> Fields<'a> {
     ///
     /// [`Error::Config`](crate::Error::Config) that names the field, for what is something else, or missing.
     pub fn size(&mut self, names: Names<'_>, value: &mut usize, need: Need<usize>) -> Result<()> {
-        if let (Some((keys, _)), Need::Required) = (self.gguf(), need) {
+        if let (Some((keys, _)), Need::Required | Need::Class(_)) = (self.gguf(), need) {
             *value = keys.size(names[1])?;
             return Ok(());
         }

@@ -16,7 +16,7 @@
 //! of Granite are `granite` in GGUF too, and are this model. Converting one to a folder makes one of
 //! this family.
 
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
 use super::gguf::{mlp_table, moe_table, rope_factors};
 use super::groups::refuse;
 use super::hybrid::{self, Hybrid};
@@ -208,7 +208,7 @@ impl Config {
             d_shared =
                 if experts == 0 { found.unwrap_or(d_ff) } else { found.ok_or_else(missing)? };
         } else {
-            f.size(shared, &mut d_shared, Required)?;
+            f.size(shared, &mut d_shared, Class(1024))?;
             let is_moe = match f.json() {
                 Some(file) => file.usize(&["num_local_experts"], 0..=MAX_SIZE)? != Some(0),
                 None => experts > 0,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::SILU;
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
 use crate::checkpoint::{Checkpoint, ConfigFile, gguf};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MlpConfig, MoeConfig};
@@ -141,14 +141,14 @@ impl Fields<'_> {
         }
         let expert = &mut moe.expert;
         let experts = ["n_routed_experts|num_local_experts", "expert_count"];
-        self.size(experts, &mut moe.experts, Required)?;
-        self.size(USED, &mut moe.used, Required)?;
-        let width = if self.gguf().is_some() { Or(0) } else { Required };
+        self.size(experts, &mut moe.experts, Class(8))?;
+        self.size(USED, &mut moe.used, Class(2))?;
+        let width = if self.gguf().is_some() { Or(0) } else { Class(7688) };
         self.size(WIDTH, &mut expert.d_ff, width)?;
         self.constant("n_shared_experts", 1);
         self.gguf_constant("expert_shared_count", 1u32);
         let names = ["moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"];
-        self.size(names, &mut shared.d_ff, Required)?;
+        self.size(names, &mut shared.d_ff, Class(7688))?;
         self.constant(LATENT, Value::Null);
         let latent = if self.reads() || expert.d_model != moe.d_model { LATENT } else { "" };
         self.size([latent; 2], &mut expert.d_model, Or(moe.d_model))?;

@@ -32,7 +32,7 @@
 
 use std::collections::BTreeSet;
 
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
 use super::gguf::{Keys, attention_table, drop_next_layers, mixer_table, mlp_table, moe_table};
 use super::groups::{MAX_LAYERS, PUZZLE, layer_kinds, refuse};
 use super::{Family, Frame, Names, SILU};
@@ -156,10 +156,12 @@ impl Block {
     /// Visits the fields of all layers of this kind.
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
         // GGUF has some in lists, or by other numbers.
-        let need = if f.gguf().is_some() { Or(0) } else { Required };
+        let is_gguf = f.gguf().is_some();
+        let need = if is_gguf { Or(0) } else { Required };
         match self {
             Self::Mamba2(m) => {
-                f.size(["mamba_num_heads", ""], &mut m.nheads, need)?;
+                let heads = if is_gguf { Or(0) } else { Class(128) };
+                f.size(["mamba_num_heads", ""], &mut m.nheads, heads)?;
                 f.size(["mamba_head_dim", ""], &mut m.headdim, Or(64))?;
                 f.constant("mamba_hidden_act", SILU[0]);
                 f.size(["n_groups|mamba_n_groups", ""], &mut m.ngroups, Or(8))?;

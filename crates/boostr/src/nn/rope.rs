@@ -20,7 +20,8 @@ pub struct RopeConfig {
 
 impl RopeConfig {
     /// Reads `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or what transformers 5 puts in
-    /// their place, `rope_parameters`.
+    /// their place, `rope_parameters`. As there, a `rope_scaling` that is not empty counts where a file has both, and
+    /// what it says of the base and of the part that rotates goes before what stands at the top.
     ///
     /// The context that a scaling starts from is what transformers takes. For `dynamic` it is
     /// `max_position_embeddings`, whatever else the file says. For `llama3` and `yarn` it is
@@ -33,11 +34,18 @@ impl RopeConfig {
     pub fn read(file: &ConfigFile, headdim: usize, partial: f32) -> Result<Self> {
         let new = file.object("rope_parameters")?;
         let old = file.object("rope_scaling")?;
-        let theta = match new.double(&["rope_theta"], 1e-6..=1e30)? {
-            Some(theta) => theta,
-            None => file.double(&["rope_theta"], 1e-6..=1e30)?.unwrap_or(10_000.0),
-        };
-        let fraction = match new.float(&["partial_rotary_factor"], 0.0..=1.0)? {
+        for scaling in [&old, &new] {
+            if let Some((key, _)) = scaling.iter().find(|(_, value)| value.is_object()) {
+                return Err(scaling.error(key, "scalings of each kind of layer are not supported"));
+            }
+        }
+        let scaling = if old.iter().next().is_some() { &old } else { &new };
+        let mut theta = None;
+        for file in [scaling, file, &new] {
+            theta = theta.or(file.double(&["rope_theta"], 1e-6..=1e30)?);
+        }
+        let theta = theta.unwrap_or(10_000.0);
+        let fraction = match scaling.float(&["partial_rotary_factor"], 0.0..=1.0)? {
             Some(fraction) => Some(fraction),
             None => file.float(&["partial_rotary_factor"], 0.0..=1.0)?,
         };
@@ -56,7 +64,6 @@ impl RopeConfig {
             let reason = format!("{rotary_dim} of {headdim} dimensions rotate, which is odd");
             return Err(file.error("partial_rotary_factor", reason));
         }
-        let scaling = if new.has("rope_type") { &new } else { &old };
         Ok(Self { theta, rotary_dim, scaling: read_scaling(file, scaling)? })
     }
 

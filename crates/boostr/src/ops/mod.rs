@@ -53,7 +53,7 @@ pub use linear::{IGNORE, LinearOps, decay_rate};
 pub use norm::{GatedNorm, NormOps};
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
 pub use ssd::{Decay, SsdInput, SsmKernelOps};
-pub use tape::{Inputs, Tape};
+pub use tape::{Inputs, Mark, Tape};
 pub use tensor::{split_last, tensor, to_vec, zeros};
 pub use weight::{HostBytes, QuantTensor, Weight};
 

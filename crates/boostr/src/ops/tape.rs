@@ -64,6 +64,15 @@ pub struct Tape {
     observed: Option<Arc<Mutex<Observed>>>,
 }
 
+/// A place in the recording of a [`Tape`].
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    known: usize,
+    held: usize,
+    steps: usize,
+    losses: usize,
+}
+
 /// What met the columns of a weight.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inputs {
@@ -157,9 +166,26 @@ impl Tape {
         Ok(gradients.into_parameters())
     }
 
-    /// Forgets what was recorded.
-    pub fn clear(&self) {
-        drop(std::mem::take(&mut *self.lock()));
+    /// Where the recording is, to go [back](Self::back_to) to.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        let recording = self.lock();
+        Mark {
+            known: recording.gradients.len(),
+            held: recording.held.len(),
+            steps: recording.steps.len(),
+            losses: recording.losses,
+        }
+    }
+
+    /// Forgets what was recorded since `mark`. What the tape knew then it knows still: the parameters of a model, for
+    /// instance, which can be run again.
+    pub fn back_to(&self, mark: Mark) {
+        let mut recording = self.lock();
+        recording.steps.truncate(mark.steps);
+        recording.gradients.truncate(mark.known);
+        recording.held.truncate(mark.held);
+        recording.losses = mark.losses;
     }
 
     /// The instruction set of its kernels.

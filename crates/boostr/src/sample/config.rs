@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::range;
+use super::{Suppression, range};
 use crate::error::{Error, Result};
 
 /// How the next token is chosen. The default draws from the model's own distribution.
@@ -35,6 +35,9 @@ pub struct SamplerConfig {
     pub frequency_penalty: f32,
     /// Token ids, each with what is added to its logit; what is given twice is added twice. In [-100, 100].
     pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens that are never chosen. They are the model's, so that no settings on disk have them.
+    #[serde(skip)]
+    pub suppression: Suppression,
     /// Seed of the generator.
     pub seed: u64,
 }
@@ -51,6 +54,7 @@ impl Default for SamplerConfig {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
+            suppression: Suppression::default(),
             seed: 0,
         }
     }

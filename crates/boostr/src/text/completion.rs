@@ -379,19 +379,19 @@ impl<'a, B: Backend> Completion<'a, B> {
             lm.tokenizer()?;
         }
         // The tokens before the prompt that the state has not seen are run with it.
-        let (state, prompt) = match past {
-            None => (lm.model.new_state()?, prompt),
-            Some((before, state)) => {
-                let unseen = before.get(state.position()..).unwrap_or_default();
-                let prompt = [unseen, &prompt].concat();
-                (state, prompt)
-            }
+        let (before, state) = match past {
+            None => (Vec::new(), lm.model.new_state()?),
+            Some(past) => past,
         };
+        let (before, unseen) = before.split_at(state.position().min(before.len()));
+        let prompt = [unseen, &prompt].concat();
         let max_tokens = max_tokens.or(lm.defaults.max_new_tokens).unwrap_or(MAX_TOKENS);
         let room = lm.model.room_after(state.position() + prompt.len())?;
         let max_tokens = max_tokens.min(room);
         let vocab_limit = lm.vocab_limit();
-        let search = BeamSearch { width, max_tokens, eos: &lm.eos, vocab_limit };
+        let suppression = &lm.defaults.suppression;
+        let eos = &lm.eos;
+        let search = BeamSearch { width, max_tokens, eos, vocab_limit, suppression, before };
         let beams = beam_search(&lm.model, &state, &prompt, search, progress)?;
         let answers = beams.into_iter().map(|Beam { mut ids, logprob, is_ended, .. }| {
             let mut finish = match ids.len() {

@@ -69,6 +69,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
             logit_bias: self.logit_bias.clone(),
+            suppression: author.suppression.clone(),
             seed: self.seed.unwrap_or(seed),
         };
         config.validate()?;

@@ -310,7 +310,7 @@ impl<'a> Vocabulary<'a> {
 
         let copy = self.huggingface()?;
         let is_copy = copy.is_some();
-        let is_guessed = model == Kind::Bytes && self.metadata.get(PRE).is_none();
+        let is_guessed = model == Kind::Bytes && self.pre_name()?.is_none();
         let mut inner = match copy {
             Some(inner) => inner,
             None => {
@@ -386,9 +386,14 @@ impl<'a> Vocabulary<'a> {
         known.filter_map(|&name| self.ids.get(name).copied()).collect()
     }
 
+    /// What the file calls the rules for words; an empty name is none, as in llama.cpp.
+    fn pre_name(&self) -> Result<Option<&'a str>> {
+        Ok(self.metadata.text(PRE)?.filter(|name| !name.is_empty()))
+    }
+
     /// The rules for words.
     fn pre(&self) -> Result<&'static Pre> {
-        let name = self.metadata.text(PRE)?.unwrap_or("default");
+        let name = self.pre_name()?.unwrap_or("default");
         Pre::of_name(name).ok_or_else(|| {
             let (name, names) = (shown(name), pre::names());
             self.metadata.error(PRE, format!("{name} is not supported; supported: {names}"))

@@ -24,13 +24,15 @@
 mod batches;
 mod documents;
 mod encode;
+mod lines;
 mod pairs;
 mod rows;
 mod tokens;
 
 pub use batches::{Batch, Batches, Cursor, Packing, Pass, Piece};
-pub use documents::{Content, DataFile, Document, Documents, Kind, MAX_LINE, PIECE};
+pub use documents::{Content, DataFile, Document, Documents, Kind, PIECE};
 pub use encode::{Encoded, Encoder};
+pub use lines::MAX_LINE;
 pub use pairs::{Pair, read_pairs};
 pub use rows::Truncate;
 pub use tokens::TokenFile;

@@ -245,6 +245,44 @@ fn keys_of_alpha_pattern_are_regular_expressions_of_which_the_first_that_fits_co
 }
 
 #[test]
+fn a_rank_of_the_file_and_one_of_the_matrices_that_differ_are_both_named() {
+    let (base, folder) = (fixture("mamba2-tiny"), temporary("ranks"));
+    adapted(&base, &["in_proj", "out_proj"], &folder);
+    let plain = opened(&base, Some(&folder)).unwrap();
+    // The general rank is of no layer, if each has one of its own; the factor is alpha by the own one.
+    change(&folder, "r", json!(64));
+    for fits in [
+        json!({ "in_proj": 3, "out_proj": 3 }),
+        json!({ r"layers\.\d+\.mixer\.(in|out)_proj": 3 }),
+        json!({ "in_proj": 3, ".*": 3, "out_proj": 9 }),
+    ] {
+        change(&folder, "rank_pattern", fits);
+        assert_eq!(opened(&base, Some(&folder)).unwrap(), plain);
+    }
+    for (patterns, said) in [
+        (json!({ "in_proj": 3 }), "out_proj` has rank 3, but `r` in `"),
+        (json!({ "in_proj": 4, ".*": 3 }), "in_proj` has rank 3, but `rank_pattern` in `"),
+        (
+            json!({ "in_proj": 0 }),
+            "`rank_pattern.in_proj`: expected a whole number above 0, found 0",
+        ),
+        (json!({ "in_proj": 2.5 }), "`rank_pattern.in_proj`: expected a whole number above 0"),
+        (json!({ "in_pro[j": 3 }), "`rank_pattern.in_pro[j`: expected a regular expression"),
+    ] {
+        change(&folder, "rank_pattern", patterns);
+        let error = opened(&base, Some(&folder)).unwrap_err().to_string();
+        assert!(error.contains(said), "expected {said:?}, found {error}");
+    }
+    for none in [json!({}), Value::Null] {
+        change(&folder, "r", json!(3));
+        change(&folder, "use_rslora", Value::Null);
+        change(&folder, "rank_pattern", none);
+        assert_eq!(opened(&base, Some(&folder)).unwrap(), plain);
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn adapters_that_do_not_fit_are_errors_that_say_what_is_wrong() {
     let (base, folder) = (fixture("mamba2-tiny"), temporary("refused"));
     adapted(&base, &["in_proj"], &folder);
@@ -282,6 +320,12 @@ fn adapters_that_do_not_fit_are_errors_that_say_what_is_wrong() {
     for (key, value, expected) in [
         ("peft_type", json!("IA3"), "plain LoRA, found peft_type \"IA3\""),
         ("use_dora", json!(true), "found use_dora"),
+        ("layer_replication", json!([[0, 2]]), "found layer_replication"),
+        ("alora_invocation_tokens", json!([5]), "found alora_invocation_tokens"),
+        ("lora_bias", json!(true), "found lora_bias"),
+        ("init_lora_weights", json!("pissa_niter_4"), "which changes the model's own weights"),
+        ("r", json!(4), "has rank 3, but `r` in `"),
+        ("lora_alpha", json!(1e300), "alpha is too large"),
         ("bias", json!("all"), "found bias \"all\""),
         ("modules_to_save", json!(["lm_head"]), "found modules_to_save"),
         ("r", json!(0), "found r of 0"),
@@ -303,6 +347,7 @@ fn matrices_that_are_no_pairs_are_errors_that_name_them() {
     use boostr::checkpoint::{Dtype, safetensors};
     let (base, folder) = (fixture("mamba2-tiny"), temporary("pairs"));
     adapted(&base, &["in_proj"], &folder);
+    change(&folder, "r", json!(4));
     let layer = "base_model.model.backbone.layers.0.mixer.in_proj";
     let bytes = vec![0u8; 4 * 64 * 4];
     for (names, shapes, expected) in [

@@ -20,7 +20,7 @@ const MODULES: [(&str, &[&str]); 21] = [
     ("tokenizer", &["error", "files", "checkpoint"]),
     ("sample", &["error"]),
     ("grammar", &["error", "tokenizer", "sample"]),
-    ("generation_config", &["error", "checkpoint", "tokenizer"]),
+    ("generation_config", &["error", "checkpoint", "tokenizer", "sample"]),
     ("chat", &["error", "checkpoint", "tokenizer", "grammar", "generation_config"]),
     ("nn", &["error", "ops", "backend", "checkpoint"]),
     ("models", &["error", "threads", "ops", "backend", "checkpoint", "nn"]),

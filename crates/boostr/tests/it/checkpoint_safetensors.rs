@@ -150,7 +150,7 @@ fn r_b6_a_dimension_that_is_no_count_is_named() {
 
 #[test]
 fn r_b6_an_unsupported_dtype_is_named() {
-    for dtype in ["F8_E4M3", "F4", "C64", "f32", ""] {
+    for dtype in ["F8_E4M3FNUZ", "F4", "C64", "f32", ""] {
         let text = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,4]}}}}"#);
         let message = refusal(&text, 4);
         assert!(
@@ -307,7 +307,7 @@ fn every_tensor_written_is_aligned_to_its_type() {
     }
 }
 
-const DTYPES: [(Dtype, Theirs); 13] = [
+const DTYPES: [(Dtype, Theirs); 16] = [
     (Dtype::Bool, Theirs::BOOL),
     (Dtype::U8, Theirs::U8),
     (Dtype::I8, Theirs::I8),
@@ -321,6 +321,9 @@ const DTYPES: [(Dtype, Theirs); 13] = [
     (Dtype::F64, Theirs::F64),
     (Dtype::I64, Theirs::I64),
     (Dtype::U64, Theirs::U64),
+    (Dtype::F8E5M2, Theirs::F8_E5M2),
+    (Dtype::F8E4M3, Theirs::F8_E4M3),
+    (Dtype::F8E8M0, Theirs::F8_E8M0),
 ];
 
 type Case = BTreeMap<String, (usize, Vec<usize>, Vec<u8>)>;
@@ -397,7 +400,7 @@ const REWRITES: [(&str, &str); 12] = [
     ("{", "{\"none\":{\"dtype\":\"U8\",\"shape\":[0,4],\"data_offsets\":[38,38]},"),
     ("{\"dtype\"", "{\"shape\":[3],\"dtype\""),
     ("{\"dtype\"", "{\"x\":1,\"dtype\""),
-    ("\"U8\"", "\"F8_E4M3\""),
+    ("\"U8\"", "\"F4\""),
     ("{\"dtype\":\"U8\",\"shape\":[0,4],\"data_offsets\":[38,38]}", "[\"U8\",[0,4],[38,38]]"),
     ("[0,4]", "[0,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"),
     ("[0,4]", "[4,0,9999999999]"),

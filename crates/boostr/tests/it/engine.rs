@@ -10,13 +10,13 @@ use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
 use boostr::backend::Cpu;
 use boostr::engine::{
-    BeamSearch, Draft, Engine, EngineConfig, Event, Finish, Listener, Rejected, Request,
+    BeamSearch, Draft, Engine, EngineConfig, Event, Finish, Guess, Listener, Rejected, Request,
     STEP_PIECE, Scheduler, beam_search,
 };
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
 use boostr::ops::to_vec;
-use boostr::sample::{Constraint, SamplerConfig, TokenSet};
+use boostr::sample::{Constraint, SamplerConfig, Suppression, TokenSet};
 use boostr::threads::Threads;
 
 const FIXTURES: [&str; 11] = [
@@ -401,7 +401,9 @@ fn case_18_a_beam_search_finds_what_running_every_prefix_anew_finds() {
         let ends = [clean(&model, &prompt, 2).0.ids[1]];
         for eos in [&[][..], &ends] {
             let vocab_limit = model.vocab_limit();
-            let search = BeamSearch { width, max_tokens: rounds, eos, vocab_limit };
+            let suppression = &Suppression::default();
+            let (max_tokens, before) = (rounds, &[][..]);
+            let search = BeamSearch { width, max_tokens, eos, vocab_limit, suppression, before };
             let go_on = |_| ControlFlow::Continue(());
             let beams = beam_search(&model, &state, &prompt[4..], search, go_on).unwrap();
             let want = brute_force(&model, &prompt, width, rounds, eos);
@@ -416,6 +418,63 @@ fn case_18_a_beam_search_finds_what_running_every_prefix_anew_finds() {
             }
         }
         assert_eq!(everything(&state), before, "forks do not touch where they came from");
+    }
+}
+
+#[test]
+fn suppressed_tokens_come_in_no_answer_whatever_is_drafted_cut_or_searched() {
+    for name in ["mamba2-tiny", "bamba-tiny"] {
+        let model = model(name);
+        let (prompt, vocab_limit) = (tokens(8, 12, model.vocab_limit()), model.vocab_limit());
+        let free = clean(&model, &prompt, 12).0.ids;
+        // The first token is not to begin, the second not to come, and the last of the prompt not to be gone on so.
+        let [first, second] = [free[0], free[1]];
+        let bad = vec![vec![prompt[11], free[2]], vec![free[3], free[4]], vec![free[2], free[5]]];
+        let suppression = Suppression::new(vec![second], vec![first], bad.clone()).unwrap();
+        // The definition, by a run of the whole text for each token.
+        let mut want = Vec::new();
+        for _ in 0..12 {
+            let mut state = model.new_state().unwrap();
+            let text = [&*prompt, &want].concat();
+            let run = Run { tokens: &text, state: &mut state };
+            let logits = to_vec(&model.forward(&mut [run], Logits::Last).unwrap()).unwrap();
+            let is_out = |id: u32| {
+                let ends = |word: &Vec<u32>| text.ends_with(&word[..1]) && word[1] == id;
+                id == second || want.is_empty() && id == first || bad.iter().any(ends)
+            };
+            let left = (0..vocab_limit as u32).rev().filter(|&id| !is_out(id));
+            let best = left.max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize]));
+            want.push(best.unwrap());
+        }
+        assert_ne!(want, free);
+        let sampler = SamplerConfig { suppression: suppression.clone(), ..SamplerConfig::greedy() };
+        let wrong = free.clone();
+        let wrong: Arc<Guess> = Arc::new(move |_: &[u32], _: usize| wrong.clone());
+        let (all, start) = (want.clone(), prompt.len());
+        let right: Arc<Guess> =
+            Arc::new(move |ids: &[u32], _: usize| all[ids.len() - start..].to_vec());
+        for draft in [None, Some(wrong), Some(right)] {
+            let draft = draft.map(Draft::With);
+            let mut scheduler = Scheduler::new(&model, forgetful());
+            let asked = Request { sampler: sampler.clone(), draft, ..request(&prompt, 12, &model) };
+            assert_eq!(ask(&mut scheduler, asked).answer().ids, want, "{name}");
+        }
+        // The first beam of one is the greedy answer, also where the prompt was seen before.
+        let mut state = model.new_state().unwrap();
+        model
+            .forward(&mut [Run { tokens: &prompt[..11], state: &mut state }], Logits::None)
+            .unwrap();
+        let search = BeamSearch {
+            width: 1,
+            max_tokens: 12,
+            eos: &[],
+            vocab_limit,
+            suppression: &suppression,
+            before: &prompt[..11],
+        };
+        let go_on = |_| ControlFlow::Continue(());
+        let beams = beam_search(&model, &state, &prompt[11..], search, go_on).unwrap();
+        assert_eq!(beams[0].ids, want, "{name}");
     }
 }
 

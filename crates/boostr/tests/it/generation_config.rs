@@ -1,6 +1,7 @@
 //! The two small JSON files beside a model: published forms are read, wrong ones are named.
 
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
+use boostr::sample::Suppression;
 
 fn defaults(json: &str) -> Result<GenerationDefaults, String> {
     GenerationDefaults::from_json("m/generation_config.json", json).map_err(|e| e.to_string())
@@ -44,6 +45,7 @@ fn every_field_is_read() {
         min_p: Some(0.5),
         repetition_penalty: Some(1.1),
         max_new_tokens: Some(2_147_483_648),
+        suppression: Suppression::default(),
         not_acted_on: Vec::new(),
     };
     assert_eq!(defaults(json).unwrap(), expected);
@@ -70,27 +72,60 @@ fn what_other_programs_write_for_none_is_none() {
 
 #[test]
 fn what_is_not_acted_on_is_named() {
-    let json = r#"{"suppress_tokens": [7], "begin_suppress_tokens": [220, 50256],
-        "bad_words_ids": [[3], [4, 5]], "no_repeat_ngram_size": 3, "forced_eos_token_id": 2,
+    let json = r#"{"suppress_tokens": [7], "no_repeat_ngram_size": 3, "forced_eos_token_id": 2,
         "num_beams": 4, "stop_strings": "END"}"#;
-    let named = [
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "forced_eos_token_id",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "stop_strings",
-        "suppress_tokens",
-    ];
+    let named = ["forced_eos_token_id", "no_repeat_ngram_size", "num_beams", "stop_strings"];
     assert_eq!(defaults(json).unwrap().not_acted_on, named);
-    let off = r#"{"suppress_tokens": [], "begin_suppress_tokens": null, "num_beams": 1,
-        "typical_p": 1.0, "no_repeat_ngram_size": 0, "sequence_bias": {}, "max_length": 20}"#;
+    let off = r#"{"min_length": 0, "sequence_bias": null, "num_beams": 1,
+        "typical_p": 1.0, "no_repeat_ngram_size": 0, "constraints": {}, "max_length": 20}"#;
     assert_eq!(defaults(off).unwrap().not_acted_on, [""; 0]);
+}
+
+#[test]
+fn tokens_that_the_author_keeps_out_are_read() {
+    let read = |json: &str| defaults(json).unwrap().suppression;
+    let suppression = |always: &[u32], first: &[u32], words: &[&[u32]]| {
+        let words = words.iter().map(|word| word.to_vec()).collect();
+        Suppression::new(always.to_vec(), first.to_vec(), words).unwrap()
+    };
+    let json = r#"{"suppress_tokens": [7, 9, 7], "begin_suppress_tokens": [220, 50256],
+        "bad_words_ids": [[3], [4, 5], [4, 5, 6]]}"#;
+    assert_eq!(read(json), suppression(&[3, 7, 9], &[220, 50256], &[&[4, 5], &[4, 5, 6]]));
+    assert_eq!(read(r#"{"suppress_tokens": 7}"#), suppression(&[7], &[], &[]));
+    // An end of the file is no bad word, but it may be suppressed.
+    let ends = r#"{"eos_token_id": [2, 3], "bad_words_ids": [[2], [3], [4], [4, 2]]"#;
+    assert_eq!(read(&format!("{ends}}}")), suppression(&[4], &[], &[&[4, 2]]));
+    let both = format!(r#"{ends}, "suppress_tokens": [2]}}"#);
+    assert_eq!(read(&both), suppression(&[2, 4], &[], &[&[4, 2]]));
+    for none in [
+        r#"{"suppress_tokens": [], "begin_suppress_tokens": [], "bad_words_ids": []}"#,
+        r#"{"suppress_tokens": null, "begin_suppress_tokens": null, "bad_words_ids": null}"#,
+        r#"{"suppress_tokens": [-1], "begin_suppress_tokens": -1}"#,
+    ] {
+        assert!(read(none).is_empty(), "{none}");
+    }
+    // A list as long as a vocabulary is no problem; a million sequences are.
+    let all: Vec<u32> = (0..300_000).collect();
+    assert_eq!(read(&format!(r#"{{"suppress_tokens": {all:?}}}"#)), suppression(&all, &[], &[]));
+    for (words, found) in [
+        (vec![vec![1, 2]; 1_000_000], "expected at most 65536, found 1000000"),
+        (vec![vec![1; 1000]; 2000], "expected at most 1048576 tokens in all, found 2000000"),
+    ] {
+        let error = defaults(&format!(r#"{{"bad_words_ids": {words:?}}}"#)).unwrap_err();
+        assert!(error.contains("`bad_words_ids`") && error.contains(found), "{error}");
+    }
 }
 
 #[test]
 fn wrong_values_are_named_with_file_and_field() {
     let cases = [
+        (r#"{"suppress_tokens": "7"}"#, "suppress_tokens", "\"7\""),
+        (r#"{"suppress_tokens": [-2]}"#, "suppress_tokens", "[-2]"),
+        (r#"{"begin_suppress_tokens": [[1]]}"#, "begin_suppress_tokens", "[[1]]"),
+        (r#"{"bad_words_ids": [1, 2]}"#, "bad_words_ids", "[1,2]"),
+        (r#"{"bad_words_ids": [[]]}"#, "bad_words_ids", "[[]]"),
+        (r#"{"bad_words_ids": [[-1]]}"#, "bad_words_ids", "[[-1]]"),
+        (r#"{"bad_words_ids": 5}"#, "bad_words_ids", "5"),
         (r#"{"eos_token_id": "2"}"#, "eos_token_id", "\"2\""),
         (r#"{"eos_token_id": [2, -2]}"#, "eos_token_id", "[2,-2]"),
         (r#"{"bos_token_id": -2}"#, "bos_token_id", "-2"),

@@ -99,6 +99,9 @@ fn p_gguf_without_pre_warns_that_the_rules_for_words_are_guessed() {
     let warnings = read(&metadata).tokenizer.warnings().to_vec();
     let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
     assert!(warning.contains("`model.gguf`: `tokenizer.ggml.pre` is missing"), "{warning}");
+    // llama.cpp takes an empty name for none.
+    metadata.set(PRE, "");
+    assert_eq!(read(&metadata).tokenizer.warnings(), warnings);
     // No rules are needed where a whole tokenizer.json is there, nor for text without words.
     let (mut metadata, _) = written(DEMO, None, 1024);
     metadata.retain(|key| key != PRE);

@@ -1,12 +1,13 @@
 //! Importance matrices: files of llama.cpp, what they change, and those that are made here.
 
+use std::fs;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Folder, Random, cpu};
 use crate::tiny::{fixture, message};
 use boostr::checkpoint::gguf::{self, Metadata};
-use boostr::checkpoint::{Bytes, Checkpoint, Dtype};
+use boostr::checkpoint::{Bytes, Checkpoint, Dtype, safetensors};
 use boostr::convert::{Importance, Options, Types, Written, collect, convert};
 use boostr::{Error, Result};
 
@@ -89,10 +90,10 @@ fn both_kinds_of_file_lower_the_weighted_error_alike() {
         assert!(0.0 < with && with < without, "{with} with weights, {without} without");
         assert!(written.iter().filter(|w| w.weighted.is_some()).count() == 1);
         assert!(warnings.iter().any(|w| w.contains("has nothing of")), "{warnings:?}");
-        files.push(std::fs::read(folder.path().join(out)).unwrap());
+        files.push(fs::read(folder.path().join(out)).unwrap());
     }
     assert!(files[0] == files[1]);
-    assert!(files[0] != std::fs::read(folder.path().join("plain.gguf")).unwrap());
+    assert!(files[0] != fs::read(folder.path().join("plain.gguf")).unwrap());
 }
 
 #[test]
@@ -167,6 +168,33 @@ fn what_is_made_here_are_the_sums_of_squares_of_the_inputs() {
     // Projections of one input meet the same.
     for other in ["attn_k", "attn_v"] {
         assert_eq!(floats(&format!("blk.0.{other}.weight.in_sum2")), got);
+    }
+}
+
+#[test]
+fn a_model_that_gives_no_numbers_gives_no_importance_matrix() {
+    let folder = Folder::new();
+    let source = Checkpoint::open(&fixture("llama-tiny"), false).unwrap();
+    let config = fs::read(fixture("llama-tiny").join("config.json")).unwrap();
+    folder.write("config.json", config);
+    for value in [f32::NAN, f32::INFINITY, 1e38] {
+        let broken = value.to_le_bytes().repeat(64);
+        let table: Vec<(&str, Dtype, &[usize], &[u8])> = source
+            .iter()
+            .map(|(name, t)| {
+                let is_broken = name == "model.layers.1.input_layernorm.weight";
+                (name, t.dtype, &t.shape[..], if is_broken { &broken[..] } else { &t.data[..] })
+            })
+            .collect();
+        let path = folder.path().join("model.safetensors");
+        safetensors::write(&path, &table, &Default::default()).unwrap();
+        let out = folder.path().join("out.gguf");
+        let text = (&[5, 9, 30, 2][..], "a text");
+        let open = Default::default();
+        let ended = collect(folder.path(), &open, text, 4, &out, &cpu(), &mut |_, _| Continue(()));
+        let error = message(&ended.unwrap_err());
+        assert!(error.contains("`blk.1.") && error.contains("not finite"), "{error}");
+        assert!(!out.exists());
     }
 }
 

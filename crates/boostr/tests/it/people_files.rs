@@ -16,6 +16,7 @@ use boostr::convert::{Options, convert};
 use boostr::load::LanguageModel;
 use boostr::models::{Logits, Run};
 use boostr::ops::to_vec;
+use boostr::sample::{Constraint, TokenSet};
 use serde_json::{Value, json};
 
 const IDS: [u32; 8] = [5, 9, 30, 2, 17, 11, 8, 25];
@@ -185,15 +186,98 @@ fn the_way_in_which_weights_are_quantized_is_named() {
 }
 
 #[test]
-fn what_generation_does_not_act_on_is_a_warning() {
+fn a_configuration_in_place_of_weights_is_named() {
     let folder = folder("llama", &json!({}), |name, entry| vec![(name, entry)]);
-    let text =
-        r#"{"suppress_tokens": [7], "bad_words_ids": [[3]], "top_k": -1, "eos_token_id": -1}"#;
+    let error = message(&open(&folder.path().join("config.json")).err().unwrap());
+    assert!(error.contains("config.json`: expected a file of weights"), "{error}");
+}
+
+/// A text of one token again and again.
+#[derive(Clone)]
+struct Only(u32);
+
+impl Constraint for Only {
+    fn allowed(&mut self) -> Result<TokenSet> {
+        let mut set = TokenSet::new(1 << 10, false);
+        set.allow(self.0);
+        Ok(set)
+    }
+
+    fn accept(&mut self, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// What is asked of an answer.
+type Check<'a> = &'a dyn Fn(&[u32]) -> bool;
+
+#[test]
+fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() {
+    let folder = folder("llama", &json!({}), |name, entry| vec![(name, entry)]);
+    let text = r#"{"stop_strings": ["x"], "min_new_tokens": 3, "top_k": -1, "eos_token_id": -1}"#;
     folder.write("generation_config.json", text);
     let lm = open(folder.path()).unwrap();
-    for field in ["suppress_tokens", "bad_words_ids"] {
+    for field in ["stop_strings", "min_new_tokens"] {
         assert!(lm.warnings.iter().any(|w| w.contains(field)), "{:?}", lm.warnings);
     }
     // The end of config.json counts where the file names none.
     assert_eq!((lm.eos, lm.defaults.top_k), (vec![2], Some(0)));
+    let answer = |fields: Value| {
+        folder.write("generation_config.json", &fields.to_string());
+        let lm = open(folder.path()).unwrap();
+        let ids = lm.complete_ids(vec![5, 6, 7]).max_tokens(6).run().unwrap().ids;
+        let asked = lm.complete_ids(vec![5, 6, 7]).max_tokens(6);
+        let beams = asked.beams(1, |_| Continue(())).unwrap();
+        assert_eq!(beams[0].ids, ids, "one beam is the greedy answer");
+        (ids, lm.warnings)
+    };
+    let (free, _) = answer(json!({}));
+    let [first, second] = [free[0], free[1]];
+    assert_ne!(first, second);
+    let cases: [(Value, Check<'_>); 7] = [
+        (json!({ "suppress_tokens": [first] }), &|ids: &[u32]| !ids.contains(&first)),
+        (json!({ "begin_suppress_tokens": [first] }), &|ids: &[u32]| ids[0] != first),
+        (json!({ "begin_suppress_tokens": [second] }), &|ids: &[u32]| ids == free),
+        (json!({ "bad_words_ids": [[first]] }), &|ids: &[u32]| !ids.contains(&first)),
+        (json!({ "bad_words_ids": [[first, second]] }), &|ids: &[u32]| {
+            ids[0] == first && ids[1] != second
+        }),
+        (json!({ "bad_words_ids": [[6, 7, first]] }), &|ids: &[u32]| ids[0] != first),
+        (json!({ "bad_words_ids": [[5, 7, first]] }), &|ids: &[u32]| ids == free),
+    ];
+    for (fields, is_kept_out) in cases {
+        let (ids, warnings) = answer(fields.clone());
+        assert!(is_kept_out(&ids), "{fields}: {ids:?}, free {free:?}");
+        assert!(warnings.is_empty(), "{warnings:?}");
+    }
+    // A GGUF file that is made of the folder keeps them.
+    let (kept, _) = answer(json!({ "suppress_tokens": [first] }));
+    let gguf = folder.path().join("kept.gguf");
+    convert(folder.path(), &gguf, &Options::default(), &mut |_, _| Continue(())).unwrap();
+    let lm = open(&gguf).unwrap();
+    assert_eq!(lm.complete_ids(vec![5, 6, 7]).max_tokens(6).run().unwrap().ids, kept);
+    fs::remove_file(gguf).unwrap();
+    // What is no token is named and left out; the rest counts.
+    let (ids, warnings) = answer(json!({
+        "suppress_tokens": [first, 99_999], "bad_words_ids": [[1, 88_888], [77_777]]
+    }));
+    assert!(!ids.contains(&first));
+    assert!(warnings.iter().any(|w| w.contains("left out 77777 and 2 more: ")), "{warnings:?}");
+    // Nothing is left: an error. Of a constraint's tokens: the constraint wins.
+    let all: Vec<u32> = (0..lm.vocab_limit() as u32).collect();
+    folder.write("generation_config.json", &json!({ "suppress_tokens": all }).to_string());
+    let lm = open(folder.path()).unwrap();
+    let asked = || lm.complete_ids(vec![5, 6, 7]).max_tokens(2);
+    let error = message(&asked().run().unwrap_err());
+    assert!(error.contains("suppress_tokens") && error.contains("leave none"), "{error}");
+    let only = || Box::new(Only(9)) as Box<dyn Constraint>;
+    assert_eq!(asked().constraint(only()).run().unwrap().ids, [9, 9]);
 }

@@ -1,6 +1,7 @@
 //! Scalings of rotary positions: what files say of them, against values of others. Ids in names:
 //! `fixtures/CASES.md`.
 
+use std::fs;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
@@ -50,10 +51,9 @@ fn close(got: &[f32], expected: &str) {
 /// A folder with the weights of the cases and their configuration with `changes`.
 fn folder(changes: &Value) -> Folder {
     let folder = Folder::new();
-    std::fs::copy(people("rope/model.safetensors"), folder.path().join("model.safetensors"))
-        .unwrap();
+    fs::copy(people("rope/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let mut config: Value =
-        serde_json::from_slice(&std::fs::read(people("rope/config.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(people("rope/config.json")).unwrap()).unwrap();
     config.as_object_mut().unwrap().remove("original_max_position_embeddings");
     config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
     folder.write("config.json", config.to_string());
@@ -311,6 +311,43 @@ fn p_float_original_context_is_a_whole_number() {
 }
 
 #[test]
+fn of_two_places_for_positions_the_one_counts_that_transformers_takes() {
+    let yarn =
+        json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+    let with = |key: &str, value: Value| {
+        let mut yarn = yarn.clone();
+        yarn[key] = value;
+        yarn
+    };
+    let plain = json!({ "rope_type": "default", "rope_theta": 500.0 });
+    let of = |text: Value| rope_of(&read(&text).unwrap());
+    let want = of(json!({ "rope_scaling": yarn, "rope_theta": 500.0 }));
+    assert!(matches!(want.scaling, RopeScaling::Yarn(_)) && want.theta == 500.0);
+    for same in [
+        json!({ "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_parameters": with("rope_theta", json!(500.0)), "rope_theta": 7.0 }),
+        json!({ "rope_parameters": yarn, "rope_theta": 500.0 }),
+        json!({ "rope_scaling": with("rope_theta", json!(500.0)), "rope_theta": 7.0 }),
+        // YaRN that is put into the file of a model that newer transformers saved.
+        json!({ "rope_scaling": yarn, "rope_parameters": plain }),
+        json!({ "rope_scaling": yarn, "rope_parameters": plain, "rope_theta": 500.0 }),
+        json!({ "rope_scaling": {}, "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_scaling": null, "rope_parameters": with("rope_theta", json!(500.0)) }),
+        json!({ "rope_theta": 500.0, "rope_parameters": {
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 } }),
+    ] {
+        assert_eq!(of(same.clone()), want, "{same}");
+    }
+    let half = of(json!({ "rope_scaling": with("partial_rotary_factor", json!(0.5)) }));
+    assert_eq!(half.rotary_dim, 8);
+    for key in ["rope_parameters", "rope_scaling"] {
+        let nested = json!({ key: { "full_attention": yarn, "sliding_attention": plain } });
+        let error = message(&read(&nested).unwrap_err());
+        assert!(error.contains(&format!("`{key}.full_attention`")), "{error}");
+    }
+}
+
+#[test]
 fn a_scaling_starts_from_the_context_of_the_class_where_no_file_says_one() {
     for (kind, want) in
         [("llama", 2048), ("mistral", 131_072), ("qwen2", 32_768), ("qwen3", 32_768)]
@@ -322,6 +359,54 @@ fn a_scaling_starts_from_the_context_of_the_class_where_no_file_says_one() {
         let scaling = rope_of(&config.unwrap()).scaling;
         assert_eq!(scaling, RopeScaling::Dynamic { factor: 2.0, original_max: want }, "{kind}");
     }
+}
+
+#[test]
+fn a_size_that_a_file_leaves_out_is_that_of_the_class_of_transformers() {
+    for (fixture, class) in [
+        ("falcon-h1-tiny", json!({ "mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_d_head": 8 })),
+        ("falcon-h1-tiny", json!({ "mamba_d_ssm": 1024, "mamba_n_heads": 128 })),
+        (
+            "nemotron-h-moe-tiny",
+            json!({
+                "mamba_num_heads": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
+            }),
+        ),
+        (
+            "granitehybrid-moe-tiny",
+            json!({ "shared_intermediate_size": 1024, "num_local_experts": 8, "num_experts_per_tok": 2 }),
+        ),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = path.join("../../fixtures/models").join(fixture).join("config.json");
+        let mut stated: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let mut absent = stated.clone();
+        let fields = class.as_object().unwrap();
+        stated.as_object_mut().unwrap().extend(fields.clone());
+        if !fields.contains_key("mamba_d_head") && fixture.starts_with("falcon") {
+            stated["mamba_d_head"] = json!("auto");
+            absent["mamba_d_head"] = json!("auto");
+        }
+        absent.as_object_mut().unwrap().retain(|key, _| !fields.contains_key(key));
+        let [stated, absent] = [stated, absent].map(|json| {
+            let file = ConfigFile::parse("config.json", &json.to_string()).unwrap();
+            Config::read(&file).unwrap().family().to_json().unwrap()
+        });
+        assert_eq!(absent, stated, "{fixture}");
+    }
+    // A null is what follows from the width of the model.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = path.join("../../fixtures/models/falcon-h1-tiny/config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    for (key, value) in
+        [("mamba_d_ssm", Value::Null), ("mamba_n_heads", json!(8)), ("mamba_d_head", json!("auto"))]
+    {
+        config[key] = value;
+    }
+    let file = ConfigFile::parse("config.json", &config.to_string()).unwrap();
+    let json = Config::read(&file).unwrap().family().to_json().unwrap();
+    assert_eq!((&json["mamba_d_ssm"], &json["mamba_d_head"]), (&json!(128), &json!(16)));
 }
 
 #[test]
@@ -457,7 +542,7 @@ fn p_llama3_gguf_to_folder_has_the_settings_of_the_factors() {
         to(source.path(), &there).unwrap();
         to(&there, &back).unwrap();
         assert_eq!(logits(&back), logits(source.path()), "{factor} {original}");
-        let text = std::fs::read_to_string(back.join("config.json")).unwrap();
+        let text = fs::read_to_string(back.join("config.json")).unwrap();
         let config: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(config["rope_scaling"]["rope_type"], "llama3");
         assert_eq!(config["rope_scaling"]["factor"], json!(factor));

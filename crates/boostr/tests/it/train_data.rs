@@ -326,6 +326,10 @@ fn other_forms_of_conversations_are_read_as_messages() {
             said(&[&system, &hi, &hello], 0, None),
         ),
         (
+            json!({"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}),
+            said(&[&hi, &hello], 0, None),
+        ),
+        (
             json!({"conversations": [{"from": "user", "value": "Hi"}, {"from": "model", "value": "Hello"}],
                 "system": "Be kind.", "tools": ""}),
             said(&[&system, &hi, &hello], 0, None),
@@ -448,6 +452,65 @@ fn of_a_prompt_of_messages_answers_are_read_and_not_learnt() {
         assert_eq!(learnt(0), "two;four;", "{template}");
         assert_eq!(learnt(3), "four;", "{template}");
     }
+}
+
+#[test]
+fn a_list_of_objects_is_read_as_lines_of_them_are() {
+    let folder = Folder::new();
+    let lines = [
+        json!({"text": "a, [b] {c} \"d\" \\"}),
+        json!({"instruction": "i", "input": "", "output": "o]"}),
+        json!({"conversations": [{"from": "human", "value": "Hi\n,"}, {"from": "gpt", "value": "Hello"}]}),
+    ];
+    let joined = |by: &str| lines.each_ref().map(Value::to_string).join(by);
+    let want = contents(&[DataFile::new(folder.write("a.jsonl", joined("\n"))).unwrap()]);
+    assert_eq!(want.len(), 3);
+    let list = json!(lines);
+    for (name, text) in [
+        ("a.json", list.to_string()),
+        ("a.json", serde_json::to_string_pretty(&list).unwrap()),
+        ("a.jsonl", format!("\u{feff}\r\n [\r\n{}\r\n]\r\n\n", joined(" ,\r\n"))),
+        ("a.ndjson", format!("[{}]", joined(","))),
+        // Lines in a file whose name says otherwise.
+        ("a.json", joined("\n")),
+    ] {
+        let file = DataFile::new(folder.write(name, &text)).unwrap();
+        let mut documents = Documents::new(std::slice::from_ref(&file));
+        let found: Vec<Content> = documents.by_ref().map(|it| it.unwrap().content).collect();
+        assert_eq!(found, want, "{text}");
+        assert_eq!(documents.bytes_read(), text.len() as u64, "{text}");
+    }
+    for empty in ["[]", " [\n]\n"] {
+        let path = folder.write("a.json", empty);
+        assert_eq!(contents(&[DataFile::new(path).unwrap()]), []);
+    }
+    for (text, line, reason) in [
+        ("[\n{\"text\": \"a\"}\n{\"text\": \"b\"}]", 3, "expected `,` or `]` in a list"),
+        ("[{\"text\": \"a\"},\n\n5]", 3, "expected a JSON object, found a number"),
+        ("[{\"text\": \"a\"},\n{\"text\": b}]", 2, "not JSON in a list: expected value"),
+        (
+            "[{\"text\": \"a\"},\n{\"text\": \"b]}",
+            2,
+            "not JSON in a list: EOF while parsing a string",
+        ),
+        ("[{\"text\": \"a\"}\n,]", 2, "not JSON in a list: "),
+        ("[{\"text\": \"a\"}", 1, "not JSON in a list: EOF"),
+        ("[{\"text\": \"a\"}]\n{}", 2, "expected nothing after the list"),
+        ("[", 1, "not JSON in a list: EOF"),
+        ("[}", 1, "not JSON in a list: expected value"),
+    ] {
+        let file = DataFile::new(folder.write("a.json", text)).unwrap();
+        let all: Vec<_> = Documents::new(std::slice::from_ref(&file)).collect();
+        let error = all.last().unwrap().as_ref().unwrap_err().to_string();
+        let start = format!("line {line}: {reason}");
+        assert!(error.contains(&start), "{text}: {error}");
+    }
+    let pairs = folder.write(
+        "pairs.json",
+        r#"[{"text": "the river runs"}, {"prompt": "a b", "completion": " c"}]"#,
+    );
+    let tokenizer = tokenizer();
+    assert_eq!(read_pairs(&pairs, &Encoder::new(&tokenizer, 0).unwrap()).unwrap().len(), 2);
 }
 
 #[test]

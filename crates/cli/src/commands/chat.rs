@@ -21,7 +21,7 @@ use clap::Args;
 
 use crate::cli::parse_max_tokens;
 use crate::commands::run::bad_logits;
-use crate::exit::{BadModel, Interrupted, usage};
+use crate::exit::{BadModel, Interrupted, is_context, usage};
 use crate::model::Source;
 use crate::options::context::{self, ContextArgs};
 use crate::options::draft::DraftArgs;
@@ -94,6 +94,10 @@ fn is_unnamed(name: &str) -> bool {
 
 /// Most tokens of an answer, of a model that was trained to end one.
 const MAX_ANSWER: usize = 1024;
+
+/// What is left to do when a conversation is as long as it may be.
+const FULL: &str =
+    "/rewind N takes turns back, /clear begins again; `boostr chat --context N` allows more";
 
 /// All that a chat needs.
 struct Chat<'a> {
@@ -236,6 +240,8 @@ impl Chat<'_> {
     /// Until the user leaves.
     fn talk(&mut self, input: &mut Input) -> Result<()> {
         let mut interrupts = 0;
+        // A turn that the context had no room for, until one is answered.
+        let mut refused = None;
         loop {
             let name = self.session.as_ref().map(Session::name);
             let name = name.filter(|name| !is_unnamed(name)).unwrap_or_default();
@@ -245,7 +251,7 @@ impl Chat<'_> {
                     self.term.error("that line is not UTF-8 text, so it was not said");
                     continue;
                 }
-                Entry::End => return Ok(()),
+                Entry::End => return refused.filter(|_| !input.is_terminal()).map_or(Ok(()), Err),
                 Entry::Interrupt if interrupts > 0 => return Ok(()),
                 Entry::Interrupt => {
                     interrupts += 1;
@@ -254,9 +260,22 @@ impl Chat<'_> {
                 }
             };
             interrupts = 0;
-            match Line::parse(&line).and_then(|line| self.obey(line)) {
+            let line = Line::parse(&line);
+            let is_said = matches!(line, Ok(Line::Say(_)));
+            match line.and_then(|line| self.obey(line)) {
                 Ok(ControlFlow::Break(())) => return Ok(()),
+                Ok(ControlFlow::Continue(())) if is_said => refused = None,
                 Ok(ControlFlow::Continue(())) => {}
+                Err(error) if is_context(&error) => {
+                    let words = format!("not said: {error:#}: {FULL}");
+                    // A pipe's error is said at its end.
+                    if input.is_terminal() {
+                        self.term.error(&words);
+                    } else {
+                        self.term.say(words);
+                    }
+                    refused = Some(error.context("the last turn was not said"));
+                }
                 Err(error) if input.is_terminal() && !error.is::<io::Error>() => {
                     self.term.error(&format!("{error:#}"));
                 }

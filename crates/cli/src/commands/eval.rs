@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
+use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::evaluate::score;
 use boostr::files;
@@ -15,6 +16,7 @@ use boostr::train::data::{DataFile, Encoder, Kind, read_pairs};
 use clap::Args;
 use serde_json::json;
 
+use crate::commands::run::bad_logits;
 use crate::exit::usage;
 use crate::options::model::ModelArgs;
 use crate::term::{COUNT, Term};
@@ -31,7 +33,7 @@ pub struct EvalArgs {
     /// Folder, weight file or GGUF file; the built-in model by default
     #[arg(value_name = "MODEL")]
     pub path: Option<PathBuf>,
-    /// Text (.txt, .md), or .jsonl with context and continuation
+    /// Text (.txt, .md), or .jsonl or .json with context and continuation
     #[arg(short, long, value_name = "FILE", required = true)]
     pub data: PathBuf,
     /// One JSON object
@@ -70,7 +72,7 @@ fn text(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> Re
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();
-    let score = score?;
+    let score = score.map_err(|error| bad_logits(lm, error))?;
     let nats = score.nats / score.tokens as f64;
     if args.json {
         return term.print_json(&json!({
@@ -188,6 +190,10 @@ fn continuation(lm: &LanguageModel<Cpu>, context: &[u32], next: &[u32]) -> Resul
         };
         given.nats += sum.ln() - f64::from(logit - max);
         given.is_greedy &= logit >= max;
+        if !given.nats.is_finite() {
+            let reason = format!("they give token {id} no probability that is a number");
+            return Err(bad_logits(lm, Error::Argument { name: "logits", reason }));
+        }
     }
     Ok(given)
 }

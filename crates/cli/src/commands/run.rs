@@ -12,6 +12,7 @@ use boostr::checkpoint::Summary;
 use boostr::engine::{Finish, Timings};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
+use boostr::ops::KvType;
 use boostr::sample::{SamplerConfig, StopStrings};
 use boostr::state_file::About;
 use boostr::text::{Answer, BeamAnswer, Completion};
@@ -186,7 +187,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         .constraint(constraint)
         .draft(draft);
     if let Some(width) = args.beams {
-        return beams(completion, usize::from(width), show, term);
+        return beams(&lm, completion, usize::from(width), show, term);
     }
     let mut stream = Stream::new(show, term);
     let mut answer =
@@ -218,6 +219,10 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         prompt_n: ids.len(),
         reused,
         context: context::describe(&lm.model),
+        grows: lm.model.family().layers().iter().any(|layer| {
+            let (_, of_a_token) = layer.state_bytes(term.cpu.level(), KvType::F32);
+            of_a_token > 0
+        }),
         answer,
     };
     if args.json {
@@ -235,10 +240,17 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
 }
 
 /// Shows the likeliest of `width` beams, or with `--json` all of them.
-fn beams(completion: Completion<'_, Cpu>, width: usize, show: Show, term: &Term) -> Result<()> {
+fn beams(
+    lm: &LanguageModel<Cpu>,
+    completion: Completion<'_, Cpu>,
+    width: usize,
+    show: Show,
+    term: &Term,
+) -> Result<()> {
     let answers = completion.beams(width, |_| {
         if stream::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
+    });
+    let answers = answers.map_err(|error| bad_logits(lm, error))?;
     let best = answers.first();
     match show {
         Show::Nothing => {
@@ -365,6 +377,8 @@ struct Report<'a> {
     reused: usize,
     /// How long a sequence may be, in words.
     context: String,
+    /// Whether the state grows with each token.
+    grows: bool,
     answer: Answer<Cpu>,
 }
 
@@ -442,7 +456,8 @@ impl Report<'_> {
     fn state(&self) -> String {
         let state = &self.answer.state;
         let bytes = system::bytes(state.size_in_bytes() as u64);
-        format!("{bytes}, constant (position {})", state.position())
+        let kind = if self.grows { "grows with the text" } else { "constant" };
+        format!("{bytes}, {kind} (position {})", state.position())
     }
 
     fn json(&self, lm: &LanguageModel<Cpu>) -> Value {

@@ -6,12 +6,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use boostr::checkpoint::{Checkpoint, Summary, TensorEntry};
+use boostr::Error;
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, Summary, TensorEntry};
 use boostr::convert::kind_of;
-use boostr::load::OpenOptions;
 use boostr::load::adapters::Adapters;
+use boostr::load::{OpenOptions, of_quantized_at, read_text};
 use boostr::models::{Config, Family, PIECE};
-use boostr::nn::{LayerSpec, Part, SlotSize};
+use boostr::nn::{AttentionConfig, LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
 use clap::Args;
 use serde_json::{Value, json};
@@ -70,7 +71,11 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     let facts = Facts::gather(&source, &checkpoint, config, adapter, context, level);
     // What is wrong with these files is what `verify` tells.
     let text = source.text_side(&OpenOptions::default()).map(|text| text.warnings);
-    let warnings = text.unwrap_or_default();
+    let mut warnings = text.unwrap_or_default();
+    if let (Source::Path(path), Some(config)) = (&source, &facts.config) {
+        let error = unloadable(path, config, &checkpoint);
+        warnings.extend(error.map(|error| format!("it does not load: {error}")));
+    }
     if args.json {
         let mut json = facts.json(&checkpoint, args.tensors);
         json["warnings"] = json!(warnings);
@@ -95,6 +100,37 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     Ok(())
 }
 
+/// What keeps a model from being loaded: its types, or the way in which it is quantized.
+fn unloadable(path: &Path, config: &Config, checkpoint: &Checkpoint) -> Option<Error> {
+    if checkpoint.gguf().is_some() {
+        return None;
+    }
+    let codes = |(_, entry): &(&str, &TensorEntry)| {
+        let is_code = matches!(entry.dtype, Dtype::U8 | Dtype::I8 | Dtype::I32 | Dtype::U32);
+        is_code && entry.shape.len() > 1
+    };
+    let error = match (config.prepare(&mut checkpoint.clone()), checkpoint.iter().find(codes)) {
+        (Err(error), _) => error,
+        (Ok(_), Some((name, _))) => {
+            // A folder that does not say how it is quantized may have others than weights.
+            let what = format!("`{}`", name.escape_debug());
+            let error = of_quantized_at(path, Error::Unsupported { what: what.clone() });
+            return (error.to_string() != Error::Unsupported { what }.to_string()).then_some(error);
+        }
+        (Ok(_), None) => return None,
+    };
+    Some(of_quantized_at(path, error))
+}
+
+/// The window that a `config.json` does not state, and that transformers' class has.
+fn class_window(source: &Source, config: &Config) -> Option<usize> {
+    let path = source.folder()?.join("config.json");
+    let file = ConfigFile::parse(&path, &read_text(&path).ok()??).ok()?;
+    let layers = config.family().layers();
+    let window = layers.iter().find_map(|layer| layer.part::<AttentionConfig>()?.window)?;
+    (!file.states("sliding_window")).then_some(window)
+}
+
 fn tensor_line(out: &mut impl Write, name: &str, entry: &TensorEntry, count: usize) -> Result<()> {
     let times = if count > 1 { format!("{count} x ") } else { String::new() };
     let shape = format!("{:?}", entry.shape);
@@ -109,6 +145,8 @@ struct Facts<'a> {
     path: Option<String>,
     config: Option<Config>,
     adapter: Option<Adapters>,
+    /// The window that the class of transformers has, and the file does not state.
+    class_window: Option<usize>,
     /// Tokens of a sequence.
     context: usize,
     /// The instruction set that pages of keys and values are for.
@@ -173,6 +211,10 @@ impl<'a> Facts<'a> {
                 Source::Embedded => None,
                 Source::Path(path) => Some(path.display().to_string()),
             },
+            class_window: match (&config, checkpoint.gguf()) {
+                (Some(config), None) => class_window(source, config),
+                _ => None,
+            },
             config,
             adapter,
             context,
@@ -210,6 +252,10 @@ impl<'a> Facts<'a> {
             lines.push(("width", format!("{} (d_model)", frame.d_model)));
             for part in kinds_of_part(&layers) {
                 lines.extend(part.describe());
+            }
+            if let Some(window) = self.class_window {
+                let of = "of transformers' class; the file has no `sliding_window`";
+                lines.push(("window", format!("{window} tokens, {of}")));
             }
             lines.push(("vocabulary", format!("{} ids, {rows} rows", frame.vocab_size)));
             lines.push(("head", tied(frame.tie_embeddings).to_owned()));

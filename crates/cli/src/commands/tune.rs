@@ -9,7 +9,7 @@ use boostr::train::data::Encoder;
 use boostr::train::{LoraConfig, Method, RunConfig, TrainableModel};
 use clap::Args;
 
-use crate::exit::usage;
+use crate::exit::{BadModel, usage};
 use crate::model::Source;
 use crate::term::Term;
 use crate::training::{
@@ -53,7 +53,8 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     let out = out_of(training)?;
     let Some(path) = &args.model else { return Err(usage("expected a model to tune")) };
     Source::Path(path.clone()).check_exists()?;
-    let model = TrainableModel::open(path, &OpenOptions::default())?.on(term.cpu.clone());
+    let model = TrainableModel::open(path, &OpenOptions::default()).map_err(BadModel::from)?;
+    let model = model.on(term.cpu.clone());
     if let Some(adapters) = &args.merge {
         return merge(model, adapters, &out, term);
     }
@@ -77,7 +78,7 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
         Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
     term.warn_all(&lm.warnings);
-    let tokenizer = lm.tokenizer()?;
+    let tokenizer = lm.tokenizer().map_err(BadModel::from)?;
     let end = lm.eos.first().copied();
     let end = end.ok_or_else(|| usage("the model names no token that ends a text"))?;
     let mut encoder = Encoder::new(tokenizer, end)?;

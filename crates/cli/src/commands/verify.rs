@@ -7,7 +7,7 @@ use boostr::backend::{self, Cpu, CpuClient};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, Summary, gguf, not_finite};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::adapters::Adapters;
-use boostr::load::{OpenOptions, is_gguf, read_text};
+use boostr::load::{OpenOptions, is_gguf, of_quantized_at, read_text};
 use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
@@ -121,6 +121,10 @@ fn check_model(
     let mut model = None;
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
         let loaded = Model::<Cpu>::load(config, checkpoint.clone(), cpu.clone());
+        let loaded = loaded.map_err(|error| match source {
+            Source::Path(path) => of_quantized_at(path, error),
+            Source::Embedded => error,
+        });
         model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
     }
     match checkpoint.as_ref().and_then(Checkpoint::gguf) {

@@ -106,6 +106,9 @@ pub fn describe(config: &SamplerConfig) -> String {
     if config.repetition_penalty != 1.0 {
         text += &format!(", repeat penalty {}", config.repetition_penalty);
     }
+    if !config.suppression.is_empty() {
+        text += ", without the tokens that the author suppresses";
+    }
     text
 }
 

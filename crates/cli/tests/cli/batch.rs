@@ -33,6 +33,39 @@ fn batch(input: &str, out: &str) -> Ended {
 }
 
 #[test]
+fn tokens_that_the_author_keeps_out_come_in_no_answer_of_run_and_batch() {
+    let model = copy_of_tiny("suppressed");
+    let path = model.to_str().unwrap();
+    let (input, out) = files("batch-suppressed");
+    let asked = json!({"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0, "logprobs": 1});
+    let more =
+        json!({"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0, "stream": false, "n": 2});
+    fs::write(&input, format!("{asked}\n{more}\n")).unwrap();
+    let run = |more: &[&str]| {
+        let line = ["run", path, "--tokens", "5,6,7", "-n", "6", "--temp", "0", "--json"];
+        ids(&boostr(&[&line[..], more].concat()).ok().json()["ids"])
+    };
+    let free = run(&[]);
+    let config = json!({"suppress_tokens": [free[0]], "bad_words_ids": [[7, free[1]]]});
+    fs::write(model.join("generation_config.json"), config.to_string()).unwrap();
+    let kept = run(&[]);
+    assert!(!kept.contains(&free[0]) && kept[0] != free[1], "{kept:?}, free {free:?}");
+    assert_eq!(run(&["--draft", "lookup"]), kept);
+    let told = boostr(&["run", path, "--tokens", "5,6,7", "-n", "1", "-v"]).ok().stderr;
+    assert!(told.contains("without the tokens that the author suppresses"), "{told}");
+    let beam = ["run", path, "--tokens", "5,6,7", "-n", "6", "--beams", "1", "--json"];
+    assert_eq!(ids(&boostr(&beam).ok().json()["beams"][0]["ids"]), kept);
+    boostr(&["batch", "-m", path, "--in", &input, "--out", &out]).ok();
+    let line = ["run", path, "--tokens", "5,6,7", "-n", "6", "--temp", "0", "--json"];
+    let text = boostr(&line).ok().json()["text"].as_str().unwrap().to_owned();
+    for line in lines(&out) {
+        for choice in line["response"]["body"]["choices"].as_array().unwrap() {
+            assert_eq!(choice["text"], text, "{line}");
+        }
+    }
+}
+
+#[test]
 fn answers_are_in_the_order_of_their_lines_and_a_bad_line_is_an_error_of_its_own() {
     let (input, out) = files("batch-order");
     fs::write(&input, QUESTIONS).unwrap();

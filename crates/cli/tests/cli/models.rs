@@ -156,9 +156,114 @@ fn logits_that_are_no_numbers_are_the_models_fault() {
         .collect();
     let path = model.join("model.safetensors");
     safetensors::write(&path, &tensors, &Default::default()).unwrap();
-    let run = boostr(&["run", model.to_str().unwrap(), "--tokens", "5,6"]);
-    let run = run.fails(3);
-    assert!(run.stderr.contains("NaN") && run.stderr.contains("verify"), "{}", run.stderr);
+    let model = model.to_str().unwrap();
+    let write = |name: &str, text: String| {
+        let path = Path::new(model).join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let text = write("a.txt", "It is a truth universally acknowledged. ".repeat(9));
+    let pairs =
+        write("a.jsonl", json!({"context": "It is", "continuation": " a truth"}).to_string());
+    for command in [
+        &["run", model, "--tokens", "5,6"][..],
+        &["run", model, "--tokens", "5,6", "--beams", "2"],
+        &["eval", model, "--data", &text],
+        &["eval", model, "--data", &pairs],
+    ] {
+        let run = boostr(command).fails(3);
+        let is_told = ["NaN", "finite", "no probability"].iter().any(|x| run.stderr.contains(x));
+        assert!(is_told && run.stderr.contains("verify"), "{command:?}: {}", run.stderr);
+        assert!(!run.stdout.contains("NaN"), "{command:?}: {}", run.stdout);
+    }
+}
+
+#[test]
+fn floats_of_8_bits_are_shown_and_refused_by_every_command() {
+    let model = folder("f8");
+    for name in ["config.json", "tokenizer.json"] {
+        fs::copy(Path::new(&tiny()).join(name), model.join(name)).unwrap();
+    }
+    let good = Checkpoint::open(Path::new(&tiny()), false).unwrap();
+    // As a release with a scale for each block has it.
+    let scale = 1f32.to_le_bytes();
+    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, t) in good.iter() {
+        let is_matrix = name.contains("_proj") && t.shape.len() == 2;
+        let count = t.shape.iter().product();
+        let (dtype, data) =
+            if is_matrix { (Dtype::F8E4M3, vec![0x38; count]) } else { (t.dtype, t.data.to_vec()) };
+        tensors.push((name.to_owned(), dtype, t.shape.clone(), data));
+        if is_matrix {
+            tensors.push((format!("{name}_scale_inv"), Dtype::F32, vec![1, 1], scale.to_vec()));
+        }
+    }
+    let table: Vec<(&str, Dtype, &[usize], &[u8])> = tensors
+        .iter()
+        .map(|(name, dtype, shape, data)| (&**name, *dtype, &**shape, &**data))
+        .collect();
+    safetensors::write(&model.join("model.safetensors"), &table, &Default::default()).unwrap();
+    let path = model.to_str().unwrap();
+    let at = |name: &str| model.join(name).to_str().unwrap().to_owned();
+    let (out, text) = (at("out.gguf"), at("a.txt"));
+    fs::write(&text, "It is a truth universally acknowledged. ".repeat(9)).unwrap();
+    let said = |way: &str| {
+        for command in [
+            &["run", path, "-p", "Hi"][..],
+            &["chat", path],
+            &["logits", path, "--tokens", "5", "--out", &out],
+            &["eval", path, "--data", &text],
+            &["convert", path, &out],
+            &["quantize", path, &out, "-T", "q8_0"],
+            &["imatrix", path, "--text", &text, "--out", &out],
+            &["bench", path, "-p", "8", "-g", "2", "-r", "1"],
+            &["tune", path, "--data", &text, "--out", &at("tuned"), "--steps", "1"],
+            &["verify", path],
+        ] {
+            let run = boostr(command).fails(3);
+            let all = run.stdout + &run.stderr;
+            assert!(all.contains(way), "{command:?}: {all}");
+            assert!(!Path::new(&out).exists(), "{command:?}");
+        }
+        let shown = boostr(&["show", path]).ok();
+        assert!(shown.stdout.contains("F8_E4M3"), "{}", shown.stdout);
+        let warning = shown.stderr.contains("it does not load: ") && shown.stderr.contains(way);
+        assert!(warning, "{}", shown.stderr);
+    };
+    said("mixer.in_proj.weight` is F8_E4M3");
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    fs::write(model.join("config.json"), config.to_string()).unwrap();
+    said("quantized by `fp8`");
+}
+
+#[test]
+fn a_window_that_the_file_does_not_state_is_shown_as_the_classs() {
+    let folder = folder("class-window");
+    let path = folder.to_str().unwrap();
+    let mut config = json!({
+        "model_type": "mistral", "hidden_size": 16, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 24, "num_hidden_layers": 1,
+        "vocab_size": 32, "tie_word_embeddings": true,
+    });
+    let file = ConfigFile::parse("config.json", &config.to_string()).unwrap();
+    let tensors = Config::read(&file).unwrap().family().parameters(32, false).unwrap();
+    let checkpoint = synthetic::checkpoint(&tensors, Dtype::F32).unwrap();
+    let tensors: Vec<_> =
+        checkpoint.iter().map(|(name, t)| (name, t.dtype, &t.shape[..], &*t.data)).collect();
+    safetensors::write(&folder.join("model.safetensors"), &tensors, &Default::default()).unwrap();
+    let says = "4096 tokens, of transformers' class";
+    for (window, is_of_class) in
+        [(None, true), (Some(json!(4096)), false), (Some(json!(null)), false)]
+    {
+        if let Some(window) = window {
+            config["sliding_window"] = window;
+        }
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let shown = boostr(&["show", path]).ok().stdout;
+        assert_eq!(shown.contains(says), is_of_class, "{shown}");
+    }
 }
 
 #[test]

@@ -149,6 +149,31 @@ fn a_command_that_fails_ends_a_chat_of_a_pipe() {
 }
 
 #[test]
+fn a_full_context_refuses_a_turn_and_the_chat_goes_on() {
+    let model = model("talk-full");
+    let sessions = model.join("sessions");
+    let long = "word ".repeat(60);
+    let limited = |session: &str, lines: &str| {
+        talk(&model, &sessions, &["--session", session, "--context", "90"], lines)
+    };
+    let free = limited("a", "Hello\nBye\n").ok();
+    // What is refused is not said: what follows is as if it had not been there.
+    let run = limited("b", &format!("Hello\n{long}\nBye\n")).ok();
+    assert_eq!((&run.stdout, read(&run)), (&free.stdout, read(&free)));
+    let told = "not said: maximum context length: it is 90 tokens";
+    for part in [told, "/rewind N", "/clear", "--context N"] {
+        assert_eq!(run.stderr.matches(part).count(), 1, "{part}: {}", run.stderr);
+    }
+    // Room is made by hand. A chat that ends with a refused turn says so by its code.
+    let run = limited("c", &format!("Hello\n{long}\n/rewind\nHello\nBye\n")).ok();
+    let hello = free.stdout.lines().next().unwrap();
+    assert_eq!(run.stdout, format!("{hello}\n{}", free.stdout));
+    let run = limited("d", &format!("Hello\n{long}\n/stats\n")).fails(2);
+    assert!(run.stderr.contains("the last turn was not said: maximum context"), "{}", run.stderr);
+    assert_eq!(read(&limited("d", "Bye\n").ok()), read(&free)[1..]);
+}
+
+#[test]
 fn states_of_conversations_are_compared_and_mixed() {
     let model = model("talk-mix");
     let sessions = model.join("sessions");

@@ -1,21 +1,16 @@
 //! What files of training data hold, read as a stream.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::lines::{Line, Lines, at};
 use crate::error::{Error, Result};
-use crate::files;
 
 /// Longest piece of a text that is given, and tokenized, at once, in bytes: tokenizing takes memory of about a
 /// hundred times the text.
 pub const PIECE: usize = 256 << 10;
-
-/// Longest line of a file of JSON, in bytes.
-pub const MAX_LINE: usize = 64 << 20;
 
 /// How a file holds documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,9 +21,9 @@ pub enum Kind {
         /// each empty line end a document.
         separator: Option<String>,
     },
-    /// A JSON object a line, with the first of these that it has:
+    /// A JSON object a line, or one list of objects, each with the first of these that it has:
     ///
-    /// - `messages`, as a chat template takes them;
+    /// - `messages`, as a chat template takes them, or as below;
     /// - `conversations`: `from` and `value` of each message (ShareGPT), or messages as above; `system` beside them;
     /// - `prompt` and `completion`: two texts, or two lists of messages (TRL);
     /// - `instruction`, `output`, and maybe `input`, `system` and `history` (Alpaca);
@@ -48,8 +43,8 @@ pub struct DataFile {
 }
 
 impl DataFile {
-    /// A file whose name says how it is to be read: `.txt` and `.md` are one document of plain text, `.jsonl` and
-    /// `.ndjson` are lines of JSON.
+    /// A file whose name says how it is to be read: `.txt` and `.md` are one document of plain text, `.jsonl`,
+    /// `.ndjson` and `.json` are lines of JSON or a list.
     ///
     /// # Errors
     ///
@@ -68,11 +63,11 @@ impl DataFile {
         let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
         let kind = match extension.to_str() {
             Some("txt" | "md") => Kind::Text { separator: None },
-            Some("jsonl" | "ndjson") => Kind::Jsonl,
+            Some("jsonl" | "ndjson" | "json") => Kind::Jsonl,
             _ => {
                 let what = format!(
-                    "data file `{}`: its name should end in .txt or .md (plain text), .jsonl or .ndjson (a JSON \
-                     object a line), or its kind be given",
+                    "data file `{}`: its name should end in .txt or .md (plain text), .jsonl or .json (a JSON \
+                     object a line, or a list of them), or its kind be given",
                     path.display()
                 );
                 return Err(Error::Unsupported { what });
@@ -153,14 +148,14 @@ impl Content {
             return Err(format!("expected a JSON object, found {}", kind_of(&value)));
         };
         let mut take = |key: &str| object.remove(key).filter(|value| !value.is_null());
-        if let Some(messages) = take("messages") {
-            let messages = objects("messages", messages)?;
-            return conversation("messages", messages, 0, tools(take("tools"))?);
-        }
-        if let Some(turns) = take("conversations") {
-            let turns = objects("conversations", turns)?;
-            let messages = sharegpt(turns, take("system"))?;
-            return conversation("conversations", messages, 0, tools(take("tools"))?);
+        for key in ["messages", "conversations"] {
+            let Some(messages) = take(key) else { continue };
+            let mut messages = objects(key, messages)?;
+            let is_sharegpt = |message: &Value| message.get("from").is_some();
+            if key == "conversations" || messages.iter().any(is_sharegpt) {
+                messages = sharegpt(key, messages, take("system"))?;
+            }
+            return conversation(key, messages, 0, tools(take("tools"))?);
         }
         match (take("prompt"), take("completion")) {
             (Some(prompt @ Value::Array(_)), Some(completion)) => {
@@ -231,7 +226,7 @@ fn tools(value: Option<Value>) -> Result<Option<Vec<Value>>, String> {
 }
 
 /// Messages of ShareGPT's form. Those that say `role` are left as they are.
-fn sharegpt(turns: Vec<Value>, system: Option<Value>) -> Result<Vec<Value>, String> {
+fn sharegpt(key: &str, turns: Vec<Value>, system: Option<Value>) -> Result<Vec<Value>, String> {
     let mut messages = Vec::with_capacity(turns.len() + 1);
     if let Some(system) = system {
         let system = text("system", system)?;
@@ -240,7 +235,7 @@ fn sharegpt(turns: Vec<Value>, system: Option<Value>) -> Result<Vec<Value>, Stri
         }
     }
     for (i, turn) in turns.into_iter().enumerate() {
-        let at = |reason: String| format!("`conversations`: message {}: {reason}", i + 1);
+        let at = |reason: String| format!("`{key}`: message {}: {reason}", i + 1);
         let Some(from) = turn.get("from") else {
             if turn.get("role").is_none() {
                 return Err(at("expected `from` with `value`, or `role`".into()));
@@ -533,82 +528,9 @@ impl Reader {
     }
 }
 
-/// The error for a line of a file.
-pub(super) fn at(path: &Path, line: usize, reason: &str) -> Error {
-    Error::format(path, format!("line {line}: {reason}"))
-}
-
 fn line_is(bytes: &[u8], line: &str) -> bool {
     let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     bytes.strip_suffix(b"\r").unwrap_or(bytes) == line.as_bytes()
-}
-
-/// The lines of a file, and where in it we are.
-pub(super) struct Lines {
-    reader: BufReader<File>,
-    buffer: Vec<u8>,
-    /// Whether the next byte is the first of a line.
-    is_start: bool,
-    /// The line that was read last, from 1.
-    pub(super) line: usize,
-    read: u64,
-}
-
-/// A line with its end, or a part of one.
-#[derive(Clone, Copy)]
-struct Line<'a> {
-    bytes: &'a [u8],
-    is_whole: bool,
-}
-
-impl Lines {
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let reader = BufReader::with_capacity(1 << 16, files::open(path)?);
-        Ok(Self { reader, buffer: Vec::new(), is_start: true, line: 0, read: 0 })
-    }
-
-    /// The next line, or of a longer one the next `max` bytes; `None` at the end of the file.
-    fn next(&mut self, path: &Path, max: usize) -> Result<Option<Line<'_>>> {
-        self.buffer.clear();
-        let part = self.reader.by_ref().take(max as u64).read_until(b'\n', &mut self.buffer);
-        let count = part.map_err(|e| Error::io(path, e))?;
-        if count == 0 {
-            return Ok(None);
-        }
-        let starts = self.is_start;
-        self.is_start = self.buffer.ends_with(b"\n");
-        let is_whole = starts && (self.is_start || count < max);
-        let mut bytes = &self.buffer[..];
-        if self.read == 0 {
-            bytes = files::bytes_without_bom(bytes);
-        }
-        self.line += usize::from(starts);
-        self.read += count as u64;
-        Ok(Some(Line { bytes, is_whole }))
-    }
-
-    /// The value of the next line that is not empty; `None` at the end of the file.
-    pub(super) fn json(&mut self, path: &Path) -> Result<Option<Value>> {
-        loop {
-            let Some(Line { bytes, is_whole }) = self.next(path, MAX_LINE)? else {
-                return Ok(None);
-            };
-            let value = match (is_whole, bytes.trim_ascii()) {
-                (true, b"") => continue,
-                (true, bytes) => serde_json::from_slice(bytes).map_err(|e| reason_of(&e)),
-                (false, _) => Err(format!("a line of more than {MAX_LINE} bytes")),
-            };
-            return value.map(Some).map_err(|reason| at(path, self.line, &reason));
-        }
-    }
-}
-
-/// What is wrong with a line of JSON, without the number of the line that the reader counts.
-fn reason_of(error: &serde_json::Error) -> String {
-    let full = error.to_string();
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    let what = full.strip_suffix(&place).unwrap_or(&full);
-    format!("not JSON: {what} at byte {} of the line", error.column())
 }
 
 /// The pieces of a text, none much longer than [`PIECE`].

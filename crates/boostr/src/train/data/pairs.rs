@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::documents::{Lines, at, kind_of, text};
+use super::documents::{kind_of, text};
 use super::encode::Encoder;
+use super::lines::{Lines, at};
 use crate::error::{Error, Result};
 
 /// A context, and what followed it.
@@ -21,7 +22,7 @@ pub struct Pair {
     pub line: usize,
 }
 
-/// Reads the pairs of a file of JSON, an object a line: `context` and `continuation`, or `prompt` and `completion`, or
+/// Reads the pairs of a file of JSON, an object a line or a list of objects: `context` and `continuation`, or `prompt` and `completion`, or
 /// `text` alone, of which the last word with the white space before it is the continuation (LAMBADA).
 ///
 /// Both texts are tokenized as one, after what the tokenizer puts before a text. The context has the tokens that it

@@ -27,8 +27,9 @@ use std::time::UNIX_EPOCH;
 
 use rayon::prelude::*;
 
-use super::documents::{DataFile, Document, Documents, at};
+use super::documents::{DataFile, Document, Documents};
 use super::encode::{Encoded, Encoder};
+use super::lines::at;
 use crate::checkpoint::{Access, Bytes, Fnv, atomic_write, bytes_of, crc32};
 use crate::error::{Error, Result};
 use crate::tokenizer::MAX_TOKEN_ID;
