@@ -15,6 +15,9 @@ use super::server::server;
 /// A request after which the server ends the connection.
 const LAST: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
+/// Bytes on their way.
+const PIPE: usize = 1 << 20;
+
 /// Stands in a file beside the folder of sessions.
 const SECRET: &str = "what no client may see";
 
@@ -70,16 +73,21 @@ pub fn paths(text: &str) {
 /// Sends `bytes` on a connection of its own, and returns all that comes back.
 fn exchange(bytes: &[u8]) -> Vec<u8> {
     let (runtime, server) = &*SERVER;
-    let (client, socket) = tokio::io::duplex(1 << 20);
+    let (mut client, socket) = tokio::io::duplex(PIPE);
+    assert!(bytes.len() < PIPE);
     let talk = async move {
-        let (mut reads, mut writes) = tokio::io::split(client);
-        let mut back = Vec::new();
-        // The server may end the connection before it has read all.
-        let (_, read) = tokio::join!(writes.write_all(bytes), reads.read_to_end(&mut back));
-        read.map(|_| back)
+        // Before the server looks, whose time for a silent client is short.
+        client.write_all(bytes).await.expect("a pipe");
+        let serve = server.connection(socket);
+        let read = async {
+            let mut back = Vec::new();
+            client.read_to_end(&mut back).await.expect("a pipe");
+            drop(client);
+            back
+        };
+        tokio::join!(serve, read).1
     };
-    let (_, back) = runtime.block_on(async { tokio::join!(server.connection(socket), talk) });
-    back.expect("a pipe")
+    runtime.block_on(talk)
 }
 
 /// Deletes the sessions that there are.
