@@ -416,8 +416,8 @@ fn weights_of_nan_stop_generation_with_an_error_not_a_token() {
 fn r_b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
     let json = r#"{"model_type": "mamba2", "hidden_size": 65536, "num_heads": 2048, "head_dim": 64,
         "state_size": 131072, "n_groups": 1, "num_hidden_layers": 4, "vocab_size": 32}"#;
-    let file = boostr::checkpoint::ConfigFile::parse("config.json", json).unwrap();
-    let text = boostr::models::Config::read(&file).unwrap_err().to_string();
+    let file = ConfigFile::parse("config.json", json).unwrap();
+    let text = Config::read(&file).unwrap_err().to_string();
     assert!(text.starts_with("`config.json`: field `state_size`: "), "{text}");
     assert!(text.contains("state of") && text.contains("bytes"), "{text}");
 }
