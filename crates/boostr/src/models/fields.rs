@@ -404,8 +404,7 @@ impl<'a> Fields<'a> {
         {
             default = 128;
         }
-        // Without layers of attention there may be more heads than channels; with them `Config::check` refuses 0.
-        self.count(["head_dim", "attention.key_length"], &mut a.headdim, Need::Or(default))?;
+        self.size(["head_dim", "attention.key_length"], &mut a.headdim, Need::Or(default))?;
         self.value_length(a.headdim)?;
         if self.reads() {
             a.scale = (a.headdim as f32).sqrt().recip();
