@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders of builds and packages, and documents of others that stand here as data.
-LEFT_OUT = {"target", "node_modules", "people"}
+LEFT_OUT = {"target", "node_modules", "people", "vendor"}
 LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s+")
 LINK_TARGET = re.compile(r"\[[^\]]+\]:\s")
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*_]*\s+(?=[^a-z\s]|boostr\b|numr\b|llama\.cpp)")

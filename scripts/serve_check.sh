@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts `boostr serve` on a free port, lets clients from outside check it, and ends it as a supervisor would.
 #
-#     scripts/serve_check.sh target/release/boostr        # OpenAI's client (by pip); the page, where there is chromium
+#     scripts/serve_check.sh target/release/boostr        # OpenAI's client (by pip); the page in chromium, which CI must have
 set -euo pipefail
 cd "$(dirname "$0")/.."
 boostr=$(realpath "$1")
@@ -25,7 +25,10 @@ PYTHONPATH="$work/python" python3 scripts/server_clients/openai_client.py "$url"
 
 browser=${CHROMIUM:-$(command -v chromium || true)}
 if [ -n "$browser" ] && command -v npm >/dev/null; then
-    (cd scripts/page_test && npm ci --silent && node page_test.mjs --url "$url" --shots "$work/shots")
+    (cd scripts/page_test && npm ci --silent && CHROMIUM=$browser node page_test.mjs --url "$url" --shots "$work/shots")
+elif [ "${CI:-}" = true ]; then
+    echo "error: no chromium or no npm: the page cannot be driven" >&2
+    exit 1
 else
     echo "no chromium or no npm here: the page is not driven"
 fi

@@ -2,7 +2,8 @@
 //
 //     node mock.js [--port 8123] [--key KEY] [--no-sessions] [--delay MS] [--store FILE] [--model NAME] [--queue N]
 //
-// A token is a word; an answer depends on the conversation alone, so the same greedy request gets the same answer.
+// A token is a word; an answer depends on the conversation alone, so the same greedy request gets the same answer. A message that
+// begins with the line `Say:` is answered with its other lines, four letters a token; `<think>` and `</think>` divide off a thought.
 // --delay: between tokens (20). --store: sessions survive a restart in it. --queue: more answers at once are refused (1000).
 
 import { createServer } from 'node:http';
@@ -17,7 +18,9 @@ const { values: options } = parseArgs({ options: {
 } });
 const PAGE = new URL('../../crates/server/page/', import.meta.url);
 const FILES = { '/': ['index.html', 'text/html'], '/style.css': ['style.css', 'text/css'], '/icon.svg': ['icon.svg', 'image/svg+xml'] };
-for (const name of readdirSync(new URL('js/', PAGE))) FILES[`/js/${name}`] = [`js/${name}`, 'text/javascript'];
+for (const folder of ['js', 'vendor']) {
+  for (const name of readdirSync(new URL(`${folder}/`, PAGE))) FILES[`/${folder}/${name}`] = [`${folder}/${name}`, name.endsWith('.js') ? 'text/javascript' : 'text/plain'];
+}
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const STATE_BYTES = 694_272;
 const WORDS = 'the sea was calm and a small boat went out past the old light house where nobody had lived since the great storm of that winter'.split(' ');
@@ -77,9 +80,9 @@ function create(id, fields) {
   return session;
 }
 
-function commit(session, messages, position) {
-  const id = Math.max(0, ...session.tree.map((turn) => turn.id)) + 1;
-  session.tree.push({ id, parent: session.head, messages, position, created: now() });
+function commit(session, turn) {
+  const id = Math.max(0, ...session.tree.map((other) => other.id)) + 1;
+  session.tree.push({ id, parent: session.head, created: now(), ...turn });
   session.head = id;
   session.updated = now();
   keep();
@@ -112,11 +115,27 @@ const SESSION_ROUTES = {
 // Answers
 
 function continuation(text, limit, index = 0) {
+  const [, script] = /(?:^|\n)Say:\n([^]*)$/.exec(text) ?? [];
+  if (script !== undefined) return (script.match(/<think>|<\/think>|[^]{1,4}?(?=<\/?think>)|[^]{1,4}/gu) ?? []).slice(0, limit);
   const start = createHash('sha256').update(text).digest().readUInt32LE() + index;
   const last = text.trim().split('\n').at(-1);
   const opening = tokens(`You wrote: ${last}`).slice(0, 40);
   return Array.from({ length: limit }, (_, i) => opening[i] ?? ` ${WORDS[(start + i) % WORDS.length]}`);
 }
+
+/** Pieces of an answer as what each adds: to a thought, to the text, or nothing. */
+function divided(pieces) {
+  let thinks = false;
+  return pieces.map((piece) => {
+    if (piece === '<think>' || piece === '</think>') {
+      thinks = piece === '<think>';
+      return {};
+    }
+    return thinks ? { reasoning_content: piece } : { content: piece };
+  });
+}
+
+const sumOf = (deltas, field) => deltas.map((delta) => delta[field] ?? '').join('');
 
 /** The smallest instance of a schema without references. */
 function instance(schema) {
@@ -166,15 +185,20 @@ async function complete(body, chat, request, response) {
 async function answer(body, chat, request, response) {
   check(body);
   if (chat && !Array.isArray(body.messages)) throw new Refusal(400, 'messages: expected an array', { param: 'messages' });
-  if (chat && !body.messages.length) throw new Refusal(400, 'messages: expected at least one', { param: 'messages' });
+  const goesOn = chat && body.continue_final_message === true;
+  if (chat && !goesOn && !body.messages.length) throw new Refusal(400, 'messages: expected at least one', { param: 'messages' });
   for (const message of body.messages ?? []) {
     if (!['system', 'developer', 'user', 'assistant', 'tool'].includes(message?.role)) throw new Refusal(400, `messages: unknown role \`${message?.role}\``, { param: 'messages' });
   }
   if (!chat && typeof body.prompt !== 'string') throw new Refusal(400, 'prompt: expected a string', { param: 'prompt' });
   const session = body.session === undefined ? null : find(body.session);
-  const old = session ? [session.system ?? '', ...pathOf(session).flatMap((turn) => turn.messages.map((message) => message.content))] : [];
-  const text = chat ? [...old, ...body.messages.map((message) => message.content ?? '')].join('\n') : body.prompt;
-  const limit = body.max_completion_tokens ?? body.max_tokens ?? 48;
+  const turn = goesOn && session ? pathOf(session).at(-1) : null; // the one whose answer goes on
+  const parent = turn?.parent ?? session?.head;
+  const old = session ? [session.system ?? '', ...pathOf(session, parent).flatMap((turn) => turn.messages.map((message) => message.content))] : [];
+  const asked = turn ? turn.messages.slice(0, -1) : goesOn ? body.messages.slice(0, -1) : body.messages;
+  const text = chat ? [...old, ...asked.map((message) => message.content ?? '')].join('\n') : body.prompt;
+  const begun = turn ? turn.made : goesOn ? tokens(body.messages.at(-1).content).length : 0;
+  const limit = begun + (body.max_completion_tokens ?? body.max_tokens ?? 48);
   const stops = [body.stop ?? []].flat();
   const cached = session ? pathOf(session).at(-1)?.position ?? 0 : 0;
   const total = Math.max(tokens(text).length, cached + 1);
@@ -183,13 +207,13 @@ async function answer(body, chat, request, response) {
 
   const answers = Array.from({ length: body.n ?? 1 }, (_, i) => {
     let pieces = continuation(text, limit, i);
-    let finish = 'length';
+    let finish = pieces.length < limit ? 'stop' : 'length';
     if (body.response_format?.json_schema) { pieces = [JSON.stringify(instance(body.response_format.json_schema.schema))]; finish = 'stop'; }
     else if (body.response_format?.type === 'json_object') { pieces = ['{}']; finish = 'stop'; }
     const whole = pieces.join('');
     const cut = Math.min(...stops.map((stop) => whole.indexOf(stop)).filter((at) => at >= 0), Infinity);
     if (cut !== Infinity) { pieces = tokens(whole.slice(0, cut)); finish = 'stop'; }
-    const message = { role: 'assistant', content: pieces.join('') };
+    const message = { role: 'assistant', content: sumOf(divided(pieces), 'content') };
     if (forced) {
       const called = body.tools.find((tool) => tool.function.name === body.tool_choice.function?.name) ?? body.tools[0];
       const call = { id: `call_${i}`, type: 'function', function: { name: called.function.name, arguments: JSON.stringify(instance(called.function.parameters)) } };
@@ -202,6 +226,8 @@ async function answer(body, chat, request, response) {
     chat: (pieces) => ({ content: pieces.map((token) => ({ token, logprob: -0.5, bytes: [...Buffer.from(token)], top_logprobs: Array.from({ length: body.top_logprobs ?? 0 }, (_, i) => ({ token, logprob: -0.5 - i, bytes: [...Buffer.from(token)] })) })) }),
     text: (pieces) => ({ tokens: pieces, token_logprobs: pieces.map(() => -0.5), top_logprobs: pieces.map((token) => ({ [token]: -0.5 })), text_offset: pieces.map((_, i) => pieces.slice(0, i).join('').length) }),
   };
+  const whole = answers.map(({ pieces }) => divided(pieces));
+  for (const answer of answers) answer.pieces.splice(0, begun);
   const made = answers.reduce((sum, answer) => sum + answer.pieces.length, 0);
   const usage = { prompt_tokens: total, completion_tokens: made, total_tokens: total + made, prompt_tokens_details: { cached_tokens: cached } };
   const base = { id: `${chat ? 'chatcmpl' : 'cmpl'}-${randomUUID()}`, created: now(), model: options.model, system_fingerprint: 'mock' };
@@ -209,14 +235,21 @@ async function answer(body, chat, request, response) {
     const ms = Math.max(performance.now() - started, 0.1);
     return { cache_n: cached, prompt_n: total - cached, prompt_ms: 1, prompt_per_second: 1000 * (total - cached), predicted_n: n, predicted_ms: ms, predicted_per_second: (1000 * n) / ms, state_bytes: STATE_BYTES, position: total + n };
   };
-  const store = (content) => session && { id: session.id, turn: commit(session, [...body.messages, { role: 'assistant', content }], total + tokens(content).length) };
+  const store = (count, isCut) => {
+    if (!session) return null;
+    const said = whole[0].slice(0, begun + count);
+    const thought = sumOf(said, 'reasoning_content');
+    const answer = { role: 'assistant', content: sumOf(said, 'content'), ...(thought && { reasoning_content: thought }) };
+    const made = { parent, messages: [...asked, answer], position: total + said.length, made: said.length, is_cut: isCut, ...(turn && { continues: turn.id }) };
+    return { id: session.id, turn: commit(session, made) };
+  };
 
   if (!body.stream) {
     if (Number(options.delay)) await sleep(Number(options.delay) * made);
     const choices = answers.map(({ pieces, finish, message }, index) => (chat
       ? { index, message, logprobs: logprobs?.chat(pieces) ?? null, finish_reason: finish }
       : { index, text: (body.echo ? text : '') + pieces.join(''), logprobs: logprobs?.text(pieces) ?? null, finish_reason: finish }));
-    return [200, { ...base, object: chat ? 'chat.completion' : 'text_completion', choices, usage, timings: timings(made), ...(session && { session: store(answers[0].message.content ?? '') }) }];
+    return [200, { ...base, object: chat ? 'chat.completion' : 'text_completion', choices, usage, timings: timings(made), ...(session && { session: store(made, answers[0].finish === 'length') }) }];
   }
 
   response.writeHead(200, { 'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache', 'X-Accel-Buffering': 'no' });
@@ -225,22 +258,22 @@ async function answer(body, chat, request, response) {
   let gone = false;
   response.on('close', () => { gone = true; });
   response.write(`: prefill ${cached}/${total}\n\n: prefill ${total}/${total}\n\n`);
-  let content = '';
+  let count = 0;
   for (const [index, { pieces, message, finish }] of answers.entries()) {
     if (chat) chunk([{ index, delta: { role: 'assistant', content: '' }, logprobs: null, finish_reason: null }]);
     if (message.tool_calls) chunk([{ index, delta: { tool_calls: message.tool_calls.map((call, i) => ({ index: i, ...call })) }, finish_reason: null }]);
-    for (const piece of pieces) {
+    for (const [i, piece] of pieces.entries()) {
       if (Number(options.delay)) await sleep(Number(options.delay));
       if (gone) break;
-      if (index === 0) content += piece;
-      chunk([chat ? { index, delta: { content: piece }, logprobs: logprobs?.chat([piece]) ?? null, finish_reason: null } : { index, text: piece, logprobs: logprobs?.text([piece]) ?? null, finish_reason: null }]);
+      if (index === 0) count += 1;
+      chunk([chat ? { index, delta: whole[index][begun + i], logprobs: logprobs?.chat([piece]) ?? null, finish_reason: null } : { index, text: piece, logprobs: logprobs?.text([piece]) ?? null, finish_reason: null }]);
     }
     if (gone) break;
     const last = index === answers.length - 1;
-    const stored = last ? store(content) : null;
+    const stored = last ? store(count, finish === 'length') : null;
     chunk([{ index, ...(chat ? { delta: {} } : { text: '' }), logprobs: null, finish_reason: finish }], last ? { timings: timings(made), ...(stored && { session: stored }) } : {});
   }
-  if (gone) { if (content) store(content); return null; }
+  if (gone) { if (count) store(count, true); return null; }
   if (body.stream_options?.include_usage) chunk([], { usage });
   response.end('data: [DONE]\n\n');
   return null;

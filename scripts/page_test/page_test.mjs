@@ -11,6 +11,8 @@ import { mkdirSync, readFileSync, readdirSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
+import answerSteps from './answers.mjs';
+import placeSteps from './places.mjs';
 
 const { values: options } = parseArgs({ options: {
   url: { type: 'string', default: 'http://127.0.0.1:8123' }, serve: { type: 'string' }, key: { type: 'string' },
@@ -48,11 +50,13 @@ const api = async (path, method = 'GET') => {
 
 const problems = []; // what no step expects: errors on the console, requests to elsewhere
 let page;
-function watch(opened) {
+async function watch(opened) {
   opened.on('pageerror', (error) => problems.push(error.message));
   opened.on('console', (message) => {
     if (message.type() === 'error' && !/Failed to load resource/.test(message.text())) problems.push(message.text());
   });
+  await opened.exposeFunction('violated', (what) => problems.push(`against the policy: ${what}`));
+  await opened.addInitScript(() => document.addEventListener('securitypolicyviolation', (event) => window.violated(`${event.violatedDirective} ${event.blockedURI}`)));
   opened.on('request', (request) => { if (!request.url().startsWith(`${base}/`)) problems.push(`request to ${request.url()}`); });
 }
 
@@ -118,6 +122,7 @@ step('the page comes whole from the server, under a strict policy', async () => 
     assert.match((await page.request.get(base + path)).headers()['content-type'], type);
   }
   const source = await response.text();
+  assert.match(source, /<meta http-equiv="x-dns-prefetch-control" content="off">/, 'a link would be looked up before it is clicked');
   assert.doesNotMatch(source, /<script(?![^>]* src=)|\sstyle=|\son\w+=|https?:\/\/(?!www\.w3\.org)/);
 });
 
@@ -560,6 +565,61 @@ step('sessions outlive a restart of the server', async () => {
   assert.equal(hash(), id);
 });
 
+/** Runs `act` on a page without sessions, whose conversations are its own. */
+async function offline(act) {
+  const props = await api('/props');
+  await page.route('**/props', (route) => route.fulfill({ json: { ...props, sessions: false } }));
+  await page.goto(`${base}/#`);
+  await page.reload();
+  await until('it keeps no sessions', async () => /keeps no sessions/.test(await text('#sessions')));
+  try {
+    await act();
+  } finally {
+    await page.unroute('**/props');
+    await page.setViewportSize({ width: 1280, height: 800 });
+    await page.reload();
+    await until('it keeps sessions', async () => !/keeps no sessions/.test(await text('#sessions')));
+  }
+}
+
+/**
+ * Asks, and answers in the server's place: a thought and a text, four letters a token. `every`: a pause after so many tokens; `hold`:
+ * after the thought it waits for `window.release()`. What was asked is in `window.asked`.
+ */
+async function tell(content, { thought = '', every = 0, hold = null, finish = 'stop' } = {}) {
+  const before = await turns().count();
+  await page.evaluate(({ content, thought, every, hold, finish }) => {
+    window.asked ??= [];
+    window.realFetch ??= window.fetch;
+    const released = new Promise((resolve) => { window.release = resolve; });
+    const pause = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+    window.fetch = (path, init) => {
+      if (!path.endsWith('/chat/completions')) return window.realFetch(path, init);
+      window.asked.push(JSON.parse(init.body));
+      window.fetch = window.realFetch;
+      const encoder = new TextEncoder();
+      const piece = (delta, reason = null) => encoder.encode(`data: ${JSON.stringify({ choices: [{ index: 0, delta, finish_reason: reason }] })}\n\n`);
+      const cut = (text) => text.match(/[^]{1,4}/gu) ?? [];
+      return Promise.resolve(new Response(new ReadableStream({
+        async start(controller) {
+          for (const part of cut(thought)) controller.enqueue(piece({ reasoning_content: part }));
+          if (hold) await released;
+          for (const [i, part] of cut(content).entries()) { controller.enqueue(piece({ content: part })); if (every && i % every === 0) await pause(4); }
+          controller.enqueue(piece({}, finish));
+          controller.close();
+        },
+      })));
+    };
+    document.getElementById('input').value = 'Tell me';
+    document.getElementById('composer').requestSubmit();
+  }, { content, thought, every, hold, finish });
+  await settleAnswer(before + 1);
+}
+
+const tools = { step, page: () => page, offline, tell, instead, options, base, shot, text, count, say, set, fresh, until, settle, settleAnswer, answers, hash, api, turns };
+answerSteps(tools);
+placeSteps(tools);
+
 // Run
 
 if (options.serve) await start();
@@ -568,15 +628,16 @@ let failed = 0;
 try {
   page = await (await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: 'light' })).newPage();
   page.setDefaultTimeout(10_000);
-  watch(page);
+  await watch(page);
   if (options.page) {
-    const scripts = readdirSync(`${options.page}/js`).map((name) => `js/${name}`);
+    const scripts = ['js', 'vendor'].flatMap((folder) => readdirSync(`${options.page}/${folder}`).map((name) => `${folder}/${name}`));
+    const types = { html: 'text/html', css: 'text/css', svg: 'image/svg+xml', js: 'text/javascript' };
     for (const name of ['index.html', 'style.css', 'icon.svg', ...scripts]) {
-      await page.route(`${base}/${name.replace('index.html', '')}`, async (route) => {
-        route.fulfill({ response: await route.fetch(), body: readFileSync(`${options.page}/${name}`) });
-      });
+      const headers = { 'Content-Type': `${types[name.split('.').pop()] ?? 'text/plain'}; charset=utf-8`, 'Content-Security-Policy': CSP };
+      await page.route(`${base}/${name.replace('index.html', '')}`, (route) => route.fulfill({ headers, body: readFileSync(`${options.page}/${name}`) }));
     }
   }
+  await page.goto(base);
   for (const { name, run } of steps.filter((other) => !options.only || other.name.includes(options.only))) {
     const began = Date.now();
     try {

@@ -145,6 +145,13 @@ impl Sampler {
         self.rng.0 = state;
     }
 
+    /// Takes the generator to where it is after choosing `count` tokens.
+    pub fn skip(&mut self, count: usize) {
+        if self.config.temperature > 0.0 {
+            self.rng.skip(count as u64);
+        }
+    }
+
     /// Chooses the next token.
     ///
     /// | argument | shape | meaning |

@@ -29,7 +29,7 @@
 //! lm.model.forward(&mut [Run { tokens, state: &mut state }], Logits::Last)?;
 //! let answer = json!({"role": "assistant", "content": "In"});
 //! let ids = lm.tokenizer()?.encode("In", false)?;
-//! let turn = session.commit(&assistant, prompt, answer, &ids, Some(state))?.turn;
+//! let turn = session.commit(&assistant, prompt, answer, &ids, Some(state), false)?.turn;
 //!
 //! sessions.branch(&session, "other-trip", turn)?;
 //! session.rewind(0)?;
@@ -689,9 +689,23 @@ impl<B: Backend> Session<B> {
         )
     }
 
+    /// What is to be run to go on with the answer of the head, as if it had never ended: the ids that its model saw and
+    /// made. Of the prompt's ids the last [`begun`](Prompt::begun) are the answer's.
+    ///
+    /// The answer that is committed then is the whole one. Its turn stands beside the head, with the same parent.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Message`] at the beginning, after an answer without tokens, and for another model than made it;
+    /// [`SessionError::Missing`] when it was deleted.
+    pub fn go_on(&self, assistant: &Assistant<'_, B>) -> Result<Prompt<B>> {
+        let live = self.live()?;
+        prompt::go_on(&live.tree, &self.inner.folder, live.recent.as_ref(), assistant)
+    }
+
     /// Takes an answer to `prompt` into the session: a turn, which is the head then. `generated` are its ids, all of
     /// them, and `answer` is their text as a message. `state` has seen the ids of the prompt and of the answer, the last
-    /// or the last few excepted.
+    /// or the last few excepted. `is_cut` says that the answer was ended before its own end.
     ///
     /// When this returns the turn is on disk.
     ///
@@ -706,9 +720,10 @@ impl<B: Backend> Session<B> {
         answer: Value,
         generated: &[u32],
         state: Option<State<B>>,
+        is_cut: bool,
     ) -> Result<Committed> {
         let mut live = self.live()?;
-        let turn = prompt.into_turn(&live.tree, assistant, answer, generated, now())?;
+        let turn = prompt.into_turn(&live.tree, assistant, answer, generated, is_cut, now())?;
         if let Some(state) = state.as_ref().filter(|state| state.position() > turn.position) {
             let (expected, found) = (turn.position, state.position());
             let reason = format!("expected one that has seen at most {expected}, found {found}");

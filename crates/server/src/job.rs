@@ -107,8 +107,14 @@ pub(crate) fn start<B: Backend>(
     let stream = || loaded.tokenizer.stream(skips);
     let with_tokens = job.request.logprobs.is_some();
     let decoders = (0..count).map(|_| TextDecoder::new(stream(), &job.stops, with_tokens));
-    let decoders = decoders.collect::<boostr::Result<_>>();
-    let decoders = decoders.map_err(|error| ApiError::of_input("stop", &error))?;
+    let decoders = decoders.collect::<boostr::Result<Vec<_>>>();
+    let mut decoders = decoders.map_err(|error| ApiError::of_input("stop", &error))?;
+    let mut continuations = vec![Continuation::new(job.thoughts, job.finder); count];
+    let given = job.request.prompt.len().saturating_sub(job.request.begun);
+    let begun = job.request.prompt.get(given..).unwrap_or_default();
+    for (decoder, said) in decoders.iter_mut().zip(&mut continuations) {
+        said.begin(decoder, begun, app, loaded)?;
+    }
     let (listener, events) = listener::channel(decoders, times);
     let ticket = loaded
         .engine
@@ -122,7 +128,7 @@ pub(crate) fn start<B: Backend>(
         running: count,
         first_index: job.first_index,
         prompt_tokens,
-        continuations: vec![Continuation::new(job.thoughts, job.finder); count],
+        continuations,
         stops: job.stops,
         turn: job.turn,
         loaded: loaded.clone(),
@@ -175,6 +181,45 @@ impl Continuation {
     fn new(thoughts: Option<Thoughts>, finder: Option<Finder>) -> Self {
         let (thought, text, called) = (String::new(), String::new(), Vec::new());
         Self { thoughts, finder, thought, text, called }
+    }
+
+    /// Takes the tokens that the answer begins with: what they say was said before.
+    fn begin<B: Backend>(
+        &mut self,
+        decoder: &mut TextDecoder,
+        ids: &[u32],
+        app: &App<B>,
+        loaded: &Loaded<B>,
+    ) -> Result<()> {
+        let text = ids.iter().map(|&id| decoder.begin(id)).collect::<boostr::Result<String>>();
+        let text = text.map_err(|error| ApiError::internal(&error))?;
+        if decoder.is_stopped() {
+            return Err(ApiError::field("stop", "the answer that goes on has one already"));
+        }
+        for part in self.take(text) {
+            match part {
+                Part::Thought(text) => self.thought.push_str(&text),
+                Part::Text(text) => self.text.push_str(&text),
+                Part::Call(call) => {
+                    self.call(call, app, loaded);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a call; returns its number, and it with an id.
+    fn call<B: Backend>(
+        &mut self,
+        call: Call,
+        app: &App<B>,
+        loaded: &Loaded<B>,
+    ) -> (usize, Called) {
+        let format = loaded.tool_format.unwrap_or(ToolFormat::Hermes);
+        let id = call.id.unwrap_or_else(|| format.call_id(app.ids.number()));
+        let called = Called { id, name: call.name, arguments: call.arguments };
+        self.called.push(called.clone());
+        (self.called.len() - 1, called)
     }
 
     /// What the next text is, as far as it is known.
@@ -375,15 +420,7 @@ impl<B: Backend> Driver<B> {
                 }
                 Part::Call(_) if said.is_full() => continue,
                 Part::Call(call) => {
-                    let format = self.loaded.tool_format.unwrap_or(ToolFormat::Hermes);
-                    let made = || format.call_id(self.app.ids.number());
-                    let call = Called {
-                        id: call.id.unwrap_or_else(made),
-                        name: call.name,
-                        arguments: call.arguments,
-                    };
-                    let number = said.called.len();
-                    said.called.push(call.clone());
+                    let (number, call) = said.call(call, &self.app, &self.loaded);
                     Piece::Call { index: id, number, call }
                 }
             };
@@ -447,9 +484,10 @@ impl<B: Backend> Driver<B> {
         }
         let (app, loaded) = (self.app.clone(), self.loaded.clone());
         let answer = self.continuations.first().map(Continuation::message).unwrap_or_default();
+        let is_cut = matches!(outcome.finish, Finish::Length | Finish::Cancelled);
         let committed = tokio::task::spawn_blocking(move || {
             let name = &app.config.model_name;
-            turn.commit(&loaded, name, answer, &outcome.ids, outcome.state)
+            turn.commit(&loaded, name, answer, &outcome.ids, outcome.state, is_cut)
         });
         committed.await.unwrap_or_else(|error| Err(ApiError::internal(&error))).map(Some)
     }

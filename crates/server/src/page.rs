@@ -21,18 +21,26 @@ macro_rules! script {
     };
 }
 
+const TEXT: &str = "text/plain; charset=utf-8";
+
 /// Path, type and text of each file.
-const FILES: [(&str, &str, &str); 18] = [
+const FILES: [(&str, &str, &str); 24] = [
     ("/", HTML, include_str!("../page/index.html")),
     ("/style.css", CSS, include_str!("../page/style.css")),
     ("/icon.svg", SVG, include_str!("../page/icon.svg")),
+    ("/vendor/marked.esm.js", SCRIPT, include_str!("../page/vendor/marked.esm.js")),
+    ("/vendor/marked.LICENSE.md", TEXT, include_str!("../page/vendor/marked.LICENSE.md")),
     script!("actions.js"),
+    script!("answer.js"),
     script!("app.js"),
     script!("composer.js"),
     script!("conversation.js"),
     script!("dialogs.js"),
     script!("dom.js"),
+    script!("markdown.js"),
     script!("memory.js"),
+    script!("prose.js"),
+    script!("scroll.js"),
     script!("server.js"),
     script!("sessions.js"),
     script!("settings.js"),
@@ -69,14 +77,29 @@ mod tests {
 
     #[test]
     fn every_module_that_another_imports_is_served() {
-        let scripts: Vec<_> = FILES.iter().filter(|(_, kind, _)| *kind == SCRIPT).collect();
-        for (path, _, text) in &scripts {
+        let scripts = FILES.iter().filter(|(path, ..)| path.starts_with("/js/"));
+        for (path, _, text) in scripts.clone() {
             for import in text.lines().filter(|line| line.starts_with("import ")) {
-                let name = import.split('\'').nth(1).and_then(|name| name.strip_prefix("./"));
-                assert!(name.is_some_and(|name| has(&format!("/js/{name}"))), "{path}: {import}");
+                let name = import.split('\'').nth(1).unwrap_or_default();
+                let file = name.strip_prefix("./").map(|name| format!("/js/{name}"));
+                let file = file.or_else(|| name.strip_prefix("..").map(str::to_owned));
+                assert!(file.is_some_and(|file| has(&file)), "{path}: {import}");
             }
         }
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/page/js");
-        assert_eq!(std::fs::read_dir(folder).unwrap().count(), scripts.len());
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), scripts.count());
+    }
+
+    /// What a model writes becomes elements and texts, never markup that the browser reads.
+    #[test]
+    fn no_script_of_ours_makes_markup_of_text() {
+        let ways = ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("];
+        let ways =
+            ways.into_iter().chain(["new Function", "DOMParser", "createContextualFragment"]);
+        let scripts = FILES.iter().filter(|(path, ..)| path.starts_with("/js/"));
+        for (way, (path, _, text)) in ways.flat_map(|way| scripts.clone().map(move |it| (way, it)))
+        {
+            assert!(!text.contains(way), "{path} has {way}");
+        }
     }
 }

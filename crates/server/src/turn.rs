@@ -93,11 +93,11 @@ pub(crate) struct SessionTurn {
 }
 
 impl<B: Backend> Turn<B> {
-    /// A turn of the session `name` that begins with `messages`.
+    /// A turn of the session `name` that begins with `messages`; without them, the head's answer goes on.
     pub(crate) fn begin(
         loaded: &Loaded<B>,
         name: &str,
-        messages: &[Value],
+        messages: Option<&[Value]>,
         options: &Options,
     ) -> Result<Self> {
         let kept = kept(loaded)?;
@@ -109,16 +109,18 @@ impl<B: Backend> Turn<B> {
             return Err(full(name, size, "session"));
         }
         let assistant = assistant(loaded, "");
-        let prompt = session
-            .prompt(&assistant, messages, options)
-            .map_err(|error| refused(&error, "messages"))?;
+        let prompt = match messages {
+            Some(messages) => session.prompt(&assistant, messages, options),
+            None => session.go_on(&assistant),
+        };
+        let prompt = prompt.map_err(|error| refused(&error, "messages"))?;
         Ok(Self { session, prompt, _busy: busy })
     }
 
-    /// What is to be computed: ids, ends of messages, and a state that has seen some.
-    pub(crate) fn prompt(&mut self) -> (Vec<u32>, Vec<usize>, Option<State<B>>) {
-        let Prompt { ids, marks, state, .. } = &mut self.prompt;
-        (ids.clone(), std::mem::take(marks), state.take())
+    /// What is to be computed: ids, how many of them are the answer's, ends of messages, and a state that has seen some.
+    pub(crate) fn prompt(&mut self) -> (Vec<u32>, usize, Vec<usize>, Option<State<B>>) {
+        let Prompt { ids, begun, marks, state, .. } = &mut self.prompt;
+        (ids.clone(), *begun, std::mem::take(marks), state.take())
     }
 
     /// Takes the answer into the session. It is on disk when this returns.
@@ -129,11 +131,12 @@ impl<B: Backend> Turn<B> {
         answer: Value,
         generated: &[u32],
         state: Option<State<B>>,
+        is_cut: bool,
     ) -> Result<SessionTurn> {
         let assistant = assistant(loaded, model);
         let committed = self
             .session
-            .commit(&assistant, self.prompt, answer, generated, state)
+            .commit(&assistant, self.prompt, answer, generated, state, is_cut)
             .map_err(|error| refused(&error, "session"))?;
         if let Some(error) = committed.unsaved {
             tracing::warn!(%error, "the state of a turn is not on disk: it will be computed again");

@@ -16,6 +16,9 @@ use super::Draft;
 pub struct Request<B: Backend> {
     /// All tokens before the answer; at least one. The engine itself looks for a snapshot of a prefix of them.
     pub prompt: Vec<u32>,
+    /// How many tokens at the end of the prompt are an answer's beginning already. It goes on as if it had not ended
+    /// there: penalties, generator and constraint take them as generated. `max_tokens` counts new ones alone.
+    pub begun: usize,
     /// A state that has seen the first tokens of the prompt, fewer than all. It serves unless a snapshot has seen more.
     pub state: Option<State<B>>,
     /// How many tokens of the prompt the state has seen; its [`position`](State::position) when `None`. Fewer where the
@@ -54,6 +57,7 @@ impl<B: Backend> Request<B> {
     pub fn new(prompt: Vec<u32>, vocab_limit: usize) -> Self {
         Self {
             prompt,
+            begun: 0,
             state: None,
             seen: None,
             marks: Vec::new(),
@@ -79,6 +83,10 @@ impl<B: Backend> Request<B> {
     pub(super) fn check(&self, model: &Model<B>, state: Option<&State<B>>) -> Result<usize> {
         let refuse = |name, reason| Err(Error::Argument { name, reason });
         check_prompt(&self.prompt, model)?;
+        if self.begun > self.prompt.len() {
+            let (most, found) = (self.prompt.len(), self.begun);
+            return refuse("begun", format!("expected at most the prompt's {most}, found {found}"));
+        }
         if !(1..=MAX_COUNT).contains(&self.count) {
             return refuse("count", format!("expected 1 to {MAX_COUNT}, found {}", self.count));
         }

@@ -18,6 +18,8 @@ pub(super) struct Sequence<B: Backend> {
     pub(super) ids: Vec<u32>,
     /// How many of `ids` are the prompt.
     pub(super) prompt: usize,
+    /// How many of those are no part of the answer.
+    given: usize,
     /// How many of `ids` the state has seen.
     pub(super) seen: usize,
     pub(super) state: State<B>,
@@ -58,14 +60,22 @@ impl<B: Backend> Sequence<B> {
     ) -> Result<Self> {
         let seed = request.sampler.seed.wrapping_add(index as u64);
         let sampler = SamplerConfig { seed, ..request.sampler.clone() };
+        let given = request.prompt.len() - request.begun;
+        let mut sampler = Sampler::new(sampler, request.vocab_limit)?;
+        sampler.skip(request.begun);
+        let mut constraint = request.constraint.clone();
+        if let Some(constraint) = &mut constraint {
+            request.prompt[given..].iter().try_for_each(|&id| constraint.accept(id))?;
+        }
         Ok(Self {
             index,
             ids: request.prompt.clone(),
             prompt: request.prompt.len(),
             seen,
             state,
-            sampler: Sampler::new(sampler, request.vocab_limit)?,
-            constraint: request.constraint.clone(),
+            given,
+            sampler,
+            constraint,
             drafter: None,
             drafted: 0,
             accepted: 0,
@@ -149,7 +159,7 @@ impl<B: Backend> Sequence<B> {
             let choice = self.sampler.choose(
                 row,
                 &self.ids,
-                self.prompt,
+                self.given,
                 allowed.as_ref(),
                 rules.logprobs,
             )?;

@@ -40,6 +40,9 @@ pub struct Prompt<B: Backend> {
     pub state: Option<State<B>>,
     /// How many of `ids` it has seen; 0 without one.
     pub reused: usize,
+    /// How many of `ids`, at the end, are the beginning of the answer.
+    pub begun: usize,
+    continues: Option<TurnId>,
     messages: Vec<Value>,
     parent: TurnId,
     base: TurnId,
@@ -56,6 +59,7 @@ impl<B: Backend> Prompt<B> {
         assistant: &Assistant<'_, B>,
         answer: Value,
         generated: &[u32],
+        is_cut: bool,
         created: u64,
     ) -> Result<Turn> {
         check(&answer, self.messages.len())?;
@@ -63,11 +67,13 @@ impl<B: Backend> Prompt<B> {
             name: "session",
             reason: format!("expected fewer than {} turns", TurnId::MAX),
         })?;
-        let made = assistant.lm.tokenizer()?.decode(generated, false)?;
-        let is_content = answer.get("content").and_then(Value::as_str) == Some(&made);
         let mut ids = self.ids;
         ids.drain(..self.base_len.min(ids.len()));
         ids.extend_from_slice(generated);
+        let generated = self.begun.saturating_add(generated.len()).min(ids.len());
+        let answer_ids = ids.get(ids.len().saturating_sub(generated)..).unwrap_or_default();
+        let made = assistant.lm.tokenizer()?.decode(answer_ids, false)?;
+        let is_content = answer.get("content").and_then(Value::as_str) == Some(&made);
         let mut messages = self.messages;
         messages.push(answer);
         Ok(Turn {
@@ -81,7 +87,9 @@ impl<B: Backend> Prompt<B> {
             base: self.base,
             text: self.text,
             ids,
-            generated: generated.len(),
+            generated,
+            is_cut,
+            continues: self.continues,
             answer: (!is_content).then_some(made),
         })
     }
@@ -126,7 +134,62 @@ pub(super) fn make<B: Backend>(
     marks.dedup();
     let text = conversation.text().get(start..).unwrap_or_default().to_owned();
     let (messages, parent) = (new.to_vec(), tree.head);
-    Ok(Prompt { ids, marks, state, reused, messages, parent, base, base_len, text })
+    let (begun, continues) = (0, None);
+    Ok(Prompt {
+        ids,
+        marks,
+        state,
+        reused,
+        begun,
+        continues,
+        messages,
+        parent,
+        base,
+        base_len,
+        text,
+    })
+}
+
+/// The prompt that goes on with the answer of the head: the ids that its model saw and made.
+pub(super) fn go_on<B: Backend>(
+    tree: &Tree,
+    folder: &Path,
+    recent: Option<&(TurnId, State<B>)>,
+    assistant: &Assistant<'_, B>,
+) -> Result<Prompt<B>> {
+    let refuse = |reason: &str| Err(SessionError::Message { index: 0, reason: reason.to_owned() });
+    let Some(turn) = tree.get(tree.head) else {
+        return refuse("expected an answer to go on with, found a session at its beginning");
+    };
+    if turn.fingerprint != fingerprint(assistant) {
+        return refuse("expected the model that began the answer, found another");
+    }
+    let Some((_, messages)) = turn.messages.split_last().filter(|_| turn.generated > 0) else {
+        return refuse("expected an answer to go on with, found one without tokens");
+    };
+    if turn.messages.last().is_some_and(|answer| answer.get("tool_calls").is_some()) {
+        return refuse("expected an answer of text, found one that calls tools");
+    }
+    let ids = tree.ids(turn.id);
+    let most = ids.len().saturating_sub(1);
+    let state = states::longest(tree, folder, recent, assistant.lm, &ids, most);
+    let reused = state.as_ref().map_or(0, State::position);
+    let mut marks: Vec<usize> = tree.chain(turn.base).iter().map(|turn| turn.position).collect();
+    marks.push(ids.len().saturating_sub(turn.generated));
+    marks.retain(|&mark| mark > reused && mark < ids.len());
+    Ok(Prompt {
+        ids,
+        marks,
+        state,
+        reused,
+        begun: turn.generated,
+        continues: Some(turn.id),
+        messages: messages.to_vec(),
+        parent: turn.parent,
+        base: turn.base,
+        base_len: tree.position(turn.base),
+        text: turn.text.clone(),
+    })
 }
 
 /// Checks that a value is a message that a log can hold and a template can be given.

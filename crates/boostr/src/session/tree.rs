@@ -37,6 +37,12 @@ pub struct Turn {
     pub(super) ids: Vec<u32>,
     /// How many of them, at the end, the model made.
     pub(super) generated: usize,
+    /// Whether the answer was ended before its own end, by a limit or by hand.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
+    /// The turn whose answer this one's begins with: it went on from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continues: Option<TurnId>,
     /// The text of those, where it is not the content of the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) answer: Option<String>,

@@ -78,14 +78,31 @@ impl TextDecoder {
     ///
     /// When the tokenizer does not know the id.
     pub fn push(&mut self, token: Choice) -> Result<Delta> {
-        let text = self.stream.push(token.id)?.unwrap_or_default();
+        let (at, id) = (self.made, token.id);
         if let Some(waiting) = &mut self.waiting {
-            waiting.push_back((self.made, token));
+            waiting.push_back((at, token));
         }
+        let text = self.next(id)?;
+        Ok(self.release(text, false))
+    }
+
+    /// Takes the next token of those that a continuation begins with, which is not handed on; gives the text.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push).
+    pub fn begin(&mut self, id: u32) -> Result<String> {
+        let text = self.next(id)?;
+        Ok(self.release(text, false).text)
+    }
+
+    /// The text before any stop string that a token makes known.
+    fn next(&mut self, id: u32) -> Result<String> {
+        let text = self.stream.push(id)?.unwrap_or_default();
         self.made += text.len();
         let released = self.stops.push(&text);
         self.is_stopped = released.stopped;
-        Ok(self.release(released.text, false))
+        Ok(released.text)
     }
 
     /// The rest, once no more tokens follow.

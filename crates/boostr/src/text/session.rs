@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::backend::Backend;
 use crate::chat::{self, Options};
+use crate::engine::Finish;
 use crate::session::{Assistant, Committed, Session, SessionError};
 
 use super::{Answer, Completion};
@@ -67,7 +68,8 @@ impl<B: Backend> Session<B> {
         }
         let message = chat::message("assistant", &answer.text);
         let state = Some(answer.state.clone());
-        let committed = self.commit(assistant, prompt, message, &answer.ids, state)?;
+        let is_cut = !matches!(answer.finish, Finish::Eos | Finish::StopString);
+        let committed = self.commit(assistant, prompt, message, &answer.ids, state, is_cut)?;
         Ok(SessionAnswer { answer, reused, committed: Some(committed) })
     }
 }

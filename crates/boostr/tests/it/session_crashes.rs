@@ -613,8 +613,14 @@ fn says_something_once() {
     assert!(!state.is_empty());
     let mut state = talk.lm.model.new_state().unwrap();
     crate::tiny::run(&talk.lm.model, &prompt.ids, &[prompt.ids.len()], &mut state);
-    match session.commit(&talk.assistant(), prompt, assistant("x"), &talk.encode("x"), Some(state))
-    {
+    match session.commit(
+        &talk.assistant(),
+        prompt,
+        assistant("x"),
+        &talk.encode("x"),
+        Some(state),
+        false,
+    ) {
         Ok(committed) => println!("\nsaid, state {}", committed.unsaved.is_none()),
         Err(SessionError::Other(error)) => println!("\nnot said: {}", message(&error)),
         Err(other) => println!("\n{other}"),

@@ -430,7 +430,7 @@ fn messages_that_are_none_are_refused() {
         assert!(matches!(error, SessionError::Message { index: 1, .. }), "{error}");
         let prompt =
             session.prompt(&talk.assistant(), &[user("One")], &Options::default()).unwrap();
-        let error = session.commit(&talk.assistant(), prompt, wrong, &[], None).unwrap_err();
+        let error = session.commit(&talk.assistant(), prompt, wrong, &[], None, false).unwrap_err();
         assert!(matches!(error, SessionError::Message { index: 1, .. }), "{error}");
     }
     assert!(matches!(session.rewind(1), Err(SessionError::Turn { turn: 1, .. })));

@@ -93,7 +93,7 @@ impl Talk {
         let text = self.lm.tokenizer().unwrap().decode(&generated, true).unwrap();
         let (reused, kept) = (prompt.reused, state.clone());
         let committed = session
-            .commit(&self.assistant(), prompt, assistant(&text), &generated, Some(state))
+            .commit(&self.assistant(), prompt, assistant(&text), &generated, Some(state), false)
             .unwrap();
         assert!(committed.unsaved.is_none(), "{committed:?}");
         Said { turn: committed.turn, generated, ids, reused, state: kept }
@@ -114,7 +114,7 @@ impl Talk {
             &mut state,
         );
         session
-            .commit(&self.assistant(), prompt, assistant(content), &generated, Some(state))
+            .commit(&self.assistant(), prompt, assistant(content), &generated, Some(state), false)
             .unwrap()
             .turn
     }

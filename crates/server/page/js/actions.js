@@ -3,18 +3,19 @@
 import { setInput } from './composer.js';
 import { renderChat } from './conversation.js';
 import { ask, closeMenu } from './dialogs.js';
-import { $, say } from './dom.js';
+import { $, make, say } from './dom.js';
 import { remembered } from './memory.js';
+import { restorePlace, toEnd } from './scroll.js';
 import { call, sessionPath } from './server.js';
 import { getSession, listSessions, reload, settled } from './sessions.js';
 import { chat, page, take } from './state.js';
 import { stop } from './talk.js';
 import { renderSidebar } from './tree.js';
 import { attempt, report } from './trouble.js';
-import { plural, said } from './words.js';
+import { asked, plural, said } from './words.js';
 
-function render(follow) {
-  renderChat(follow);
+function render() {
+  renderChat();
   renderSidebar();
 }
 
@@ -47,6 +48,7 @@ export async function open() {
     if (session === null || session.id !== chat.info?.id) $('name').value = '';
     if (page.props.sessions) take(session); // without, the conversation is only here
     render();
+    restorePlace();
     if (matchMedia('(pointer: fine)').matches) $('input').focus();
   } catch (error) {
     if (turn !== opening) return;
@@ -67,9 +69,9 @@ export async function begin() {
 }
 
 /** Shows what is there now. */
-export async function refresh(follow) {
+export async function refresh() {
   await reload();
-  render(follow);
+  render();
 }
 
 export async function branch(turn) {
@@ -102,6 +104,7 @@ export async function rewind(turn) {
       chat.head = turn;
       render();
     }
+    toEnd();
     closeMenu();
     say(turn ? `Went to turn ${turn}` : 'Went to the start');
     $('input').focus();
@@ -112,7 +115,7 @@ export async function rewind(turn) {
 export async function askAnew(turn) {
   const { parent, ...question } = chat.turns.get(turn);
   await rewind(parent);
-  setInput(said(question, 'user'));
+  setInput(asked(question));
 }
 
 export async function remove() {
@@ -139,11 +142,35 @@ export function visit(turn) {
 }
 
 /** Copies the answer of a turn. */
-export async function copy(turn) {
+export const copy = (turn) => toClipboard(said(chat.turns.get(turn)).text);
+
+/** Copies the code that a button stands over. */
+export async function copyCode(_turn, _session, button) {
+  if (!await toClipboard(button.closest('.code').querySelector('code').textContent)) return;
+  button.textContent = 'Copied';
+  setTimeout(() => { button.textContent = 'Copy'; }, 1500);
+}
+
+async function toClipboard(text) {
   try {
-    await navigator.clipboard.writeText(said(chat.turns.get(turn), 'assistant'));
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelected(text); // not from another machine without TLS
     say('Copied');
+    return true;
   } catch {
     report(new Error('The browser does not let this page copy.'));
+    return false;
   }
+}
+
+function copySelected(text) {
+  const focused = document.activeElement;
+  const area = make('textarea', { class: 'visually-hidden', readonly: true });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isDone = document.execCommand('copy');
+  area.remove();
+  focused?.focus({ preventScroll: true });
+  if (!isDone) throw new Error('refused');
 }

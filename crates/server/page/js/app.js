@@ -2,26 +2,29 @@
 // its buttons and keys do.
 //
 //     dom words state memory server     what everything stands on
+//     markdown prose answer             what was said, as elements
+//     scroll                            where the reader is
 //     conversation tree composer        what is shown
 //     dialogs settings trouble          what lies over it
 //     sessions talk actions             what is done
 
-import { askAnew, begin, branch, copy, go, open, refresh, remove, rewind, visit } from './actions.js';
+import { askAnew, begin, branch, copy, copyCode, go, open, refresh, remove, rewind, visit } from './actions.js';
 import { listenToComposer } from './composer.js';
-import { atEnd, renderModel } from './conversation.js';
+import { renderModel } from './conversation.js';
 import { closeMenu, isMenuOpen, listenToDialogs } from './dialogs.js';
 import { $ } from './dom.js';
+import { listenToScroll } from './scroll.js';
 import { call } from './server.js';
 import { listenToSettings } from './settings.js';
 import { page } from './state.js';
-import { send, stop } from './talk.js';
+import { goOn, send, stop } from './talk.js';
 import { listenToTree } from './tree.js';
 import { clearTrouble, report } from './trouble.js';
 
-/** What a button with `data-action` does, to its `data-turn` or `data-session`. */
+/** What a button with `data-action` does, to its `data-turn`, its `data-session` or beside itself. */
 const ACTIONS = {
   open: (_, session) => go(session),
-  branch, copy, edit: askAnew, rewind, visit,
+  branch, copy, copyCode, edit: askAnew, goOn, rewind, visit,
 };
 
 let again; // of a server that is still loading
@@ -41,8 +44,9 @@ async function boot() {
 
 for (const place of ['log', 'sessions']) {
   $(place).addEventListener('click', (event) => {
-    const { action, turn, session } = event.target.closest('[data-action]')?.dataset ?? {};
-    ACTIONS[action]?.(Number(turn), session);
+    const button = event.target.closest('[data-action]');
+    const { action, turn, session } = button?.dataset ?? {};
+    ACTIONS[action]?.(Number(turn), session, button);
   });
 }
 $('stop').addEventListener('click', stop);
@@ -55,12 +59,13 @@ document.addEventListener('keydown', (event) => {
   else stop();
 });
 document.addEventListener('visibilitychange', () => {
-  if (!document.hidden && !page.live && page.props?.sessions) refresh(atEnd()).catch(() => {}); // another tab may have changed it
+  if (!document.hidden && !page.live && page.props?.sessions) refresh().catch(() => {}); // another tab may have changed it
 });
 window.addEventListener('hashchange', () => { clearTrouble(); open(); });
 
 listenToComposer(send);
 listenToDialogs();
+listenToScroll();
 listenToTree();
 listenToSettings(boot);
 boot();

@@ -1,40 +1,70 @@
 // The open conversation as it is shown: turns, the title, and the gauges.
 
+import { Answer } from './answer.js';
 import { $, make, tool } from './dom.js';
+import { keeping, toEnd } from './scroll.js';
 import { showDefaults } from './settings.js';
 import { chat, numbersOf, page, path } from './state.js';
 import { bytes, count, nameOf, rate, said, summary, textOf } from './words.js';
 
-/** Text as paragraphs and, between lines of three backticks, blocks of code. */
-function prose(text) {
-  const parts = text.split(/^[ \t]*```.*\n?/m);
-  const nodes = parts.map((part, i) => {
-    const code = i % 2 === 1;
-    const shown = code ? part.replace(/\n$/, '') : part.trim();
-    return shown && make(code ? 'pre' : 'p', { text: shown });
-  });
-  return nodes.filter(Boolean);
+/** What is shown of the answers of the open conversation, by the numbers of turns. */
+let answers = new Map();
+let conversation = null; // whose they are
+
+/** A turn's answer; the same elements as long as it says the same. */
+export function answerOf(turn) {
+  const known = answers.get(turn.id);
+  const { thought, text } = said(turn);
+  if (known?.written.text === text && known.written.thought === thought) return known;
+  const answer = new Answer();
+  answer.write({ thought, text, seconds: numbersOf(turn.id)?.seconds });
+  answers.set(turn.id, answer);
+  return answer;
 }
+
+/** Makes an answer that has just been written that of a turn. */
+export function adopt(turn, answer) { answers.set(turn, answer); }
+
+const asked = (turn) => turn.messages.filter((message) => message.role !== 'assistant')
+  .map((message) => make('div', { class: message.role === 'user' ? 'user' : 'aside', dir: 'auto', text: textOf(message) }));
 
 function turnNode(turn) {
   const known = numbersOf(turn.id);
-  const asked = turn.messages.filter((message) => message.role !== 'assistant');
   const label = `turn ${turn.id}`;
+  const isLast = turn.id === chat.head;
   return make('article', { class: 'turn', id: `turn-${turn.id}`, tabindex: -1, 'aria-label': label },
-    ...asked.map((message) => make('div', { class: message.role === 'user' ? 'user' : 'aside', text: textOf(message) })),
-    make('div', { class: 'answer' }, ...prose(said(turn, 'assistant'))),
+    ...asked(turn),
+    answerOf(turn).node,
+    isLast && turn.is_cut && make('button', { class: 'go-on', 'data-action': 'goOn', 'data-turn': turn.id, text: 'Go on' }),
     make('div', { class: 'meta' },
-      make('span', { class: 'numbers', text: summary(known?.timings, known?.finish) }),
+      make('span', { class: 'numbers', text: summary(known?.timings, known?.finish ?? (turn.is_cut ? 'cut' : null)) }),
       make('span', { class: 'tools' },
-        navigator.clipboard && tool('copy', `Copy the answer of ${label}`, 'copy', turn.id),
+        tool('copy', `Copy the answer of ${label}`, 'copy', turn.id),
         tool('edit', `Ask ${label} anew`, 'edit', turn.id),
-        turn.id !== chat.head && tool('rewind', `Rewind to ${label}`, 'rewind', turn.id),
+        !isLast && tool('rewind', `Rewind to ${label}`, 'rewind', turn.id),
         page.props?.sessions && tool('branch', `Branch from ${label}`, 'branch', turn.id))));
 }
 
-export function renderChat(follow = true) {
+/** A turn whose answer is being written. */
+export function liveNode(questions, answer, waiting) {
+  return make('article', { class: 'turn live', 'aria-busy': 'true' }, ...questions, answer.node, waiting);
+}
+
+/** The same for a turn that goes on. */
+export function liveAgain(turn, waiting) {
+  return liveNode(asked(turn), answerOf(turn), waiting);
+}
+
+/** Shows the conversation as it is now; the reader stays in place, or is taken to the end. */
+export function renderChat(isNew = false) {
   const turns = path();
-  $('log').replaceChildren(...turns.map(turnNode));
+  if (conversation !== (chat.info?.id ?? null)) answers = new Map();
+  conversation = chat.info?.id ?? null;
+  keeping(() => {
+    $('log').replaceChildren(...turns.map(turnNode));
+    const shown = new Set(turns.map((turn) => turn.id));
+    for (const id of answers.keys()) if (!shown.has(id)) answers.delete(id);
+  });
   $('empty').hidden = turns.length > 0 || page.live !== null;
   $('name-field').hidden = !page.props?.sessions || chat.info !== null;
   const title = chat.info ? nameOf(chat.info) : turns.length ? textOf(turns[0].messages[0]) : 'New session';
@@ -44,21 +74,13 @@ export function renderChat(follow = true) {
   $('delete').hidden = chat.info === null;
   const last = numbersOf(chat.head)?.timings;
   gauges(last?.predicted_per_second, chat.info?.position ?? last?.position ?? 0, chat.info?.state_bytes || last?.state_bytes || page.props?.state_bytes);
-  if (follow) scrollDown();
+  if (isNew) toEnd();
 }
 
 export function gauges(speed, position, state) {
   $('speed').textContent = rate(speed);
   $('position').textContent = count(position);
   $('state').textContent = bytes(state);
-}
-
-export function scrollDown() { $('scroll').scrollTop = $('scroll').scrollHeight; }
-
-/** Whether the end of the conversation is in view: who has scrolled up is left there. */
-export function atEnd() {
-  const { scrollTop, scrollHeight, clientHeight } = $('scroll');
-  return scrollHeight - scrollTop - clientHeight < 80;
 }
 
 /** Says which model answers. */

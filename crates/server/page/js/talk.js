@@ -1,25 +1,30 @@
-// A turn: a message is sent, its answer read as it comes, stopped, and put away.
+// A turn: a message is sent, its answer read as it comes, stopped, and put away; and an answer that was cut goes on.
 
+import { Answer } from './answer.js';
 import { setInput } from './composer.js';
-import { atEnd, gauges, renderChat, scrollDown } from './conversation.js';
+import { adopt, answerOf, gauges, liveAgain, liveNode, renderChat } from './conversation.js';
 import { $, make, say } from './dom.js';
 import { choices, NUMBERS, remembered } from './memory.js';
+import { growing, isFollowing, keeping, toEnd } from './scroll.js';
 import { call, events, Failure, request } from './server.js';
 import { getSession, listSessions, settled } from './sessions.js';
 import { chat, keepNumbers, page, path, take } from './state.js';
 import { renderSidebar } from './tree.js';
 import { clearTrouble, report } from './trouble.js';
-import { summary } from './words.js';
+import { said, summary } from './words.js';
 
-/** The request for an answer: with a session the message alone, without one all that was said. */
-function body(text) {
+/** The part of the time that may go into showing an answer while it comes. */
+const SHARE = 0.25;
+
+/** The request for an answer: with a session what is new alone, without one all that was said. `goesOn`: the last answer does. */
+function body(messages, goesOn) {
   const { settings } = choices;
-  const fields = { model: page.props.model, stream: true, stream_options: { include_usage: true }, reasoning_format: 'none' };
+  const fields = { model: page.props.model, stream: true, stream_options: { include_usage: true } };
+  if (goesOn) fields.continue_final_message = true;
   for (const name of NUMBERS) if (typeof settings[name] === 'number') fields[name] = settings[name];
-  const user = { role: 'user', content: text };
-  if (chat.info) return { ...fields, session: chat.info.id, messages: [user] };
+  if (chat.info) return { ...fields, session: chat.info.id, messages };
   const system = settings.system ? [{ role: 'system', content: settings.system }] : [];
-  return { ...fields, messages: [...system, ...path().flatMap((turn) => turn.messages), user] };
+  return { ...fields, messages: [...system, ...path().flatMap((turn) => turn.messages), ...messages] };
 }
 
 /** Makes the session that the first message goes to. */
@@ -31,64 +36,98 @@ async function begin() {
   history.pushState(null, '', `#${encodeURIComponent(session.id)}`); // no `hashchange`: it is open already
 }
 
+/** Sends a message. */
 export async function send(text) {
   if (page.live || !page.props) return;
   clearTrouble();
   if (page.props.sessions && !chat.info && !$('name').reportValidity()) return;
-  const live = show(text);
+  const user = { role: 'user', content: text };
+  const live = start(new Answer(), { thought: '', text: '' });
+  setInput('');
+  $('empty').hidden = true;
+  $('log').append(liveNode([make('div', { class: 'user', dir: 'auto', text })], live.answer, live.waiting));
+  toEnd();
+  const { isKept, failure } = await run(live, [user], { parent: chat.head, messages: [user] });
+  if (!isKept && !$('input').value) setInput(text);
+  if (failure) report(failure, failure.passes && !isKept ? () => { setInput(''); send(text); } : null);
+  live.over();
+}
+
+/** Goes on with the answer of the last turn, which was cut: the text is then as if it had never ended there. */
+export async function goOn() {
+  const turn = chat.turns.get(chat.head);
+  if (page.live || !page.props || !turn) return;
+  clearTrouble();
+  const live = start(answerOf(turn), said(turn));
+  keeping(() => $('log').lastElementChild.replaceWith(liveAgain(turn, live.waiting)));
+  const messages = turn.messages.slice(0, -1);
+  const { failure } = await run(live, [], { parent: turn.parent, messages, continues: turn.id });
+  if (failure) report(failure, failure.passes ? goOn : null);
+  live.over();
+}
+
+/** An answer that is about to be written, after what there is of it. */
+function start(answer, { thought, text }) {
+  const waiting = make('p', { class: 'waiting', text: 'reading' });
+  const live = { controller: new AbortController(), answer, waiting, thought, text, pieces: 0, first: 0, ready: 0 };
+  live.done = new Promise((resolve) => { live.over = resolve; });
+  page.live = live;
+  busy(true);
+  return live;
+}
+
+/** Asks for an answer, reads it and puts it away; without sessions as the turn that begins with `turn`. */
+async function run(live, messages, turn) {
+  const before = { ...live };
   let failure = null;
   const stopped = () => live.controller.signal.aborted;
   try {
     if (page.props.sessions && !chat.info) await begin();
     remembered.set('sessionStorage', 'boostr.pending', chat.info && `${chat.info.id}/${chat.head}`);
-    await read(live, await request('POST', '/v1/chat/completions', body(text), live.controller.signal));
+    await read(live, await request('POST', '/v1/chat/completions', body(messages, turn.continues !== undefined), live.controller.signal));
   } catch (error) {
     if (error.name !== 'AbortError' && !stopped()) failure = error;
   }
-  const { timings, finish, text: written } = live;
-  const before = chat.head;
-  const cut = stopped();
+  const { timings, finish, text, thought } = live;
+  const head = chat.head;
+  const isCut = stopped();
   try {
+    const isWritten = text !== before.text || thought !== before.thought;
     if (chat.info) {
-      const left = written && (cut || failure);
-      take(left || cut ? await settled(chat.info.id, before) : await getSession(chat.info.id));
+      const isLeft = isWritten && (isCut || failure);
+      take(isLeft || isCut ? await settled(chat.info.id, head) : await getSession(chat.info.id));
       await listSessions();
-    } else if (written || finish) {
+    } else if (isWritten || finish) {
       const id = Math.max(0, ...chat.turns.keys()) + 1;
-      chat.turns.set(id, { id, parent: before, messages: [{ role: 'user', content: text }, { role: 'assistant', content: written }] });
+      const answer = { role: 'assistant', content: text, ...(thought && { reasoning_content: thought }) };
+      chat.turns.set(id, { ...turn, id, messages: [...turn.messages, answer], is_cut: finish !== 'stop' });
       chat.head = id;
     }
   } catch (error) {
     failure ??= error;
   }
-  const kept = chat.head !== before;
-  if (kept) keepNumbers(chat.head, { timings, finish: cut ? 'stopped' : finish });
+  const isKept = chat.head !== head;
+  const seconds = secondsOf(live);
+  cancelAnimationFrame(live.frame);
+  clearTimeout(live.timer);
+  live.waiting.remove();
+  if (isKept) {
+    keepNumbers(chat.head, { timings, finish: isCut ? 'stopped' : finish, seconds });
+    live.answer.write({ thought, text, seconds }, { folds: isFollowing() });
+    adopt(chat.head, live.answer);
+  }
   remembered.set('sessionStorage', 'boostr.pending', null);
   page.live = null;
   busy(false);
-  renderChat(atEnd());
+  renderChat();
   renderSidebar();
-  if (!kept && !$('input').value) setInput(text);
-  if (failure) report(failure, failure.passes && !kept ? () => { setInput(''); send(text); } : null);
-  say(failure ? '' : cut ? 'Stopped' : `Answered: ${summary(timings, finish)}`);
-  live.over();
+  say(failure ? '' : isCut ? 'Stopped' : `Answered, ${summary(timings, finish)}: ${live.answer.body.textContent.slice(0, 300)}`);
+  return { isKept, failure };
 }
 
-/** Shows a message that waits for its answer. */
-function show(text) {
-  const answer = document.createTextNode('');
-  const waiting = make('span', { class: 'waiting', text: 'reading' });
-  const node = make('article', { class: 'turn live', 'aria-busy': 'true' },
-    make('div', { class: 'user', text }), make('div', { class: 'answer' }, make('p', {}, answer, waiting)));
-  const live = { controller: new AbortController(), answer, waiting, text: '', pieces: 0, first: 0 };
-  live.done = new Promise((resolve) => { live.over = resolve; });
-  page.live = live;
-  setInput('');
-  busy(true);
-  $('empty').hidden = true;
-  $('log').append(node);
-  scrollDown();
-  return live;
+/** How long an answer was thought about; nothing, if it was not or not all of that was seen. */
+function secondsOf(live) {
+  return live.thinking ? ((live.spoke ?? performance.now()) - live.thinking) / 1000 : undefined;
 }
 
 /** Reads an answer as it comes. Throws what the server reports in the middle of it. */
@@ -108,27 +147,46 @@ async function read(live, response) {
     if (chunk.timings) live.timings = chunk.timings;
     const [choice] = chunk.choices ?? [];
     if (choice?.finish_reason) live.finish = choice.finish_reason;
-    if (choice?.delta?.content) {
+    const { content, reasoning_content: thought } = choice?.delta ?? {};
+    if (thought) {
+      if (!live.thought) live.thinking = performance.now();
+      live.thought += thought;
+    }
+    if (content) {
+      live.spoke ??= performance.now();
+      live.text += content;
+    }
+    if (thought || content) {
       live.first ||= performance.now();
       live.pieces += 1;
-      live.text += choice.delta.content;
-      live.frame ??= requestAnimationFrame(paint);
+      soon(live);
     }
   }
   if (!live.finish) throw new Failure(0, 'The answer ended too early.');
 }
 
-/** Once a frame: what came since the last, and the gauges. */
+/** Shows what came at the next frame, or later where showing takes long. */
+function soon(live) {
+  if (live.frame || live.timer) return;
+  const wait = live.ready - performance.now();
+  if (wait > 16) live.timer = setTimeout(() => { live.timer = null; live.frame = requestAnimationFrame(paint); }, wait - 16);
+  else live.frame = requestAnimationFrame(paint);
+}
+
+/** What came since the last time, and the gauges. */
 function paint() {
   const { live } = page;
   if (!live) return;
   live.frame = null;
-  const follow = atEnd();
-  live.waiting.remove();
-  live.answer.appendData(live.text.slice(live.answer.length));
-  const seconds = (performance.now() - live.first) / 1000;
+  const began = performance.now();
+  growing((folds) => {
+    live.waiting.remove();
+    live.answer.write({ thought: live.thought, text: live.text, seconds: secondsOf(live) }, { isOpen: true, folds });
+  });
+  const seconds = (began - live.first) / 1000;
   gauges(live.pieces > 3 ? live.pieces / seconds : 0, (live.prompt ?? chat.info?.position ?? 0) + live.pieces, chat.info?.state_bytes || page.props.state_bytes);
-  if (follow) scrollDown();
+  const end = performance.now();
+  live.ready = end + (end - began) * (1 / SHARE - 1);
 }
 
 /** Stops the answer that is being written, if any, and waits until it is put away. */

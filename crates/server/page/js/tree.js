@@ -7,7 +7,11 @@ import { ago, nameOf, plural, textOf } from './words.js';
 /** The turns of the open conversation: a chain stays at one depth, a fork opens another. */
 function turnTree() {
   const children = new Map();
-  for (const turn of [...chat.turns.values()].sort((a, b) => a.id - b.id)) {
+  // Of an answer that went on only the longer one is there, unless the shorter was gone on from otherwise.
+  const turns = [...chat.turns.values()].sort((a, b) => a.id - b.id);
+  const parents = new Set(turns.map((turn) => turn.parent));
+  const longer = new Set(turns.map((turn) => turn.continues));
+  for (const turn of turns.filter(({ id }) => !longer.has(id) || parents.has(id) || id === chat.head)) {
     children.set(turn.parent, [...(children.get(turn.parent) ?? []), turn]);
   }
   const shown = new Set(path().map((turn) => turn.id));
@@ -21,6 +25,7 @@ function turnTree() {
         title: shown.has(here.id) ? `Turn ${here.id}` : `Go to turn ${here.id}`,
         'data-action': shown.has(here.id) ? 'visit' : 'rewind',
         'data-turn': here.id,
+        dir: 'auto',
         text: (first ? textOf(first) : '').slice(0, 80) || `turn ${here.id}`,
       }));
       list.append(item);
@@ -40,7 +45,7 @@ function sessionButton(session, open) {
     class: 'session', 'data-session': session.id, 'data-action': 'open', 'aria-current': open ? 'page' : undefined,
     title: session.parent ? `From ${session.parent.session}, turn ${session.parent.turn}` : undefined,
   },
-    make('span', { class: 'name', text: nameOf(session) }),
+    make('span', { class: 'name', dir: 'auto', text: nameOf(session) }),
     make('small', { text: about.filter(Boolean).join(' · ') }));
 }
 

@@ -27,8 +27,17 @@ export function textOf(message) {
   return message.tool_calls ? JSON.stringify(message.tool_calls, null, 2) : '';
 }
 
-/** The texts of those messages of a turn whose role is `role`. */
-export const said = (turn, role) => turn.messages.filter((message) => message.role === role).map(textOf).join('\n');
+/** The text of a turn's question. */
+export const asked = (turn) => turn.messages.filter((message) => message.role === 'user').map(textOf).join('\n');
+
+/** A turn's answer and the thought before it, which a server may have left in the text. */
+export function said(turn) {
+  const messages = turn.messages.filter((message) => message.role === 'assistant');
+  const thought = messages.map((message) => message.reasoning_content ?? '').join('\n');
+  const text = messages.map(textOf).join('\n');
+  const [whole, inText] = thought ? [] : /^\s*<think>([^]*?)(?:<\/think>\s*|$)/.exec(text) ?? [];
+  return whole === undefined ? { thought, text } : { thought: inText.trim(), text: text.slice(whole.length) };
+}
 
 /** What a session begins with; a branch begins as its parent does, so it goes by its id. */
 export const nameOf = (session) => (session.parent ? '' : session.title) || session.id;
@@ -43,6 +52,7 @@ export function summary(timings, finish) {
     }
   }
   if (finish === 'length') parts.push('cut at the limit');
+  if (finish === 'cut') parts.push('cut short');
   if (finish === 'stopped') parts.push('stopped');
   return parts.join(' · ');
 }

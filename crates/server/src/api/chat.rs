@@ -34,6 +34,8 @@ pub(crate) struct ChatFields {
     messages: Vec<Value>,
     /// A session that the messages are added to, and the answer when it ends
     session: Option<String>,
+    /// The last answer of the session goes on as if it had not ended; `messages` is empty or left out
+    continue_final_message: Option<bool>,
     /// Report the probabilities of the answer's tokens
     logprobs: Option<bool>,
     /// How many of the likeliest tokens are reported with each
@@ -51,9 +53,17 @@ pub(crate) struct ChatFields {
 
 impl ChatFields {
     pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
+        let continue_final_message = fields.boolean("continue_final_message")?;
+        let session = fields.text("session")?;
+        let goes_on = continue_final_message == Some(true);
+        if goes_on && session.is_none() {
+            return Err(ApiError::field("continue_final_message", "it needs a `session`"));
+        }
+        let messages = if goes_on { none(fields)? } else { messages::read(fields)? };
         Ok(Self {
-            messages: messages::read(fields)?,
-            session: fields.text("session")?,
+            messages,
+            session,
+            continue_final_message,
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.count("top_logprobs", 0..=MAX_TOP)?,
             chat_template_kwargs: fields.object("chat_template_kwargs")?,
@@ -70,6 +80,16 @@ impl ChatFields {
             _ => Err(ApiError::field("top_logprobs", "it needs `logprobs`: true")),
         }
     }
+}
+
+/// Of an answer that goes on there are no new messages.
+fn none(fields: &mut Fields) -> Result<Vec<Value>> {
+    let messages = fields.list("messages")?.unwrap_or_default();
+    if messages.is_empty() {
+        return Ok(messages);
+    }
+    let reason = format!("expected none beside `continue_final_message`, found {}", messages.len());
+    Err(ApiError::field("messages", reason))
 }
 
 pub(crate) async fn complete<B: Backend>(
@@ -89,6 +109,7 @@ pub(crate) async fn complete<B: Backend>(
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
         is_divided: chat.reasoning_format != Some("none"),
         session: chat.session,
+        continues: chat.continue_final_message == Some(true),
         top,
     };
     let begun = conversation.begin(&app, scope).await?;

@@ -31,6 +31,8 @@ pub(crate) struct Conversation {
     pub(crate) is_divided: bool,
     /// A session that it goes on with.
     pub(crate) session: Option<String>,
+    /// Whether the session's last answer goes on, in place of an answer to messages.
+    pub(crate) continues: bool,
     /// How many likely tokens to report with each, if any report is wanted.
     pub(crate) top: Option<usize>,
 }
@@ -65,6 +67,8 @@ impl<B: Backend> Begun<B> {
 /// What the engine is asked for a conversation.
 struct Asked<B: Backend> {
     ids: Vec<u32>,
+    /// How many of them the answer begins with.
+    begun: usize,
     marks: Vec<usize>,
     state: Option<State<B>>,
     constraint: Option<Box<dyn Constraint>>,
@@ -76,24 +80,27 @@ struct Asked<B: Backend> {
 impl<B: Backend> Asked<B> {
     fn new(loaded: &Loaded<B>, asked: &Conversation, most: usize) -> Result<Self> {
         let template = asked.template_options();
-        let (ids, marks, state, turn) = match &asked.session {
+        let (ids, begun, marks, state, turn) = match &asked.session {
             Some(name) => {
-                let mut turn = Turn::begin(loaded, name, &asked.messages, &template)?;
-                let (ids, marks, state) = turn.prompt();
+                let messages = (!asked.continues).then_some(&*asked.messages);
+                let mut turn = Turn::begin(loaded, name, messages, &template)?;
+                let (ids, begun, marks, state) = turn.prompt();
                 prompt::check_context(loaded, &ids, most, "messages")?;
-                (ids, marks, state, Some(turn))
+                (ids, begun, marks, state, Some(turn))
             }
             None => {
                 let (ids, marks) = prompt::encode(loaded, &asked.messages, &template, most)?;
-                (ids, marks, None, None)
+                (ids, 0, marks, None, None)
             }
         };
         let shape = &asked.shape;
+        let before = ids.get(..ids.len().saturating_sub(begun)).unwrap_or_default();
         Ok(Self {
             constraint: shape.constraint(loaded)?,
-            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, &ids)),
-            finder: shape.finder(loaded, &ids, asked.is_divided),
+            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, before)),
+            finder: shape.finder(loaded, before, asked.is_divided),
             ids,
+            begun,
             marks,
             state,
             turn,
@@ -112,6 +119,7 @@ impl<B: Backend> Asked<B> {
         let prompt_tokens = self.ids.len();
         let is_forced = self.finder.as_ref().is_some_and(|finder| finder.is_forced);
         let request = Request {
+            begun: self.begun,
             state: self.state,
             marks: self.marks,
             logprobs: top,
@@ -148,8 +156,16 @@ pub(crate) async fn go_on<B: Backend>(
         let ask = move || {
             let (ids, _) = prompt.encode(&loaded, "prompt", most, true)?;
             let constraint = shape.constraint(&loaded)?;
-            let (marks, state, turn) = (Vec::new(), None, None);
-            Ok(Asked { ids, marks, state, constraint, thoughts: None, finder: None, turn })
+            Ok(Asked {
+                ids,
+                begun: 0,
+                marks: Vec::new(),
+                state: None,
+                constraint,
+                thoughts: None,
+                finder: None,
+                turn: None,
+            })
         };
         blocking(app, ask).await?
     };

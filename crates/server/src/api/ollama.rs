@@ -256,6 +256,7 @@ pub(crate) async fn chat<B: Backend>(
         kwargs: common.kwargs,
         is_divided: true,
         session: None,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
@@ -304,6 +305,7 @@ pub(crate) async fn generate<B: Backend>(
             kwargs: common.kwargs,
             is_divided: true,
             session: None,
+            continues: false,
             top: None,
         };
         conversation.begin(&app, scope).await

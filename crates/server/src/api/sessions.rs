@@ -105,6 +105,11 @@ struct TreeTurn {
     messages: Vec<Value>,
     position: usize,
     created: u64,
+    /// Whether the answer was ended before its own end, by a limit or by hand
+    is_cut: bool,
+    /// The turn whose answer this one's begins with, if it went on from there
+    #[serde(skip_serializing_if = "Option::is_none")]
+    continues: Option<u32>,
 }
 
 /// All sessions, or a page of them; the one that was used last first.
@@ -214,6 +219,8 @@ pub(crate) async fn one<B: Backend>(
                 messages: turn.messages,
                 position: turn.position,
                 created: turn.created,
+                is_cut: turn.is_cut,
+                continues: turn.continues,
             });
             Ok(Json(SessionTree { card: card(&session), tree: tree.collect(), has_more }))
         })

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::{Reply, read_until};
-use crate::server::{Setup, TestServer, fresh_folder};
+use crate::server::{Setup, THINK, THINK_END, TestServer, fresh_folder, thinker, with};
+use crate::thoughts::template;
 
 fn say(server: &TestServer, session: &str, text: &str) -> Reply {
     let body = json!({
@@ -198,4 +199,110 @@ fn no_more_sessions_are_begun_than_there_may_be() {
     assert_eq!(branch("c").status, 201);
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A request whose answer begins with a thought and ends in text, or goes on with the last one when `messages` is empty.
+fn part(name: &str, messages: Value, max_tokens: usize, more: &Value) -> Value {
+    let goes_on = messages.as_array().unwrap().is_empty();
+    let body = json!({
+        "session": name, "messages": messages, "max_tokens": max_tokens,
+        "continue_final_message": goes_on,
+        "logit_bias": {THINK.to_string(): -100, THINK_END.to_string(): 4, "0": -100}
+    });
+    with(body, more.clone())
+}
+
+#[test]
+fn an_answer_that_was_cut_goes_on_as_one_longer_run_would_have() {
+    let model = Some(thinker(&template("assistant: <think>\n")));
+    let folder = fresh_folder();
+    let start = || {
+        let setup =
+            Setup { model: model.clone(), sessions: Some(folder.clone()), ..Setup::default() };
+        TestServer::with(setup)
+    };
+    let mut server = start();
+    let user = json!([{"role": "user", "content": "What is the sea?"}]);
+    let tree = |server: &TestServer, name: &str| {
+        server.get(&format!("/v1/sessions/{name}")).json()["tree"].clone()
+    };
+    let mut cut_in_thoughts = 0;
+    for (i, more) in [
+        json!({"temperature": 0}),
+        json!({"temperature": 1, "seed": 5}),
+        json!({"temperature": 1.5, "seed": 6, "top_p": 0.9, "repetition_penalty": 1.2}),
+        json!({"temperature": 1, "seed": 7, "presence_penalty": 1, "frequency_penalty": 1}),
+        json!({"temperature": 1, "seed": 8, "reasoning_format": "none"}),
+        json!({"temperature": 1, "seed": 9, "response_format": {"type": "json_schema", "json_schema": {
+            "name": "numbers", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 60}
+        }}}),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (whole, parts) = (format!("whole-{i}"), format!("parts-{i}"));
+        for name in [&whole, &parts] {
+            assert_eq!(server.post("/v1/sessions", &json!({"id": name})).status, 201);
+        }
+        let post = |server: &TestServer, body: &Value| {
+            let reply = server.post("/v1/chat/completions", body);
+            assert_eq!(reply.status, 200, "{reply:?}");
+            reply.json()
+        };
+        post(&server, &part(&whole, user.clone(), 30, &more));
+        post(&server, &part(&parts, user.clone(), 3, &more));
+        let first = tree(&server, &parts)[0].clone();
+        assert_eq!((&first["is_cut"], &first["continues"]), (&json!(true), &Value::Null));
+        cut_in_thoughts += u32::from(first["messages"][1]["content"] == "");
+        // From the state at hand, as a stream, and from the disk.
+        post(&server, &part(&parts, json!([]), 10, &more));
+        let stream = with(part(&parts, json!([]), 7, &more), json!({"stream": true}));
+        let reply = server.post("/v1/chat/completions", &stream);
+        assert_eq!(reply.status, 200, "{reply:?}");
+        server.join();
+        server = start();
+        let last = post(&server, &part(&parts, json!([]), 10, &more));
+        let (whole, parts) = (tree(&server, &whole), tree(&server, &parts));
+        let turn = &parts[3];
+        for field in ["messages", "position", "is_cut", "parent"] {
+            assert_eq!(turn[field], whole[0][field], "{field}, {more}");
+        }
+        assert_eq!((&turn["continues"], parts.as_array().unwrap().len()), (&json!(3), 4));
+        assert_eq!(last["session"]["turn"], 4);
+        let usage = &last["usage"];
+        let computed = usage["prompt_tokens"].as_u64().unwrap()
+            - usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        assert!(computed <= 2, "{usage}");
+    }
+    assert!(cut_in_thoughts > 0);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_cannot_go_on_is_refused_by_name() {
+    let server = TestServer::with_sessions();
+    server.post("/v1/sessions", &json!({"id": "s"}));
+    let user = json!([{"role": "user", "content": "Once"}]);
+    let ask = |body: &Value| {
+        let reply = server.post("/v1/chat/completions", body);
+        (reply.status, reply.json()["error"].clone())
+    };
+    let on =
+        json!({"session": "s", "continue_final_message": true, "max_tokens": 3, "temperature": 0});
+    let (status, error) = ask(&on);
+    assert_eq!((status, &error["param"]), (400, &json!("messages")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("a session at its beginning"), "{error}");
+    answer(&say(&server, "s", "Once"));
+    let (status, error) = ask(&with(on.clone(), json!({"messages": user})));
+    assert_eq!((status, &error["param"]), (400, &json!("messages")), "{error}");
+    let (status, error) = ask(&with(on.clone(), json!({"session": null, "messages": user})));
+    assert_eq!((status, &error["param"]), (400, &json!("continue_final_message")), "{error}");
+    assert_eq!(ask(&on).0, 200);
+    // What was said is in the answer already, so the answer would end before it goes on.
+    let text = server.get("/v1/sessions/s").json()["tree"][1]["messages"][1]["content"].clone();
+    let word = text.as_str().unwrap().trim().chars().next().unwrap().to_string();
+    let (status, error) = ask(&with(on.clone(), json!({"stop": word})));
+    assert_eq!((status, &error["param"]), (400, &json!("stop")), "{error}");
+    assert_eq!(ask(&on).0, 200);
 }

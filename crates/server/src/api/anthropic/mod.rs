@@ -116,6 +116,7 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
         kwargs,
         is_divided: true,
         session: None,
+        continues: false,
         top: None,
     };
     Ok((conversation, is_stream))

@@ -181,6 +181,7 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         kwargs: asked.kwargs,
         is_divided: true,
         session: None,
+        continues: false,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await?;
