@@ -208,13 +208,13 @@ impl<B: Backend> Store<B> {
         }
         self.nodes[at].snapshot = Some(snapshot);
         self.snapshots += 1;
-        if state.can_cut(ids.len()) {
-            // It serves wherever those before it do that have no logits.
-            for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
-                if self.nodes[before].snapshot.as_ref().is_some_and(|it| it.logits.is_none()) {
-                    self.give_up(before);
-                    self.tidy(before);
-                }
+        // Where it is cut back it serves as those before it do, but for their logits.
+        for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
+            let node = &self.nodes[before];
+            let has_logits = node.snapshot.as_ref().is_none_or(|it| it.logits.is_some());
+            if !has_logits && state.can_cut(node.depth) {
+                self.give_up(before);
+                self.tidy(before);
             }
         }
         self.fit();

@@ -599,8 +599,8 @@ fn questions_that_leave_a_long_message_within_it_compute_it_once() {
     for name in ["mamba2-tiny", "bamba-tiny", "llama-tiny"] {
         let model = model(name);
         let one = model.new_state().unwrap().size_in_bytes();
-        let text = tokens(5, 3000, model.vocab_limit());
-        let pages = 3100 * 2 * 3 * 256;
+        let text = tokens(5, 1500, model.vocab_limit());
+        let pages = 1600 * 2 * 3 * 256;
         let config = EngineConfig { snapshot_bytes: 8 * one + pages, ..EngineConfig::default() };
         let mut scheduler = Scheduler::new(&model, config);
         let mut total = 0;
@@ -609,14 +609,14 @@ fn questions_that_leave_a_long_message_within_it_compute_it_once() {
             let recorder = ask(&mut scheduler, request(&prompt, 3, &model));
             total += prompt.len() - recorder.cached();
             if i > 1 {
-                assert!(recorder.cached() > 3000 - 32, "{name} {i}: {}", recorder.cached());
+                assert!(recorder.cached() > 1500 - 32, "{name} {i}: {}", recorder.cached());
             }
             if i % 5 == 1 {
                 assert_eq!(recorder.answer(), clean(&model, &prompt, 3).0, "{name} {i}");
             }
         }
         // Those that any way must be computed: the text once, and each question.
-        assert!(total * 10 <= (3000 + 12 * 40) * 11, "{name}: {total}");
+        assert!(total * 10 <= (1500 + 12 * 40) * 11, "{name}: {total}");
     }
 }
 
@@ -634,9 +634,9 @@ fn a_state_of_keys_and_values_serves_all_its_prefixes_to_the_bit() {
             // The first may have an id in common by chance.
             let alike = other.iter().zip(&ids).take_while(|(a, b)| a == b).count();
             let recorder = ask(&mut scheduler, request(&other, 6, &model));
-            if !has_window || len > 200 {
-                assert_eq!(recorder.cached(), alike, "{len}");
-            }
+            // Through a window of 70 the next token sees a page that was forgotten; a snapshot before it is there.
+            let known = if has_window && len < 260 { len / 172 * 172 } else { alike };
+            assert_eq!(recorder.cached(), known, "{len}");
             assert_eq!(recorder.answer(), clean(&model, &other, 6).0, "{len}");
             // The state that was cut is as it was.
             let longer = [&ids[..], &tokens(9, 5, vocab)].concat();
