@@ -128,8 +128,7 @@ impl Dtype {
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         let (&row, rows) = shape.split_last().unwrap_or((&1, &[]));
         let row_bytes = match self {
-            Self::Bool | Self::U8 | Self::I8 => row,
-            Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 => row,
+            Self::Bool | Self::U8 | Self::I8 | Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 => row,
             Self::I16 | Self::U16 | Self::F16 | Self::BF16 => row.checked_mul(2)?,
             Self::I32 | Self::U32 | Self::F32 => row.checked_mul(4)?,
             Self::F64 | Self::I64 | Self::U64 => row.checked_mul(8)?,

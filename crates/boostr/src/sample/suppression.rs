@@ -126,9 +126,13 @@ impl Suppression {
     ) -> Result<TokenSet> {
         let Lists { always, first, after } = &*self.0;
         let mut left = allowed.cloned().unwrap_or_else(|| TokenSet::new(limit, true));
-        always.iter().for_each(|&id| left.forbid(id));
+        for &id in always {
+            left.forbid(id);
+        }
         if is_first {
-            first.iter().for_each(|&id| left.forbid(id));
+            for &id in first {
+                left.forbid(id);
+            }
         }
         if let Some((before, head)) = history.split_last() {
             let ends = after.get(before).into_iter().flatten();
