@@ -3,8 +3,8 @@
 #
 #     scripts/clients.sh target/debug/boostr [CHECK ...]        # names of scripts/clients/check_*.py; all of them
 #
-# Packages come into a scratch folder, or into $CLIENTS_ENV, a folder that is kept for the next run; those of npm are taken
-# from $CLIENTS_NPM, if it is set.
+# Packages come into a scratch folder, or into $CLIENTS_ENV, a folder that is kept for the next run, with those of npm in
+# $CLIENTS_ENV-npm. Chromium has to be there, by that name or as $CHROMIUM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 boostr=$(realpath "$1")
@@ -44,7 +44,7 @@ for check in "${checks[@]}"; do
         langchain | pydantic_ai | instructor) python=$environment-older/bin/python ;;
         *) python=$environment/bin/python ;;
     esac
-    BOOSTR=$boostr WORK=$work HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
+    BOOSTR=$boostr WORK=$work NPM=$environment-npm HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True \
         "$python" "scripts/clients/check_$check.py" "$url" demo 2>"$work/$check.log" && continue
     status=1
     tail -n 20 "$work/$check.log"

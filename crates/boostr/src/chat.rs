@@ -261,6 +261,9 @@ pub fn message(role: &str, content: &str) -> Value {
 pub struct Options {
     /// End with what starts an answer of the assistant.
     pub add_generation_prompt: bool,
+    /// Go on with the last message, if the assistant says some text in it and calls nothing: the text ends where it does. Of
+    /// [`rendered`](ChatTemplate::rendered) alone.
+    pub continue_last: bool,
     /// Tools on offer, each as JSON schema: `{"type": "function", "function": {"name": .., ..}}`.
     pub tools: Option<Vec<Value>>,
     /// Documents to answer from, each with `title` and `text`.
@@ -394,7 +397,16 @@ impl ChatTemplate {
         options: &Options,
     ) -> Result<Rendered> {
         let (messages, options) = marked(tokenizer, messages, options)?;
-        Ok(Rendered::new(self.prompt(&messages, &options)?))
+        let last = messages.split_last().filter(|_| options.continue_last);
+        let Some((begun, before)) =
+            last.and_then(|(last, before)| Some((Begun::of(last)?, before)))
+        else {
+            return Ok(Rendered::new(self.prompt(&messages, &options)?));
+        };
+        let options = Options { add_generation_prompt: true, ..options };
+        // A template may refuse a conversation of nobody.
+        let text = if before.is_empty() { String::new() } else { self.prompt(before, &options)? };
+        Ok(Rendered::new(begun.after(text)))
     }
 
     /// The template for a conversation, by whether it has tools.
@@ -429,6 +441,42 @@ impl ChatTemplate {
         let name = Some(name).filter(|&name| name != DEFAULT);
         let name = name.map_or_else(String::new, |name| format!(" `{}`", name.escape_debug()));
         Error::format(&self.path, format!("chat template{name}:{line} {what}"))
+    }
+}
+
+/// What the assistant has said of a message that goes on.
+struct Begun {
+    thought: String,
+    text: String,
+}
+
+impl Begun {
+    /// `None` where there is no text to go on with.
+    fn of(message: &Value) -> Option<Self> {
+        let text = match message.get("content")? {
+            Value::String(text) => text.clone(),
+            Value::Array(parts) => {
+                parts.iter().filter_map(|part| part.get("text")?.as_str()).collect()
+            }
+            _ => return None,
+        };
+        let calls = message.get("tool_calls").and_then(Value::as_array);
+        let is_begun = message.get("role")? == "assistant"
+            && !text.is_empty()
+            && calls.is_none_or(Vec::is_empty);
+        let thought = message.get("reasoning_content").and_then(Value::as_str);
+        is_begun.then(|| Self { thought: thought.unwrap_or_default().to_owned(), text })
+    }
+
+    /// It after a text that asks for an answer, which may begin a thought.
+    fn after(&self, mut prompt: String) -> String {
+        let is_open = prompt.trim_end().ends_with("<think>");
+        if is_open || !self.thought.is_empty() {
+            prompt.push_str(if is_open { "" } else { "<think>\n" });
+            prompt.push_str(&self.thought);
+            prompt.push_str("\n</think>\n\n");
+        }
+        prompt + &self.text
     }
 }
 

@@ -45,7 +45,7 @@
 //! | `NAME/state-TURN.safetensors` | states after turns as [`state_file`](crate::state_file) has them: the head's and the newest, [`STATES`] in all |
 //! | `.NAME.lock` | held by the process that has the session open |
 //!
-//! All of it is its owner's alone, files and the folder of each session, whatever was there before.
+//! All of it is its owner's alone, files and folders, whatever was there before.
 //!
 //! The ids of a turn are those that its model saw, so they are kept. When the next turn's text begins
 //! with that of the turns before, its own text is encoded alone. A template may write earlier turns in
@@ -81,7 +81,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::backend::Backend;
-use crate::checkpoint::{clean, create_beside, make_private, sync_folder};
+use crate::checkpoint::{PrivateFolder, clean, create_beside, make_private, private, sync_folder};
 use crate::error::Error;
 use crate::models::{Logits, Run, State};
 use log::Log;
@@ -218,16 +218,13 @@ pub struct Committed {
 }
 
 impl<B: Backend> Sessions<B> {
-    /// The sessions in `folder`, which is made if need be, for this user alone.
+    /// The sessions in `folder`, which is made if need be, for this user alone. One that is there gets mode 0700.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the system refuses.
+    /// As [`PrivateFolder::open`].
     pub fn open(folder: &Path) -> Result<Self> {
-        private_folder().recursive(true).create(folder).map_err(|e| Error::io(folder, e))?;
-        // One folder, wherever the process goes.
-        let folder = fs::canonicalize(folder).map_err(|error| Error::io(folder, error))?;
-        clean(&folder);
+        let folder = PrivateFolder::open(folder)?.path().to_path_buf();
         let sessions = Self { folder, most: usize::MAX, quota: u64::MAX, open: Mutex::default() };
         sessions.clean_locks();
         Ok(sessions)
@@ -256,6 +253,15 @@ impl<B: Backend> Sessions<B> {
         }
         let used = self.size()?;
         if used < self.quota { Ok(()) } else { Err(SessionError::Quota { used, most: self.quota }) }
+    }
+
+    /// Bytes of the quota that the sessions leave.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the folder cannot be read.
+    pub fn left(&self) -> Result<u64> {
+        Ok(self.quota.saturating_sub(self.size()?))
     }
 
     /// The bytes of all files of sessions. One that several share, as branches do, counts for each.
@@ -540,8 +546,7 @@ impl<B: Backend> Sessions<B> {
         }
         let summary = LogSummary::of(&tree_of(&folder, records.to_vec())?);
         let io = |error| Error::io(&folder, error);
-        let (made, ()) =
-            create_beside(&folder, |path| private_folder().create(path)).map_err(io)?;
+        let (made, ()) = create_beside(&folder, |path| private().create(path)).map_err(io)?;
         let finish = || -> Result<(), Error> {
             Log::create(&made.join(LOG), records, &summary)?;
             fill(&made)?;
@@ -836,14 +841,6 @@ impl<B: Backend> Live<B> {
         self.recent = Some((turn, state));
         saved
     }
-}
-
-/// Makes folders for this user alone.
-fn private_folder() -> fs::DirBuilder {
-    let mut builder = fs::DirBuilder::new();
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder
 }
 
 fn tree_of(path: &Path, records: Vec<Record>) -> Result<Tree, Error> {

@@ -59,7 +59,7 @@ pub struct NoMemory(pub String);
 pub fn of_server(error: boostr_server::Error) -> anyhow::Error {
     match error {
         boostr_server::Error::Model(error) => BadModel::from(error).into(),
-        other @ boostr_server::Error::Metrics(_) => other.into(),
+        other => other.into(),
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     future::poll_fn,
     sync::{Mutex, PoisonError, mpsc},
     task::Poll,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -32,6 +33,10 @@ use crate::term::Term;
 /// Prompts of more tokens get a progress bar.
 const LONG_PROMPT: usize = 2000;
 
+/// Signals that come within this time are one: `timeout` sends its own to the process, and then to the group of processes.
+#[cfg(unix)]
+const ONE_SIGNAL: Duration = Duration::from_millis(100);
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// How the terminal was before an answer, while there is one.
@@ -46,8 +51,8 @@ pub fn catch_interrupt() {
     watch();
 }
 
-/// The same, where TERM and HUP end the work as the first Ctrl-C does: what there is gets saved. A terminal that is
-/// closed sends HUP more than once, so these never end the process at once.
+/// The same, where TERM and HUP end the work as the first Ctrl-C does: what there is gets saved. A second TERM ends the
+/// process as a second Ctrl-C does. A terminal that is closed sends HUP more than once, so these never do.
 pub fn catch_signals() {
     #[cfg(unix)]
     {
@@ -82,6 +87,7 @@ async fn note(kinds: &[SignalKind], ready: &mpsc::Sender<()>) -> io::Result<()> 
     let signals = kinds.iter().map(|&kind| Ok((kind, signal(kind)?)));
     let mut signals = signals.collect::<io::Result<Vec<_>>>()?;
     let _ = ready.send(());
+    let mut first = Instant::now();
     loop {
         let next = poll_fn(|context| {
             let caught = signals
@@ -90,7 +96,10 @@ async fn note(kinds: &[SignalKind], ready: &mpsc::Sender<()>) -> io::Result<()> 
             caught.map_or(Poll::Pending, Poll::Ready)
         });
         let kind = next.await;
-        if INTERRUPTED.swap(true, Ordering::Relaxed) && kind == SignalKind::interrupt() {
+        let now = Instant::now();
+        if !INTERRUPTED.swap(true, Ordering::Relaxed) {
+            first = now;
+        } else if kind != SignalKind::hangup() && now - first > ONE_SIGNAL {
             drop(QuietKeys);
             std::process::exit(130);
         }

@@ -95,19 +95,29 @@ impl<B: Backend> App<B> {
 
     /// Something that a stop has to wait for begins; it ends when this is dropped.
     pub(crate) fn begin_work(&self) -> WorkGuard {
-        self.work.0.fetch_add(1, Ordering::SeqCst);
-        WorkGuard(self.work.0.clone())
+        self.work.begin()
     }
 
     /// Whether nothing is being done that a stop has to wait for.
     pub(crate) fn is_idle(&self) -> bool {
-        self.work.0.load(Ordering::SeqCst) == 0
+        self.work.is_idle()
     }
 }
 
 /// How many pieces of work are under way.
 #[derive(Debug, Default)]
-struct Work(Arc<AtomicUsize>);
+pub(crate) struct Work(Arc<AtomicUsize>);
+
+impl Work {
+    pub(crate) fn begin(&self) -> WorkGuard {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        WorkGuard(self.0.clone())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == 0
+    }
+}
 
 /// A piece of work that is under way.
 #[derive(Debug)]

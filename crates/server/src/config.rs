@@ -29,8 +29,8 @@ pub struct Config {
     pub max_sessions: usize,
     /// Bytes of all of them on disk; nothing is added once there are so many.
     pub sessions_quota: u64,
-    /// Answers of `/v1/responses` that are kept in memory for later requests, at most 64 MiB of them; the least recently
-    /// used make room.
+    /// Answers of `/v1/responses` that are kept for later requests, at most 64 MiB of them; the least recently used make
+    /// room. They are on disk too where sessions are, as far as these leave room of their quota.
     pub max_responses: usize,
     /// Limits of sizes and times.
     pub limits: Limits,

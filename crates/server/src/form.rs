@@ -98,6 +98,11 @@ impl Form {
         }
     }
 
+    /// The form of a grammar that the field `param` has.
+    pub(crate) fn new(param: String, grammar: Grammar) -> Self {
+        Self { param, grammar }
+    }
+
     /// The field that asks for it.
     pub(crate) fn param(&self) -> &str {
         &self.param

@@ -487,7 +487,9 @@ impl<B: Backend> Driver<B> {
         let is_cut = matches!(outcome.finish, Finish::Length | Finish::Cancelled);
         let committed = tokio::task::spawn_blocking(move || {
             let name = &app.config.model_name;
-            turn.commit(&loaded, name, answer, &outcome.ids, outcome.state, is_cut)
+            let turn = turn.commit(&loaded, name, answer, &outcome.ids, outcome.state, is_cut);
+            app.responses.make_room();
+            turn
         });
         committed.await.unwrap_or_else(|error| Err(ApiError::internal(&error))).map(Some)
     }

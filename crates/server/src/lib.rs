@@ -44,6 +44,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
 use boostr::backend::Backend;
+use boostr::checkpoint::PrivateFolder;
 use boostr::engine::{Draft, Engine};
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
@@ -56,6 +57,9 @@ pub use auth::Keys;
 pub use config::{Config, Limits};
 
 use app::{App, Loaded};
+
+/// The folder of answers, among those of sessions: none of these has a name that begins with a dot.
+const RESPONSES: &str = ".responses";
 
 /// A server. A clone is the same server.
 pub struct Server<B: Backend> {
@@ -75,6 +79,9 @@ pub enum Error {
     /// The model cannot be served.
     #[error(transparent)]
     Model(#[from] boostr::Error),
+    /// The folder of answers cannot be used.
+    #[error(transparent)]
+    Responses(boostr::Error),
     /// Counters could not be made.
     #[error("counters")]
     Metrics(#[from] prometheus::Error),
@@ -96,7 +103,8 @@ impl<B: Backend> Server<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`] when it has no tokenizer, a chat template that is none, or a draft of another vocabulary.
+    /// [`Error::Model`] when it has no tokenizer, a chat template that is none, or a draft of another vocabulary;
+    /// [`Error::Responses`] when the answers of `/v1/responses` cannot be kept beside the sessions.
     pub fn load(
         &self,
         lm: Arc<LanguageModel<B>>,
@@ -106,8 +114,16 @@ impl<B: Backend> Server<B> {
     ) -> Result<(), Error> {
         let Config { max_sessions, sessions_quota, .. } = self.app.config;
         let limited = |sessions: Sessions<B>| sessions.at_most(max_sessions).within(sessions_quota);
-        let sessions = sessions.map(limited);
-        self.app.load(Loaded::new(lm, engine, draft, sessions)?);
+        let loaded = Loaded::new(lm, engine, draft, sessions.map(limited))?;
+        if let Some(kept) = &loaded.sessions {
+            let sessions = Arc::clone(&kept.sessions);
+            let folder = PrivateFolder::open(&sessions.folder().join(RESPONSES));
+            // Without a count nothing is said to be left.
+            let left = Box::new(move || sessions.left().unwrap_or(0));
+            let kept = folder.and_then(|folder| self.app.responses.keep_in(folder, left));
+            kept.map_err(Error::Responses)?;
+        }
+        self.app.load(loaded);
         Ok(())
     }
 

@@ -53,15 +53,27 @@ impl Shape {
                 .unwrap_or_default(),
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?,
         };
-        if let Some(form) = shape.form.as_ref().filter(|_| shape.is_forced()) {
-            let reason = "not together with a `tool_choice` that asks for a call";
-            return Err(ApiError::field(form.param(), reason));
-        }
-        Ok(shape)
+        if shape.is_forced() { shape.without_form() } else { Ok(shape) }
+    }
+
+    /// The same, where the text is the input of a tool that has to be called, and has its form.
+    pub(crate) fn with_input(self, form: Option<Form>) -> Result<Self> {
+        Ok(Self { form, ..self.without_form()? })
+    }
+
+    fn without_form(self) -> Result<Self> {
+        let Some(form) = &self.form else { return Ok(self) };
+        let reason = "not together with a `tool_choice` that asks for a call";
+        Err(ApiError::field(form.param(), reason))
     }
 
     fn is_forced(&self) -> bool {
         matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
+    }
+
+    /// Whether the answer is held to a form.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_forced() || self.form.is_some()
     }
 
     fn has_tools(&self) -> bool {
@@ -101,8 +113,7 @@ impl Shape {
     /// The end of a prompt, in which it is seen whether an answer begins in a thought. One that a grammar holds never does.
     /// Without a template a prompt ends with what a user says.
     fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
-        let is_held = self.is_forced() || self.form.is_some();
-        if is_held || loaded.template.is_plain() {
+        if self.is_held() || loaded.template.is_plain() {
             return String::new();
         }
         let last = prompt.get(prompt.len().saturating_sub(PROMPT_END)..).unwrap_or_default();

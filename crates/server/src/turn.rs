@@ -24,7 +24,7 @@ const READING: usize = 4;
 
 /// The sessions of a server.
 pub(crate) struct Kept<B: Backend> {
-    pub(crate) sessions: Sessions<B>,
+    pub(crate) sessions: Arc<Sessions<B>>,
     /// Names of those that are being answered.
     busy: Arc<Mutex<HashSet<String>>>,
 }
@@ -43,7 +43,7 @@ impl Drop for Busy {
 
 impl<B: Backend> Kept<B> {
     pub(crate) fn new(sessions: Sessions<B>) -> Self {
-        Self { sessions, busy: Arc::default() }
+        Self { sessions: Arc::new(sessions), busy: Arc::default() }
     }
 
     /// The session `name`, and the memory to work on it.

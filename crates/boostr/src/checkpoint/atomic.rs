@@ -57,19 +57,31 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e),
     };
-    let (path, file) = create_beside(&target, |path| File::create_new(path))?;
+    let create = |path: &Path| File::create_new(path);
+    put(&target, create, |out| {
+        if let Some(old) = old {
+            // Before the first byte, so that a private file's successor is never readable by others.
+            out.get_ref().set_permissions(old.permissions())?;
+        }
+        write(out)
+    })
+}
+
+/// Writes a new file, made by `create`, and gives it the name `target`.
+pub(super) fn put(
+    target: &Path,
+    create: impl Fn(&Path) -> io::Result<File>,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let (path, file) = create_beside(target, create)?;
     let temp = Temp { path: Some(path) };
-    if let Some(old) = old {
-        // Before the first byte, so that a private file's successor is never readable by others.
-        file.set_permissions(old.permissions())?;
-    }
     let mut out = BufWriter::with_capacity(1 << 18, file);
     write(&mut out)?;
     let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.sync_all()?;
     drop(file);
-    temp.rename_to(&target)?;
-    sync_folder(folder_of(&target))
+    temp.rename_to(target)?;
+    sync_folder(folder_of(target))
 }
 
 /// The path that a chain of symbolic links ends at, whether or not there is a file.

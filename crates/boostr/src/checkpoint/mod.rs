@@ -47,6 +47,7 @@ mod json;
 mod lock;
 mod map;
 mod pickle;
+mod private;
 mod progress;
 pub mod safetensors;
 mod summary;
@@ -70,6 +71,8 @@ pub(crate) use fnv::Fnv;
 pub(crate) use folder::snapshots;
 pub(crate) use lock::{make_private, open_own, try_lock};
 pub(crate) use map::{Access, bytes_of};
+pub(crate) use private::private;
+pub use private::{PrivateFile, PrivateFolder};
 pub use progress::Progress;
 pub use summary::Summary;
 

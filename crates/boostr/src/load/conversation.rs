@@ -98,7 +98,8 @@ impl<B: Backend> Conversation<'_, B> {
     pub fn marks(&self, start: usize, ids: &[u32], count: usize) -> Result<Vec<usize>> {
         let all = self.messages.len();
         let first = all.saturating_sub(count.min(MAX_MARKS).saturating_sub(1)).max(1);
-        let options = Options { add_generation_prompt: false, ..self.options.clone() };
+        let options =
+            Options { add_generation_prompt: false, continue_last: false, ..self.options.clone() };
         let mut marks = Vec::new();
         for messages in (first..=all).filter_map(|count| self.messages.get(..count)) {
             // Templates that refuse a conversation that ends here have no such place.

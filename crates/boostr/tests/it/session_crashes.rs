@@ -374,6 +374,7 @@ fn p_sessions_folder_others_read_what_was_open_to_others_is_closed() {
     }
     let talk = Talk::tiny();
     let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    assert_eq!(mode(folder.path()), 0o700);
     let session = sessions.get("a").unwrap();
     check();
     talk.say(&session, "Four", 2);
@@ -382,6 +383,29 @@ fn p_sessions_folder_others_read_what_was_open_to_others_is_closed() {
     assert_eq!(mode(&folder.path().join("b")), 0o700);
     assert_eq!(mode(&folder.path().join("b/log")), 0o600);
     drop((session, branch));
+}
+
+#[cfg(unix)]
+#[test]
+fn p_sessions_folder_others_read_a_folder_that_all_share_is_refused_as_it_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let mode = || fs::metadata(folder.path()).unwrap().permissions().mode() & 0o7777;
+    for (open, closed) in [(0o777, true), (0o750, true), (0o1777, false), (0o1755, false)] {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(open)).unwrap();
+        let opened = Sessions::<Cpu>::open(folder.path());
+        assert_eq!((opened.is_ok(), mode()), (closed, if closed { 0o700 } else { open }));
+        let Err(error) = opened else { continue };
+        let error = told(&error);
+        assert!(error.contains(&format!("{open:04o}")) && error.contains("folder"), "{error}");
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    // One that is not there yet is made closed, with the folders above it.
+    let inside = folder.path().join("new/sessions");
+    Sessions::<Cpu>::open(&inside).unwrap();
+    for made in [folder.path().join("new"), inside] {
+        assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700);
+    }
 }
 
 #[cfg(unix)]

@@ -254,7 +254,7 @@ async fn answer_all(
             }
             continue;
         }
-        // What runs is finished after an interrupt too, so that no answer is computed for nothing; a second one ends all.
+        // What runs is finished after a signal too, so that no answer is computed for nothing; a second one ends all.
         if let Some(result) = running.join_next().await {
             let (number, answer) = result.context("answering")?;
             ready.insert(number, answer);

@@ -132,7 +132,7 @@ pub(super) fn write(
     Source::Path(files.input.clone()).check_exists()?;
     let options = Options { open: files.options(), types, importance, overwrite: files.force };
     let bar = term.bar(COUNT).with_message("tensors");
-    stream::catch_interrupt();
+    stream::catch_signals();
     let converted = convert::convert(&files.input, &files.out, &options, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);

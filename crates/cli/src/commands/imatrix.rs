@@ -59,7 +59,7 @@ pub fn run(args: &ImatrixArgs, term: &Term) -> Result<()> {
         return Err(usage("--text: expected a text of one token or more, found none"));
     }
     let bar = term.bar(COUNT).with_message("tokens");
-    stream::catch_interrupt();
+    stream::catch_signals();
     let about = args.text.display().to_string();
     let progress = &mut |done: usize, total: usize| {
         bar.set_length(total as u64);

@@ -107,6 +107,63 @@ fn an_interrupt_ends_the_text_and_the_code_is_130() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// The first one lets what runs end, so that the second one is seen.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_second_signal_of_any_kind_ends_a_long_command_at_once() {
+    let folder = folder("process-signals");
+    let (input, out) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    let [input, out] = [&input, &out].map(|path| path.to_str().unwrap());
+    let ask = |tokens: u32| {
+        format!(
+            "{{\"prompt\": \"The sea\", \"max_tokens\": {tokens}, \"logit_bias\": {{\"0\": -100}}}}\n"
+        )
+    };
+    std::fs::write(input, ask(1) + &ask(10_000_000)).unwrap();
+    for [first, second] in [["TERM", "TERM"], ["INT", "TERM"], ["TERM", "INT"]] {
+        let _ = std::fs::remove_file(out);
+        let mut child =
+            command(&["batch", "--in", input, "--out", out, "--no-context-limit"]).spawn().unwrap();
+        let start = Instant::now();
+        while std::fs::metadata(out).map_or(0, |file| file.len()) == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "no line was answered");
+            thread::sleep(Duration::from_millis(5));
+        }
+        signal(child.id(), first);
+        // Of `timeout` the group of processes gets it once more.
+        signal(child.id(), first);
+        thread::sleep(Duration::from_millis(400));
+        assert_eq!(child.try_wait().unwrap(), None, "{first} ended it at once");
+        signal(child.id(), second);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{first}, {second}");
+        assert!(start.elapsed() < Duration::from_secs(70));
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A file that is half written is no file.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_to_end_leaves_nothing_of_a_conversion() {
+    for name in ["TERM", "INT", "HUP"] {
+        let folder = folder("process-convert");
+        let out = folder.join("out.gguf");
+        // One that ends before the signal comes is no failure.
+        let child = command(&["convert", &demo(), out.to_str().unwrap()]).spawn().unwrap();
+        wait_until_caught(child.id());
+        signal(child.id(), name);
+        let ended = child.wait_with_output().unwrap();
+        let code = ended.status.code();
+        let left: Vec<_> =
+            std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        match code {
+            Some(0) => assert_eq!(left, ["out.gguf"], "{name}"),
+            _ => assert_eq!((code, left.len()), (Some(130), 0), "{name}: {left:?}"),
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
 /// Waits until the process has a handler of its own for the signal, which is 2.
 fn wait_until_caught(process: u32) {
     let start = Instant::now();
@@ -121,7 +178,12 @@ fn wait_until_caught(process: u32) {
 }
 
 fn interrupt(process: u32) {
-    let status = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
+    signal(process, "INT");
+}
+
+fn signal(process: u32, name: &str) {
+    let status =
+        Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap();
     assert!(status.success());
 }
 

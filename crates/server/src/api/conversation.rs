@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use boostr::backend::Backend;
 use boostr::chat::{self, Thoughts};
 use boostr::engine::Request;
@@ -18,6 +20,7 @@ use crate::error::{ApiError, Result};
 use crate::job::{self, Job, Piece};
 use crate::options::GenerationOptions;
 use crate::shape::{Finder, Shape};
+use crate::sse::{self, Events, Script};
 use crate::turn::Turn;
 
 /// A conversation whose next turn is wanted.
@@ -31,7 +34,8 @@ pub(crate) struct Conversation {
     pub(crate) is_divided: bool,
     /// A session that it goes on with.
     pub(crate) session: Option<String>,
-    /// Whether the session's last answer goes on, in place of an answer to messages.
+    /// Whether the session's last answer goes on, in place of an answer to messages; without a session the last message, if
+    /// the assistant says it.
     pub(crate) continues: bool,
     /// How many likely tokens to report with each, if any report is wanted.
     pub(crate) top: Option<usize>,
@@ -62,6 +66,20 @@ impl<B: Backend> Begun<B> {
             }
         }
     }
+}
+
+/// Answers by a script: event by event, or at once with what is `whole` in the end. There is one answer.
+pub(crate) async fn answer<B: Backend, S: Script>(
+    begun: Begun<B>,
+    is_stream: bool,
+    mut script: S,
+    whole: impl FnOnce(S) -> Value,
+) -> Result<Response> {
+    if is_stream {
+        return sse::stream(begun.pieces, 1, script).await;
+    }
+    begun.read(|piece| script.piece(piece, &mut Events::default())).await?;
+    Ok(Json(whole(script)).into_response())
 }
 
 /// What the engine is asked for a conversation.
@@ -176,6 +194,7 @@ impl Conversation {
     fn template_options(&self) -> chat::Options {
         chat::Options {
             add_generation_prompt: true,
+            continue_last: self.continues && self.session.is_none(),
             tools: self.shape.template_tools(),
             kwargs: self.kwargs.clone(),
             ..chat::Options::default()
@@ -216,6 +235,20 @@ impl Conversation {
         };
         blocking(app, count).await
     }
+}
+
+/// Whether the last message is one of the assistant that can go on: with some text and no calls.
+pub(crate) fn goes_on(messages: &[Value]) -> bool {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else {
+        return false;
+    };
+    let has_text = |part: &Value| part["text"].as_str().is_some_and(|text| !text.is_empty());
+    let is_said = match &last["content"] {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(parts) => parts.iter().any(has_text),
+        _ => false,
+    };
+    is_said && last["tool_calls"].as_array().is_none_or(Vec::is_empty)
 }
 
 /// Messages after instructions. What instructs the model at the beginning is one message, as templates have it.

@@ -45,7 +45,7 @@ use ollama::{
     OllamaAnswer, OllamaChatFields, OllamaFields, OllamaPromptFields, OllamaShow, OllamaShowFields,
     OllamaTags, OllamaVersion,
 };
-use responses::{ResponseDeleted, ResponseEvent, ResponseFields, ResponseObject};
+use responses::{ResponseDeleted, ResponseEvent, ResponseFields, ResponseItems, ResponseObject};
 use sessions::{
     BranchFields, Deleted, NewFields, RewindFields, SessionCard, SessionList, SessionTree,
 };
@@ -78,6 +78,18 @@ fn endpoints<B: Backend>() -> Vec<Endpoint<B>> {
             .gives::<ResponseObject>(),
         Endpoint::delete("/v1/responses/{id}", "No more of a response", responses::delete::<B>)
             .gives::<ResponseDeleted>(),
+        Endpoint::post(
+            "/v1/responses/{id}/cancel",
+            "The end of a response in the background: there are none",
+            responses::cancel::<B>,
+        )
+        .gives::<ResponseObject>(),
+        Endpoint::get(
+            "/v1/responses/{id}/input_items",
+            "The items of the conversation before a response",
+            responses::input_items::<B>,
+        )
+        .gives::<ResponseItems>(),
         Endpoint::post("/v1/completions", "A text goes on", completions::complete::<B>)
             .takes::<GenerationOptions>()
             .takes::<CompletionFields>()

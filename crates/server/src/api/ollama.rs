@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::completions::Prompt;
-use super::conversation::{self, Begun, Conversation};
+use super::conversation::{self, Begun, Conversation, goes_on};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::UntypedJson;
@@ -249,14 +249,15 @@ pub(crate) async fn chat<B: Backend>(
         return Ok(Json(script.loaded()).into_response());
     }
     let is_stream = common.options.is_stream();
+    let continues = goes_on(&messages);
     let conversation = Conversation {
         messages,
         shape: common.shape(tools).map_err(renamed)?,
         options: common.options,
         kwargs: common.kwargs,
-        is_divided: true,
+        is_divided: !continues,
         session: None,
-        continues: false,
+        continues,
         top: None,
     };
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;

@@ -229,3 +229,88 @@ fn errors_have_the_form_of_anthropic() {
     let reply = server.send("GET", "/v1/messages", &format!("Connection: close\r\n{key}"), "");
     assert_eq!((reply.status, kind(&reply).as_str()), (405, "invalid_request_error"));
 }
+
+#[test]
+fn a_message_of_the_assistant_at_the_end_goes_on() {
+    let server = TestServer::start();
+    let question = json!({"role": "user", "content": "What is the sea?"});
+    let whole = post(&server, json!({"max_tokens": 24}));
+    let text = whole["content"][0]["text"].as_str().unwrap();
+    let begun = &text[..text.char_indices().filter(|(_, c)| *c == ' ').nth(5).unwrap().0];
+    // The prompt that asks for an answer, and then the text.
+    let asked = server.post("/apply-template", &json!({"messages": [question]})).json();
+    let prompt = format!("{}{begun}", asked["prompt"].as_str().unwrap());
+    let raw =
+        json!({"prompt": prompt, "max_tokens": 24, "temperature": 0, "logit_bias": {"0": -100}});
+    let raw = server.post("/v1/completions", &raw).json();
+    for content in [
+        json!(begun),
+        json!([{"type": "text", "text": begun, "cache_control": {"type": "ephemeral"}}]),
+    ] {
+        let messages = json!([question, {"role": "assistant", "content": content}]);
+        let more = json!({"messages": messages, "max_tokens": 24});
+        let on = post(&server, more.clone());
+        let said = on["content"][0]["text"].as_str().unwrap();
+        assert_eq!(raw["choices"][0]["text"], said);
+        let count = |value: &Value| {
+            value["usage"]["input_tokens"].as_u64().unwrap()
+                + value["usage"]["cache_read_input_tokens"].as_u64().unwrap()
+        };
+        assert!(count(&on) > count(&whole));
+        let streamed =
+            server.post("/v1/messages", &ask(with(more.clone(), json!({"stream": true}))));
+        assert_eq!(plain(told(&streamed.named_events())), plain(on.clone()));
+        let counted =
+            server.post("/v1/messages/count_tokens", &json!({"messages": messages})).json();
+        assert_eq!(counted["input_tokens"], count(&on));
+        // So it does by Ollama's API.
+        let ollama = json!({
+            "model": "demo", "stream": false, "messages": [question, {"role": "assistant", "content": begun}],
+            "options": {"num_predict": 24, "temperature": 0, "logit_bias": {"0": -100}}
+        });
+        assert_eq!(server.post("/api/chat", &ollama).json()["message"]["content"], said);
+    }
+    // An answer that begins with a form of its own does not.
+    let messages = json!([question, {"role": "assistant", "content": "{"}]);
+    for more in [
+        json!({"tools": tools(), "tool_choice": {"type": "any"}}),
+        json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}),
+    ] {
+        let reply = server.post("/v1/messages", &ask(with(more, json!({"messages": messages}))));
+        assert_eq!(reply.status, 400, "{reply:?}");
+        assert!(reply.body.contains("`messages`"), "{reply:?}");
+    }
+    // Neither does one that says nothing, or calls.
+    for content in
+        [json!(""), json!([{"type": "tool_use", "id": "t", "name": "look_up", "input": {}}])]
+    {
+        let messages = json!([question, {"role": "assistant", "content": content}]);
+        assert_eq!(server.post("/v1/messages", &ask(json!({"messages": messages}))).status, 200);
+    }
+}
+
+#[test]
+fn what_goes_on_stands_after_its_thought() {
+    let server = thinking("assistant: <think>\n");
+    let prompt = |content: Value| {
+        let messages =
+            json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
+        server.post("/v1/messages/count_tokens", &json!({"messages": messages})).json()["input_tokens"].as_u64().unwrap()
+    };
+    let tokens = |text: &str| {
+        server.post("/tokenize", &json!({"content": text})).json()["count"].as_u64().unwrap()
+    };
+    let thought = |text: &str| json!([{"type": "thinking", "thinking": text, "signature": ""}, {"type": "text", "text": "So"}]);
+    // Without a thought an empty one ends before the text.
+    let (none, some) = (prompt(json!("So")), prompt(thought("A long, long thought.")));
+    assert!(some >= none + tokens("A long, long thought.") - 1, "{none} {some}");
+    let more = json!({
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}],
+        "logit_bias": {THINK.to_string(): -100, THINK_END.to_string(): -100, "0": -100}
+    });
+    let on = post(&server, more);
+    assert_eq!(
+        (&on["content"][0]["type"], on["content"].as_array().unwrap().len()),
+        (&json!("text"), 1)
+    );
+}

@@ -1,9 +1,9 @@
 //! `/v1/responses`.
 
-use boostr_server::Config;
+use boostr_server::{Config, Keys};
 use serde_json::{Value, json};
 
-use crate::server::{Setup, THINK, THINK_END, TestServer, thinker, with};
+use crate::server::{Setup, THINK, THINK_END, TestServer, fresh_folder, thinker, with};
 use crate::thoughts::{server as thinking, template};
 
 fn ask(more: Value) -> Value {
@@ -266,4 +266,318 @@ fn a_thought_of_a_kept_response_reaches_the_template() {
     let count = |reply: &Value| reply["count"].as_u64().unwrap();
     let used = second["usage"]["input_tokens"].as_u64().unwrap();
     assert!(used <= count(&tokens) && used + count(&spelled) >= count(&tokens), "{second}");
+}
+
+/// A server with this folder for sessions, started again and again.
+fn restarted(folder: &std::path::Path, config: Config) -> TestServer {
+    TestServer::with(Setup { config, sessions: Some(folder.to_owned()), ..Setup::default() })
+}
+
+fn path(response: &Value) -> String {
+    format!("/v1/responses/{}", response["id"].as_str().unwrap())
+}
+
+#[test]
+fn a_response_goes_on_after_a_restart_where_sessions_are_kept() {
+    let folder = fresh_folder();
+    let mut server = restarted(&folder, Config::default());
+    let first = post(&server, json!({"instructions": "Be brief."}));
+    let next = json!({"input": "And the land?", "previous_response_id": first["id"]});
+    let second = post(&server, next.clone());
+    let unkept = post(&server, json!({"store": false}));
+    let gone = post(&server, json!({}));
+    assert_eq!(server.delete(&path(&gone)).json()["deleted"], true);
+    server.join();
+    drop(server);
+
+    let server = restarted(&folder, Config::default());
+    assert_eq!(server.get(&path(&first)).json(), first);
+    assert_eq!(server.get(&path(&second)).json(), second);
+    assert_eq!(text(&post(&server, next.clone())), text(&second));
+    for response in [&unkept, &gone] {
+        assert_eq!(server.get(&path(response)).status, 404);
+    }
+    // They are no sessions.
+    assert_eq!(server.get("/v1/sessions").json()["data"], json!([]));
+
+    // A damaged file is named, ends nothing, and can be deleted.
+    let file = |response: &Value| {
+        let files = std::fs::read_dir(folder.join(".responses"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let id = response["id"].as_str().unwrap();
+        files.into_iter().find(|file| file.to_str().unwrap().contains(id)).unwrap()
+    };
+    let damaged = file(&first);
+    std::fs::write(&damaged, "{}").unwrap();
+    drop(server);
+    let server = restarted(&folder, Config::default());
+    let reply = server.get(&path(&first));
+    assert_eq!(
+        (reply.status, reply.json()["error"]["code"].clone()),
+        (404, json!("response_not_found"))
+    );
+    let name = damaged.file_name().unwrap().to_str().unwrap();
+    assert!(reply.error().contains(name) && reply.error().contains("damaged"), "{}", reply.error());
+    let reply = server.post("/v1/responses", &ask(next));
+    assert_eq!(
+        (reply.status, reply.json()["error"]["code"].clone()),
+        (404, json!("previous_response_not_found"))
+    );
+    assert!(reply.error().contains(name), "{}", reply.error());
+    assert_eq!(server.get(&path(&second)).json(), second);
+    assert_eq!(server.delete(&path(&first)).status, 200);
+    assert!(!damaged.exists());
+    drop(server);
+
+    // Another key sees nothing of it.
+    let keys = || Config { keys: Keys::new(["one", "two"]), ..Config::default() };
+    let server = restarted(&folder, keys());
+    let of = |key: &str| format!("Connection: close\r\nAuthorization: Bearer {key}\r\n");
+    let mine = server.send("POST", "/v1/responses", &of("one"), &ask(json!({})).to_string()).json();
+    drop(server);
+    let server = restarted(&folder, keys());
+    for (key, response, status) in [("one", &mine, 200), ("two", &mine, 404), ("one", &second, 404)]
+    {
+        assert_eq!(server.send("GET", &path(response), &of(key), "").status, status);
+        let more = json!({"input": "And?", "previous_response_id": response["id"]});
+        let body = ask(more).to_string();
+        assert_eq!(server.send("POST", "/v1/responses", &of(key), &body).status, status);
+    }
+    assert_eq!(server.send("DELETE", &path(&mine), &of("two"), "").status, 404);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn responses_share_the_quota_of_sessions() {
+    let folder = fresh_folder();
+    let config = || Config { sessions_quota: 4000, ..Config::default() };
+    let mut server = restarted(&folder, config());
+    let made: Vec<Value> = (0..6).map(|_| post(&server, json!({}))).collect();
+    server.join();
+    drop(server);
+    let files = std::fs::read_dir(folder.join(".responses")).unwrap();
+    let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes > 1000 && bytes <= 4000, "{bytes}");
+    let server = restarted(&folder, config());
+    let there = made.iter().map(|response| server.get(&path(response)).status == 200);
+    let there: Vec<bool> = there.collect();
+    assert!(!there[0] && there[5] && there.is_sorted(), "{there:?}");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_items_before_a_response_have_pages() {
+    let server = TestServer::start();
+    let input = json!([
+        {"role": "user", "content": "One"},
+        {"type": "message", "id": "msg_mine", "role": "assistant", "content": [{"type": "output_text", "text": "Two", "annotations": []}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Three"}]}
+    ]);
+    let first = post(&server, json!({"input": input}));
+    let second = post(&server, json!({"input": "And?", "previous_response_id": first["id"]}));
+    let list = |response: &Value, query: &str| {
+        let reply = server.get(&format!("{}/input_items{query}", path(response)));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()
+    };
+    let all = list(&second, "?order=asc");
+    assert_eq!((&all["object"], &all["has_more"]), (&json!("list"), &json!(false)));
+    let texts = |page: &Value| -> Vec<String> {
+        let items = page["data"].as_array().unwrap().iter();
+        items.map(|item| item["content"][0]["text"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(texts(&all), ["One", "Two", "Three", text(&first), "And?"]);
+    let item = &all["data"][0];
+    assert_eq!(
+        (&item["type"], &item["status"], &item["role"]),
+        (&json!("message"), &json!("completed"), &json!("user"))
+    );
+    assert_eq!(item["content"], json!([{"type": "input_text", "text": "One"}]));
+    assert_eq!((&all["data"][1]["id"], &all["data"][3]), (&json!("msg_mine"), &first["output"][0]));
+    let backwards: Vec<String> = texts(&all).into_iter().rev().collect();
+    assert_eq!(texts(&list(&second, "")), backwards);
+    // Page by page it is the same.
+    for (order, want) in [("asc", texts(&all)), ("desc", backwards)] {
+        let (mut got, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = list(&second, &format!("?order={order}&limit=2{after}"));
+            got.extend(texts(&page));
+            let data = page["data"].as_array().unwrap();
+            assert_eq!(
+                (&page["first_id"], &page["last_id"]),
+                (&data[0]["id"], &data[data.len() - 1]["id"])
+            );
+            if page["has_more"] == false {
+                break;
+            }
+            after = format!("&after={}", page["last_id"].as_str().unwrap());
+        }
+        assert_eq!(got, want);
+    }
+    for (query, param) in [
+        ("?limit=0", "limit"),
+        ("?limit=101", "limit"),
+        ("?order=up", "order"),
+        ("?after=x", "after"),
+    ] {
+        let reply = server.get(&format!("{}/input_items{query}", path(&second)));
+        assert_eq!(
+            (reply.status, &reply.json()["error"]["param"]),
+            (400, &json!(param)),
+            "{query}"
+        );
+    }
+    assert_eq!(server.get("/v1/responses/resp_none/input_items").status, 404);
+    // There is nothing to cancel.
+    let cancelled = server.post(&format!("{}/cancel", path(&first)), &json!({}));
+    assert_eq!(
+        (cancelled.status, &cancelled.json()["error"]["code"]),
+        (400, &json!("response_not_cancellable"))
+    );
+    assert_eq!(server.post("/v1/responses/resp_none/cancel", &json!({})).status, 404);
+}
+
+/// A custom tool, as Codex has them.
+fn custom(format: Value) -> Value {
+    json!({"type": "custom", "name": "patch", "description": "Changes files.", "format": format})
+}
+
+#[test]
+fn a_custom_tool_is_called_with_a_text_that_follows_its_grammar() {
+    let server = TestServer::start();
+    let lark = "start: \"*** Begin\" LF line{1,3} \"*** End\"\nline: /[+-] \"[a-z]{1,4}\"/ LF\n%import common.LF\n";
+    let grammars = [
+        json!({"type": "grammar", "syntax": "lark", "definition": lark}),
+        json!({"type": "grammar", "syntax": "regex", "definition": "\\*\\*\\* Begin\n([+-] \"[a-z]{1,4}\"\n){1,3}\\*\\*\\* End"}),
+    ];
+    for format in &grammars {
+        for choice in [json!({"type": "custom", "name": "patch"}), json!("required")] {
+            let more = json!({
+                "tools": [custom(format.clone())], "tool_choice": choice, "max_output_tokens": 200, "logit_bias": {},
+                "temperature": 1, "seed": 3
+            });
+            let response = post(&server, more.clone());
+            let call = &response["output"][0];
+            assert_eq!(
+                (&call["type"], &call["name"], &call["status"], &response["status"]),
+                (
+                    &json!("custom_tool_call"),
+                    &json!("patch"),
+                    &json!("completed"),
+                    &json!("completed")
+                ),
+                "{response}"
+            );
+            let input = call["input"].as_str().unwrap();
+            assert!(
+                input.starts_with("*** Begin\n")
+                    && input.ends_with("\n*** End")
+                    && input.contains('"'),
+                "{input}"
+            );
+            assert_eq!(response["output"].as_array().unwrap().len(), 1);
+            assert!(call["call_id"].as_str().unwrap().starts_with("call_"), "{call}");
+
+            let events = server
+                .post("/v1/responses", &ask(with(more, json!({"stream": true}))))
+                .named_events();
+            let of = |kind: &str| {
+                events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>()
+            };
+            let said: String = of("response.custom_tool_call_input.delta")
+                .iter()
+                .map(|event| event["delta"].as_str().unwrap())
+                .collect();
+            assert_eq!(said, input);
+            assert_eq!(of("response.custom_tool_call_input.done")[0]["input"], input);
+            assert_eq!(of("response.output_item.added")[0]["item"]["input"], "");
+            assert_eq!(of("response.output_item.done")[0]["item"]["input"], input);
+
+            // What it gives comes after it, by the id of the response or in one request.
+            let output = json!({"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."});
+            let by_id =
+                post(&server, json!({"input": [output], "previous_response_id": response["id"]}));
+            let user = json!({"role": "user", "content": "What is the sea?"});
+            let whole = post(&server, json!({"input": [user, call, output]}));
+            assert_eq!(by_id["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+            assert_eq!(text(&by_id), text(&whole));
+        }
+    }
+    // One without a format says anything.
+    let more = json!({"tools": [custom(json!({"type": "text"}))], "tool_choice": {"type": "custom", "name": "patch"}});
+    let call = &post(&server, more)["output"][0];
+    assert_eq!(
+        (&call["type"], &call["status"]),
+        (&json!("custom_tool_call"), &json!("incomplete")),
+        "{call}"
+    );
+
+    for (tool, choice, param) in [
+        (
+            custom(json!({"type": "grammar", "syntax": "peg", "definition": "x"})),
+            json!("auto"),
+            "tools[0].format.syntax",
+        ),
+        (
+            custom(json!({"type": "grammar", "syntax": "lark"})),
+            json!("auto"),
+            "tools[0].format.definition",
+        ),
+        (
+            custom(json!({"type": "grammar", "syntax": "lark", "definition": "start: other"})),
+            json!("required"),
+            "tools[0].format.definition",
+        ),
+        (custom(json!({"type": "json"})), json!("auto"), "tools[0].format.type"),
+        (custom(json!(null)), json!({"type": "custom", "name": "other"}), "tool_choice"),
+        (json!({"type": "custom"}), json!("auto"), "tools[0].name"),
+    ] {
+        let reply =
+            server.post("/v1/responses", &ask(json!({"tools": [tool], "tool_choice": choice})));
+        assert!(matches!(reply.status, 400 | 422), "{reply:?}");
+        assert_eq!(reply.json()["error"]["param"], param, "{}", reply.error());
+    }
+}
+
+#[test]
+fn tools_of_a_namespace_are_called_by_their_own_names() {
+    let server = TestServer::start();
+    let function = |name: &str| {
+        let parameters = json!({
+            "type": "object", "required": ["age"], "additionalProperties": false,
+            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}
+        });
+        json!({"type": "function", "name": name, "description": "x", "parameters": parameters, "defer_loading": true})
+    };
+    let tools = json!([
+        {"type": "namespace", "name": "one", "description": "Of one.", "tools": [function("find"), custom(json!(null))]},
+        {"type": "namespace", "name": "two", "tools": [function("find")]},
+        {"type": "tool_search"}, function("find")
+    ]);
+    let ask_for = |choice: Value| {
+        let more = json!({"tools": tools, "tool_choice": choice, "max_output_tokens": 100, "temperature": 1, "seed": 2});
+        let reply = server.post("/v1/responses", &ask(more));
+        assert_eq!(reply.header("x-boostr-ignored"), Some("tools[2]"), "{reply:?}");
+        reply.json()["output"][0].clone()
+    };
+    let named =
+        |namespace: Value| json!({"type": "function", "name": "find", "namespace": namespace});
+    for namespace in [json!("one"), json!("two"), json!(null)] {
+        let call = ask_for(named(namespace.clone()));
+        assert_eq!((&call["name"], &call["namespace"]), (&json!("find"), &namespace), "{call}");
+        // It is read again as it is.
+        let input = json!([{"role": "user", "content": "Hi"}, call, {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}]);
+        assert_eq!(server.post("/v1/responses", &ask(json!({"input": input}))).status, 200);
+    }
+    let call = ask_for(json!({"type": "custom", "name": "patch", "namespace": "one"}));
+    assert_eq!(
+        (&call["type"], &call["name"], &call["namespace"]),
+        (&json!("custom_tool_call"), &json!("patch"), &json!("one"))
+    );
+    let allowed =
+        json!({"type": "allowed_tools", "mode": "required", "tools": [named(json!("two"))]});
+    assert_eq!(ask_for(allowed)["namespace"], "two");
 }

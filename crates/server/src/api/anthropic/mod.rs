@@ -6,14 +6,14 @@ mod output;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::{Extension, Json};
 use boostr::backend::Backend;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::conversation::{Conversation, instructed};
+use super::conversation::{Conversation, answer, goes_on, instructed};
 use crate::app::App;
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -21,7 +21,6 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::options::GenerationOptions;
 use crate::shape::Shape;
-use crate::sse;
 
 use output::MessageScript;
 pub(crate) use output::{Message, MessageEvent, error};
@@ -30,7 +29,8 @@ pub(crate) use output::{Message, MessageEvent, error};
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes a body")]
 pub(crate) struct MessageFields {
-    /// Messages of `user` and `assistant`: a text, or blocks of types `text`, `thinking`, `tool_use`, `tool_result`
+    /// Messages of `user` and `assistant`: a text, or blocks of types `text`, `thinking`, `tool_use`, `tool_result`; the answer
+    /// goes on with the text of an assistant's message at the end
     #[schema(value_type = Vec<Object>, min_items = 1)]
     messages: Vec<Value>,
     /// What the model is told before everything: a text, or blocks of type `text`
@@ -109,14 +109,22 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
     }
     fields.finish()?;
     let is_stream = options.is_stream();
+    let shape = Shape::read(&mut Fields::of(shape)?)?;
+    let continues = goes_on(&messages);
+    if continues && shape.is_held() {
+        let reason = "the assistant's last message does not go on where `output_config.format` or `tool_choice` \
+                      asks for a form of the answer";
+        return Err(ApiError::field("messages", reason));
+    }
     let conversation = Conversation {
         options,
         messages: instructed(messages, system),
-        shape: Shape::read(&mut Fields::of(shape)?)?,
+        shape,
         kwargs,
-        is_divided: true,
+        // What goes on has begun with its text.
+        is_divided: !continues,
         session: None,
-        continues: false,
+        continues,
         top: None,
     };
     Ok((conversation, is_stream))
@@ -134,12 +142,8 @@ pub(crate) async fn create<B: Backend>(
     let (conversation, is_stream) = read(fields).map_err(renamed)?;
     let begun = conversation.begin(&app, scope).await.map_err(renamed)?;
     let (id, model) = (app.ids.name("msg_"), &app.config.model_name);
-    let mut script = MessageScript::new(&id, model, begun.prompt_tokens, begun.is_forced);
-    if is_stream {
-        return sse::stream(begun.pieces, 1, script).await;
-    }
-    begun.read(|piece| script.take(piece, &mut sse::Events::default())).await?;
-    Ok(Json(script.message).into_response())
+    let script = MessageScript::new(&id, model, begun.prompt_tokens, begun.is_forced);
+    answer(begun, is_stream, script, |script| script.message).await
 }
 
 pub(crate) async fn count_tokens<B: Backend>(

@@ -150,17 +150,6 @@ impl MessageScript {
         self.message["usage"] = usage;
         tell("message_stop", json!({}), out);
     }
-
-    /// Takes a piece of the answer.
-    pub(super) fn take(&mut self, piece: Piece, out: &mut Events) {
-        match piece {
-            Piece::Text { text, .. } => self.say(false, &text, out),
-            Piece::Thought { text, .. } => self.say(true, &text, out),
-            Piece::Call { call, .. } => self.call(&call, out),
-            Piece::Finished { how, .. } => self.end(&how, out),
-            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
-        }
-    }
 }
 
 /// Writes an event of a type with these fields.
@@ -184,7 +173,13 @@ impl Script for MessageScript {
     }
 
     fn piece(&mut self, piece: Piece, out: &mut Events) {
-        self.take(piece, out);
+        match piece {
+            Piece::Text { text, .. } => self.say(false, &text, out),
+            Piece::Thought { text, .. } => self.say(true, &text, out),
+            Piece::Call { call, .. } => self.call(&call, out),
+            Piece::Finished { how, .. } => self.end(&how, out),
+            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
+        }
     }
 
     fn finish(&mut self, _: &mut Events) {}

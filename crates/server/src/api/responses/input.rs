@@ -1,15 +1,35 @@
-//! Items of a request as the messages that templates expect, and its tools and format as chat completions name them.
+//! Items of a request as the messages that templates expect, and its format as chat completions name it.
+
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{self, Fields, wrong};
+use crate::fields::{Fields, wrong};
 use crate::messages;
 
-const MAX_ITEMS: usize = 4096;
+use super::tools::{arguments, full_name};
 
-/// `past`, and what `input` adds to it.
-pub(super) fn messages(past: &[Value], input: Value) -> Result<Vec<Value>> {
+const MAX_ITEMS: usize = 4096;
+/// Longest id of an item that is kept, in bytes.
+const MAX_ID: usize = 64;
+
+/// What the kinds of items are called, what their ids begin with, and what is kept of them.
+const KINDS: [(&str, &str, &[&str]); 6] = [
+    ("message", "msg_", &["role", "content", "phase"]),
+    ("function_call", "fc_", &["call_id", "namespace", "name", "arguments"]),
+    ("function_call_output", "fco_", &["call_id", "output"]),
+    ("custom_tool_call", "ctc_", &["call_id", "namespace", "name", "input"]),
+    ("custom_tool_call_output", "ctco_", &["call_id", "output"]),
+    ("reasoning", "rs_", &["summary", "content", "encrypted_content"]),
+];
+
+/// The messages of `past` items and of those that `input` adds; the latter come as items too, each with an id.
+pub(super) fn read(
+    past: &[Value],
+    input: Value,
+    name: impl Fn(&str) -> String,
+) -> Result<(Vec<Value>, Vec<Value>)> {
     let items = match input {
         Value::String(text) => vec![json!({"role": "user", "content": text})],
         Value::Array(items) => items,
@@ -20,26 +40,72 @@ pub(super) fn messages(past: &[Value], input: Value) -> Result<Vec<Value>> {
         let reason = format!("expected 1 to {most} items, found {}", items.len());
         return Err(ApiError::field("input", reason));
     }
-    let mut all = past.to_vec();
-    for (i, item) in items.into_iter().enumerate() {
-        add(&mut all, &format!("input[{i}]"), item)?;
+    let mut all = Vec::new();
+    for (i, item) in past.iter().enumerate() {
+        add(&mut all, &format!("previous[{i}]"), item.clone())?;
     }
-    Ok(all)
+    let mut ids: HashSet<String> =
+        past.iter().filter_map(|item| item["id"].as_str().map(str::to_owned)).collect();
+    let mut clean = Vec::with_capacity(items.len());
+    for (i, mut item) in items.into_iter().enumerate() {
+        let kind = add(&mut all, &format!("input[{i}]"), item.clone())?;
+        // Pages go by ids, so no two are the same.
+        let id = item["id"].as_str().filter(|id| id.len() <= MAX_ID && !ids.contains(*id));
+        let prefix = KINDS.iter().find(|(known, ..)| *known == kind).map_or("", |kind| kind.1);
+        let id = id.map_or_else(|| name(prefix), str::to_owned);
+        ids.insert(id.clone());
+        item["id"] = id.into();
+        clean.push(kept(kind, item));
+    }
+    Ok((all, clean))
 }
 
-fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<()> {
+/// What is kept of an item that was read, its text in parts.
+fn kept(kind: &str, mut item: Value) -> Value {
+    let Some((_, _, fields)) = KINDS.iter().find(|(known, ..)| *known == kind) else { return item };
+    let mut kept = Map::new();
+    kept.insert("id".into(), item["id"].take());
+    kept.insert("type".into(), kind.into());
+    kept.insert("status".into(), item["status"].as_str().unwrap_or("completed").into());
+    for field in *fields {
+        match item[*field].take() {
+            Value::Null => {}
+            Value::String(text) if *field == "content" => {
+                let part = if kept.get("role").is_some_and(|role| role == "assistant") {
+                    json!({"type": "output_text", "text": text, "annotations": []})
+                } else {
+                    json!({"type": "input_text", "text": text})
+                };
+                kept.insert("content".into(), json!([part]));
+            }
+            value => {
+                kept.insert((*field).into(), value);
+            }
+        }
+    }
+    kept.into()
+}
+
+/// Adds what an item says to the messages; returns its kind.
+fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<&'static str> {
     let mut fields = Fields::at(path, item)?;
     // What the answers here have, and no template.
     for name in ["id", "status", "phase", "encrypted_content"] {
         fields.take(name);
     }
-    let kinds = ["message", "function_call", "function_call_output", "reasoning"];
-    match fields.word("type", &kinds)?.unwrap_or("message") {
-        "function_call" => {
+    let kind = fields.word("type", &KINDS.map(|(kind, ..)| kind))?.unwrap_or("message");
+    match kind {
+        "function_call" | "custom_tool_call" => {
             let id = fields.text("call_id")?;
             let name = fields.text("name")?;
             let name = fields.required("name", name)?;
-            let arguments = fields.take("arguments").unwrap_or_else(|| "{}".into());
+            let name = full_name(fields.text("namespace")?.as_deref(), &name);
+            let arguments = if kind == "function_call" {
+                fields.take("arguments").unwrap_or_else(|| "{}".into())
+            } else {
+                let input = fields.text("input")?;
+                arguments(&fields.required("input", input)?)
+            };
             let function = json!({"name": name, "arguments": arguments});
             let call = json!({"id": id, "type": "function", "function": function});
             let message = json!({"role": "assistant", "content": "", "tool_calls": [call]});
@@ -61,7 +127,7 @@ fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<()> {
                 _ => all.push(read),
             }
         }
-        "function_call_output" => {
+        "function_call_output" | "custom_tool_call_output" => {
             let id = fields.text("call_id")?;
             let output = fields.take("output").unwrap_or_else(|| "".into());
             let message = json!({"role": "tool", "tool_call_id": id, "content": output});
@@ -102,41 +168,7 @@ fn add(all: &mut Vec<Value>, path: &str, item: Value) -> Result<()> {
         }
     }
     fields.finish()?;
-    Ok(())
-}
-
-/// Tools as chat completions have them. Those that are no functions are left out: nobody here would run them.
-pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>> {
-    let mut all = Vec::new();
-    for (i, tool) in tools.into_iter().enumerate() {
-        let mut fields = Fields::at(&format!("tools[{i}]"), tool)?;
-        let kind = fields.text("type")?;
-        if fields.required("type", kind)? != "function" {
-            fields::ignore(vec![format!("tools[{i}]")]);
-            continue;
-        }
-        let function = match fields.object("function")? {
-            Some(function) => function,
-            None => {
-                let of = |name: &str, value: Option<Value>| Some((name.to_owned(), value?));
-                let names = ["name", "description", "parameters", "strict"];
-                names.iter().filter_map(|name| of(name, fields.take(name))).collect::<Map<_, _>>()
-            }
-        };
-        fields.finish()?;
-        all.push(json!({"type": "function", "function": function}));
-    }
-    Ok(all)
-}
-
-/// A choice as chat completions have it.
-pub(super) fn tool_choice(choice: Value) -> Value {
-    match choice.get("name") {
-        Some(name) if choice["type"] == "function" => {
-            json!({"type": "function", "function": {"name": name}})
-        }
-        _ => choice,
-    }
+    Ok(kind)
 }
 
 /// The `format` in `text` as chat completions have it.
@@ -165,7 +197,7 @@ mod tests {
 
     #[test]
     fn items_become_messages() {
-        let all = messages(
+        let (all, items) = read(
             &[json!({"role": "user", "content": "Hi"})],
             json!([
                 {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
@@ -176,10 +208,41 @@ mod tests {
                 {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "3"}]},
                 {"role": "user", "content": [{"type": "input_text", "text": "And?"}]},
                 {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Well."}], "encrypted_content": "x"},
-                {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"}
+                {"type": "function_call", "call_id": "c3", "namespace": "n", "name": "f", "arguments": "{}"},
+                {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c4", "name": "patch", "input": "+\"a\"\n"},
+                {"type": "custom_tool_call_output", "id": "rs_1", "call_id": "c4", "output": "Done"}
             ]),
+            {
+                let count = std::cell::Cell::new(0);
+                move |prefix| format!("{prefix}new{}", count.replace(count.get() + 1))
+            },
         )
         .unwrap();
+        let ids: Vec<&str> = items.iter().map(|item| item["id"].as_str().unwrap()).collect();
+        let new = [
+            "rs_1",
+            "msg_1",
+            "fc_new0",
+            "fc_new1",
+            "fco_new2",
+            "fco_new3",
+            "msg_new4",
+            "rs_new5",
+            "fc_new6",
+            "ctc_1",
+            "ctco_new7",
+        ];
+        assert_eq!(ids, new);
+        assert_eq!(
+            items[6],
+            json!({"id": "msg_new4", "type": "message", "status": "completed", "role": "user", "content": [{"type": "input_text", "text": "And?"}]})
+        );
+        // They say the same when they are read again.
+        let again: Vec<Value> =
+            [json!({"role": "user", "content": "Hi"})].into_iter().chain(items).collect();
+        let (last, _) =
+            read(&again[..again.len() - 1], json!([again.last().unwrap()]), str::to_owned).unwrap();
+        assert_eq!(last, all);
         let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         assert_eq!(
             Value::from(all),
@@ -191,7 +254,8 @@ mod tests {
                 {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c2"},
                 {"role": "user", "content": [{"type": "text", "text": "And?"}]},
                 {"role": "assistant", "content": "", "reasoning_content": "Well.",
-                 "tool_calls": [call("c3", "f", json!({}))]}
+                 "tool_calls": [call("c3", "n.f", json!({})), call("c4", "patch", json!({"input": "+\"a\"\n"}))]},
+                {"role": "tool", "content": "Done", "tool_call_id": "c4"}
             ])
         );
     }
@@ -211,8 +275,11 @@ mod tests {
             ),
             (json!([{"type": "function_call", "call_id": "c"}]), "input[0].name"),
             (json!([{"type": "function_call_output", "output": 1}]), "input[0].output"),
+            (json!([{"type": "custom_tool_call", "name": "f"}]), "input[0].input"),
+            (json!([{"type": "custom_tool_call", "name": "f", "input": {}}]), "input[0].input"),
+            (json!([{"type": "custom_tool_call_output", "output": 1}]), "input[0].output"),
         ] {
-            let error = messages(&[], input.clone()).unwrap_err();
+            let error = read(&[], input.clone(), str::to_owned).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field), "{input}");
         }
     }

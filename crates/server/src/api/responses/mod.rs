@@ -2,19 +2,21 @@
 
 mod input;
 mod output;
+mod tools;
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::http::{StatusCode, Uri};
+use axum::response::Response;
 use axum::{Extension, Json};
 use boostr::backend::Backend;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::Id;
-use super::conversation::{Conversation, instructed};
+use super::conversation::{self, Conversation, instructed};
+use super::{Id, pairs};
 use crate::app::App;
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -22,19 +24,22 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::options::GenerationOptions;
 use crate::shape::Shape;
-use crate::sse;
+use crate::stored::Stored;
 
 use output::ResponseScript;
 pub(crate) use output::{ResponseEvent, ResponseObject};
+use tools::Offer;
 
-/// Longest id of a response, in bytes.
-const MAX_ID: usize = 64;
+/// Items of a page, and most of them.
+const PAGE: usize = 20;
+const MAX_PAGE: usize = 100;
 
 /// A conversation whose next turn is wanted.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes a body")]
 pub(crate) struct ResponseFields {
-    /// A text of the user, or items of types `message`, `function_call`, `function_call_output`, `reasoning`
+    /// A text of the user, or items of types `message`, `function_call`, `function_call_output`, `custom_tool_call`,
+    /// `custom_tool_call_output`, `reasoning`
     #[schema(value_type = Value)]
     input: Value,
     /// What the model is told before everything; not taken over by later requests
@@ -49,10 +54,11 @@ pub(crate) struct ResponseFields {
     /// `{"format": {"type": "text"}}`, `json_object`, or `json_schema` with `name` and `schema`
     #[schema(value_type = Option<Object>)]
     text: Option<Value>,
-    /// Functions that may be called: `{"type": "function", "name", "parameters"}`; tools of other types are left out
+    /// Functions that may be called: `{"type": "function", "name", "parameters"}`; those of type `custom` have a text as input,
+    /// and perhaps its `format`; those of type `namespace` have `tools`; tools of other types are left out
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Value>>,
-    /// `auto`, `none`, `required`, or `{"type": "function", "name"}`
+    /// `auto`, `none`, `required`, `{"type": "function", "name"}`, `{"type": "custom", "name"}`, or `allowed_tools`
     tool_choice: Option<Value>,
     /// Whether several functions may be called at once
     parallel_tool_calls: Option<bool>,
@@ -76,6 +82,18 @@ pub(crate) struct ResponseDeleted {
     deleted: bool,
 }
 
+/// Items of the conversation before a response.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ResponseItems {
+    /// `list`
+    object: &'static str,
+    #[schema(value_type = Vec<Object>)]
+    data: Vec<Value>,
+    first_id: Option<String>,
+    last_id: Option<String>,
+    has_more: bool,
+}
+
 /// What is asked, read.
 struct Asked {
     options: GenerationOptions,
@@ -87,6 +105,7 @@ struct Asked {
     is_stored: bool,
     /// The fields of the response that repeat the request.
     echo: Value,
+    offer: Offer,
 }
 
 impl Asked {
@@ -136,15 +155,19 @@ impl Asked {
             "text": text.clone().unwrap_or_else(|| json!({"format": {"type": "text"}}).as_object().cloned().unwrap_or_default()),
             "reasoning": {"effort": effort, "summary": null}
         });
+        let mut offer = Offer::read(tools, choice)?;
         let mut shape = json!({
-            "tools": input::tools(tools)?, "tool_choice": input::tool_choice(choice),
+            "tools": std::mem::take(&mut offer.functions), "tool_choice": offer.choice.take(),
             "parallel_tool_calls": parallel
         });
         if let Some(format) = input::format(text)? {
             shape["response_format"] = format;
         }
-        let shape = Shape::read(&mut Fields::of(shape)?)?;
-        Ok(Self { options, shape, kwargs, input, instructions, previous, is_stored, echo })
+        let mut shape = Shape::read(&mut Fields::of(shape)?)?;
+        if offer.answer.is_some() {
+            shape = shape.with_input(offer.form.take())?;
+        }
+        Ok(Self { options, shape, kwargs, input, instructions, previous, is_stored, echo, offer })
     }
 }
 
@@ -161,19 +184,20 @@ pub(crate) async fn create<B: Backend>(
 async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> Result<Response> {
     let asked = Asked::read(fields)?;
     let past = match &asked.previous {
-        None => None,
-        Some(id) => Some(app.responses.get(scope, id).ok_or_else(|| {
-            let reason = "there is no such response here; the least recently used are dropped";
-            let error = ApiError::field("previous_response_id", reason);
-            ApiError { status: axum::http::StatusCode::NOT_FOUND, ..error }
-                .with_code("previous_response_not_found")
-        })?),
+        None => Vec::new(),
+        Some(id) => {
+            let found = find(&app, scope, id, |stored| stored.items()).await?;
+            found.map_err(|reason| {
+                let error = ApiError::field("previous_response_id", reason);
+                ApiError { status: StatusCode::NOT_FOUND, ..error }
+                    .with_code("previous_response_not_found")
+            })?
+        }
     };
-    let past = past.as_ref().map_or(&[][..], |stored| &stored.messages);
-    let messages = input::messages(past, asked.input)?;
+    let (messages, new) = input::read(&past, asked.input, |prefix| app.ids.name(prefix))?;
     let is_stream = asked.options.is_stream();
-    let script =
-        ResponseScript::new(&app, scope, asked.echo, asked.is_stored.then(|| messages.clone()));
+    let before = asked.is_stored.then(|| past.into_iter().chain(new).collect());
+    let script = ResponseScript::new(&app, scope, asked.echo, asked.offer, before);
     let conversation = Conversation {
         messages: instructed(messages, asked.instructions),
         options: asked.options,
@@ -185,16 +209,32 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
         top: None,
     };
     let begun = conversation.begin(&app, scope).await?;
-    let mut script = script.answering(begun.is_forced);
-    if is_stream {
-        return sse::stream(begun.pieces, 1, script).await;
-    }
-    begun.read(|piece| script.take(piece, &mut sse::Events::default())).await?;
-    Ok(Json(script.response).into_response())
+    let script = script.answering(begun.is_forced);
+    conversation::answer(begun, is_stream, script, |script| script.response).await
 }
 
-fn missing() -> ApiError {
-    let reason = "there is no such response here; the least recently used are dropped";
+/// A part of a response that is kept, or why there is none.
+async fn find<B: Backend, T: Send + 'static>(
+    app: &Arc<App<B>>,
+    scope: Scope,
+    id: &str,
+    part: impl FnOnce(&Stored) -> T + Send + 'static,
+) -> Result<Result<T, String>> {
+    let (all, name) = (app.clone(), id.to_owned());
+    let find = move || match all.responses.get(scope, &name) {
+        Ok(Some(stored)) => Ok(part(&stored)),
+        Ok(None) => {
+            Err("there is no such response here; the least recently used are dropped".into())
+        }
+        Err(reason) => Err(reason),
+    };
+    if app.responses.is_on_disk() {
+        return app.desks.sessions.blocking(app, move || Ok(find())).await;
+    }
+    Ok(find())
+}
+
+fn missing(reason: String) -> ApiError {
     let error = ApiError::not_found(reason).with_code("response_not_found");
     ApiError { param: Some("id".into()), ..error }
 }
@@ -203,9 +243,13 @@ pub(crate) async fn one<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Extension(scope): Extension<Scope>,
     Id(id): Id,
+    uri: Uri,
 ) -> Result<Json<Value>> {
-    let stored = (id.len() <= MAX_ID).then(|| app.responses.get(scope, &id)).flatten();
-    stored.map(|stored| Json(stored.response.clone())).ok_or_else(missing)
+    if uri.query().into_iter().flat_map(pairs).any(|pair| pair == ("stream", "true")) {
+        return Err(ApiError::field("stream", "a response that is kept comes at once"));
+    }
+    let response = find(&app, scope, &id, |stored| stored.response.clone()).await?;
+    response.map(Json).map_err(missing)
 }
 
 pub(crate) async fn delete<B: Backend>(
@@ -213,8 +257,70 @@ pub(crate) async fn delete<B: Backend>(
     Extension(scope): Extension<Scope>,
     Id(id): Id,
 ) -> Result<Json<ResponseDeleted>> {
-    if id.len() > MAX_ID || !app.responses.delete(scope, &id) {
-        return Err(missing());
+    let (all, name) = (app.clone(), id.clone());
+    let was_there = move || Ok(all.responses.delete(scope, &name));
+    if !app.desks.sessions.blocking(&app, was_there).await? {
+        return Err(missing("there is no such response here".into()));
     }
     Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))
+}
+
+/// Only answers that are made in the background can be cancelled, and there are none: who closes the connection cancels.
+pub(crate) async fn cancel<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    Extension(scope): Extension<Scope>,
+    Id(id): Id,
+) -> Result<Json<Value>> {
+    find(&app, scope, &id, |_| ()).await?.map_err(missing)?;
+    let reason =
+        "a response that is kept is whole; one under way ends when its connection is closed";
+    let error = ApiError::invalid(reason).with_code("response_not_cancellable");
+    Err(ApiError { param: Some("id".into()), ..error })
+}
+
+pub(crate) async fn input_items<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    Extension(scope): Extension<Scope>,
+    Id(id): Id,
+    uri: Uri,
+) -> Result<Json<ResponseItems>> {
+    let (mut limit, mut after, mut is_ascending) = (PAGE, None, false);
+    for (name, value) in uri.query().into_iter().flat_map(pairs) {
+        match name {
+            "limit" => {
+                let read = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+                let reason = format!("expected an integer from 1 to {MAX_PAGE}");
+                limit = read.ok_or_else(|| ApiError::field("limit", reason))?;
+            }
+            "order" => {
+                is_ascending = value == "asc";
+                if !is_ascending && value != "desc" {
+                    return Err(ApiError::field("order", "expected `asc` or `desc`"));
+                }
+            }
+            "after" => after = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+    let mut items =
+        find(&app, scope, &id, |stored| stored.input.clone()).await?.map_err(missing)?;
+    if !is_ascending {
+        items.reverse();
+    }
+    let start = match &after {
+        None => 0,
+        Some(id) => {
+            let place = items.iter().position(|item| item["id"] == id.as_str());
+            place.ok_or_else(|| ApiError::field("after", "there is no item of this id"))? + 1
+        }
+    };
+    let data: Vec<Value> = items.iter().skip(start).take(limit).cloned().collect();
+    let id = |item: Option<&Value>| item.and_then(|item| item["id"].as_str()).map(str::to_owned);
+    Ok(Json(ResponseItems {
+        object: "list",
+        first_id: id(data.first()),
+        last_id: id(data.last()),
+        has_more: start + data.len() < items.len(),
+        data,
+    }))
 }

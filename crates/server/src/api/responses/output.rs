@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use boostr::backend::Backend;
+use boostr::chat::tools::ToolFormat;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
@@ -13,6 +14,11 @@ use crate::job::{FinishReason, Finished, Piece};
 use crate::shape::Called;
 use crate::sse::{Events, Script};
 use crate::stored::Stored;
+
+use super::tools::{Offer, arguments};
+
+/// The status of an item of which nothing was said.
+const BEGUN: &str = "in_progress";
 
 /// A response. It repeats the fields of its request.
 #[derive(ToSchema)]
@@ -25,7 +31,7 @@ pub(crate) struct ResponseObject {
     model: String,
     /// `completed`, `incomplete`, `failed` or `in_progress`
     status: String,
-    /// Items of types `reasoning`, `message` and `function_call`
+    /// Items of types `reasoning`, `message`, `function_call` and `custom_tool_call`
     #[schema(value_type = Vec<Object>)]
     output: Vec<Value>,
     /// `{"reason": "max_output_tokens"}` where the answer was cut off
@@ -52,8 +58,11 @@ pub(crate) struct ResponseEvent {
 pub(crate) struct ResponseScript<B: Backend> {
     app: Arc<App<B>>,
     scope: Scope,
-    /// The conversation before the answer, of one that is to be kept.
+    /// The items before the answer, of one that is to be kept.
     before: Option<Vec<Value>>,
+    offer: Offer,
+    /// The id of a call whose input is the answer.
+    call_id: String,
     pub(super) response: Value,
     /// It has calls of tools and no words.
     is_forced: bool,
@@ -66,39 +75,51 @@ pub(crate) struct ResponseScript<B: Backend> {
 
 /// An item of text in the making.
 struct Open {
-    is_thought: bool,
+    says: Says,
     id: String,
     text: String,
 }
 
-impl Open {
-    fn part(&self) -> Value {
-        if self.is_thought {
-            json!({"type": "reasoning_text", "text": self.text})
-        } else {
-            json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
+/// Whose text it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Says {
+    Thought,
+    Words,
+    /// The input of the custom tool that has to be called.
+    Input,
+}
+
+impl Says {
+    /// What the id of an item begins with, and the events of its text.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Thought => ("rs_", "response.reasoning_text"),
+            Self::Words => ("msg_", "response.output_text"),
+            Self::Input => ("ctc_", "response.custom_tool_call_input"),
         }
     }
+}
 
-    fn item(&self, status: &str, content: &[Value]) -> Value {
-        if self.is_thought {
-            json!({
-                "type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content
-            })
-        } else {
-            json!({
-                "type": "message", "id": self.id, "status": status, "role": "assistant", "content": content
-            })
+impl Open {
+    /// The one part of its content.
+    fn part(&self) -> Option<Value> {
+        match self.says {
+            Says::Thought => Some(json!({"type": "reasoning_text", "text": self.text})),
+            Says::Words => Some(
+                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+            ),
+            Says::Input => None,
         }
     }
 }
 
 impl<B: Backend> ResponseScript<B> {
-    /// A response with the fields in `echo`, kept after the conversation `before` if there is one.
+    /// A response with the fields in `echo` and calls of what is on `offer`, kept after the items `before` if there are any.
     pub(super) fn new(
         app: &Arc<App<B>>,
         scope: Scope,
         echo: Value,
+        offer: Offer,
         before: Option<Vec<Value>>,
     ) -> Self {
         let mut response = json!({
@@ -109,9 +130,11 @@ impl<B: Backend> ResponseScript<B> {
         if let (Some(response), Value::Object(echo)) = (response.as_object_mut(), echo) {
             response.extend(echo);
         }
-        let app = app.clone();
-        let (items, open) = (Vec::new(), None);
-        Self { app, scope, before, response, is_forced: false, items, open, sequence: 0 }
+        let format = app.loaded().and_then(|loaded| loaded.tool_format);
+        let call_id = format.unwrap_or(ToolFormat::Hermes).call_id(app.ids.number());
+        let (app, items) = (app.clone(), Vec::new());
+        let (is_forced, open, sequence) = (false, None, 0);
+        Self { app, scope, before, offer, call_id, response, is_forced, items, open, sequence }
     }
 
     pub(super) fn answering(self, is_forced: bool) -> Self {
@@ -130,12 +153,17 @@ impl<B: Backend> ResponseScript<B> {
         out.event(kind, &event);
     }
 
-    /// An event of the open item, about its one part.
-    fn tell_of_part(&mut self, kind: &str, more: (&str, Value), out: &mut Events) {
+    /// An event of the open item, about its text.
+    fn tell_of_text(&mut self, kind: &str, (name, value): (&str, Value), out: &mut Events) {
         let Some(open) = &self.open else { return };
-        let place = self.items.len();
-        let mut fields = json!({"item_id": open.id, "output_index": place, "content_index": 0});
-        fields[more.0] = more.1;
+        let mut fields = json!({"item_id": open.id, "output_index": self.items.len()});
+        if open.says != Says::Input {
+            fields["content_index"] = 0.into();
+        }
+        fields[name] = value;
+        if open.says == Says::Words && name != "part" {
+            fields["logprobs"] = json!([]);
+        }
         self.tell(kind, fields, out);
     }
 
@@ -143,53 +171,63 @@ impl<B: Backend> ResponseScript<B> {
         self.tell(kind, json!({"output_index": self.items.len(), "item": item}), out);
     }
 
-    fn open(&mut self, is_thought: bool, out: &mut Events) {
-        if self.open.as_ref().is_some_and(|open| open.is_thought == is_thought) {
+    /// The open item; one that has just begun has no content.
+    fn item(&self, open: &Open, status: &str) -> Value {
+        let content: Vec<Value> =
+            if status == BEGUN { Vec::new() } else { open.part().into_iter().collect() };
+        match open.says {
+            Says::Thought => json!({
+                "type": "reasoning", "id": open.id, "status": status, "summary": [], "content": content
+            }),
+            Says::Words => json!({
+                "type": "message", "id": open.id, "status": status, "role": "assistant", "content": content
+            }),
+            Says::Input => {
+                let name = self.offer.answer.as_deref().unwrap_or_default();
+                let input = arguments(&open.text).to_string();
+                let mut item = self.offer.item(name, &input, &self.call_id);
+                item.insert("id".into(), open.id.as_str().into());
+                item.insert("status".into(), status.into());
+                item.into()
+            }
+        }
+    }
+
+    fn open(&mut self, says: Says, out: &mut Events) {
+        if self.open.as_ref().is_some_and(|open| open.says == says) {
             return;
         }
         self.close("completed", out);
-        let id = self.app.ids.name(if is_thought { "rs_" } else { "msg_" });
-        let open = Open { is_thought, id, text: String::new() };
-        let (item, part) = (open.item("in_progress", &[]), open.part());
+        let id = self.app.ids.name(says.names().0);
+        let open = Open { says, id, text: String::new() };
+        let (item, part) = (self.item(&open, BEGUN), open.part());
         self.open = Some(open);
         self.tell_of_item("response.output_item.added", &item, out);
-        self.tell_of_part("response.content_part.added", ("part", part), out);
+        if let Some(part) = part {
+            self.tell_of_text("response.content_part.added", ("part", part), out);
+        }
     }
 
-    fn say(&mut self, is_thought: bool, text: &str, out: &mut Events) {
+    fn say(&mut self, says: Says, text: &str, out: &mut Events) {
         if text.is_empty() {
             return;
         }
-        self.open(is_thought, out);
+        self.open(says, out);
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
         }
-        if is_thought {
-            self.tell_of_part("response.reasoning_text.delta", ("delta", text.into()), out);
-        } else {
-            let Some(open) = &self.open else { return };
-            let place = self.items.len();
-            let fields = json!({
-                "item_id": open.id, "output_index": place, "content_index": 0, "delta": text, "logprobs": []
-            });
-            self.tell("response.output_text.delta", fields, out);
-        }
+        self.tell_of_text(&format!("{}.delta", says.names().1), ("delta", text.into()), out);
     }
 
     fn close(&mut self, status: &str, out: &mut Events) {
         let Some(open) = &self.open else { return };
-        let (part, text) = (open.part(), Value::from(open.text.as_str()));
-        let item = open.item(status, std::slice::from_ref(&part));
-        if open.is_thought {
-            self.tell_of_part("response.reasoning_text.done", ("text", text), out);
-        } else {
-            let fields = json!({
-                "item_id": open.id, "output_index": self.items.len(), "content_index": 0, "text": text,
-                "logprobs": []
-            });
-            self.tell("response.output_text.done", fields, out);
+        let (part, text, says) = (open.part(), Value::from(open.text.as_str()), open.says);
+        let item = self.item(open, status);
+        let name = if says == Says::Input { "input" } else { "text" };
+        self.tell_of_text(&format!("{}.done", says.names().1), (name, text), out);
+        if let Some(part) = part {
+            self.tell_of_text("response.content_part.done", ("part", part), out);
         }
-        self.tell_of_part("response.content_part.done", ("part", part), out);
         self.tell_of_item("response.output_item.done", &item, out);
         self.items.push(item);
         self.open = None;
@@ -197,31 +235,43 @@ impl<B: Backend> ResponseScript<B> {
 
     fn call(&mut self, call: &Called, out: &mut Events) {
         self.close("completed", out);
-        let id = self.app.ids.name("fc_");
-        let item = |status: &str, arguments: &str| {
-            json!({
-                "type": "function_call", "id": id, "status": status, "call_id": call.id, "name": call.name,
-                "arguments": arguments
-            })
+        let mut item = self.offer.item(&call.name, &call.arguments, &call.id);
+        let (prefix, field, events) = if item.contains_key("input") {
+            ("ctc_", "input", "response.custom_tool_call_input")
+        } else {
+            ("fc_", "arguments", "response.function_call_arguments")
         };
+        let id = self.app.ids.name(prefix);
+        item.insert("id".into(), id.as_str().into());
+        let text = item.insert(field.into(), "".into()).unwrap_or_default();
+        item.insert("status".into(), BEGUN.into());
+        self.tell_of_item("response.output_item.added", &item.clone().into(), out);
         let place = self.items.len();
-        self.tell_of_item("response.output_item.added", &item("in_progress", ""), out);
-        let fields = json!({"item_id": id, "output_index": place, "delta": call.arguments});
-        self.tell("response.function_call_arguments.delta", fields, out);
-        let fields = json!({
-            "item_id": id, "output_index": place, "name": call.name, "arguments": call.arguments
-        });
-        self.tell("response.function_call_arguments.done", fields, out);
-        let item = item("completed", &call.arguments);
+        let fields = json!({"item_id": id, "output_index": place, "delta": text});
+        self.tell(&format!("{events}.delta"), fields, out);
+        let mut fields = json!({"item_id": id, "output_index": place});
+        if field == "arguments" {
+            fields["name"] = item["name"].clone();
+        }
+        fields[field] = text.clone();
+        self.tell(&format!("{events}.done"), fields, out);
+        item.insert(field.into(), text);
+        item.insert("status".into(), "completed".into());
+        let item = item.into();
         self.tell_of_item("response.output_item.done", &item, out);
         self.items.push(item);
+    }
+
+    /// What a text without a mark is.
+    fn words(&self) -> Says {
+        if self.offer.answer.is_some() { Says::Input } else { Says::Words }
     }
 
     fn end(&mut self, how: &Finished, out: &mut Events) {
         let is_cut = how.reason == FinishReason::Length;
         let status = if is_cut { "incomplete" } else { "completed" };
         if self.items.is_empty() && self.open.is_none() && !self.is_forced {
-            self.open(false, out);
+            self.open(self.words(), out);
         }
         self.close(status, out);
         self.response["output"] = std::mem::take(&mut self.items).into();
@@ -242,24 +292,10 @@ impl<B: Backend> ResponseScript<B> {
 
     /// Keeps the response with the conversation that it ends.
     fn keep(&mut self) {
-        let Some(before) = self.before.take() else { return };
-        let output = self.response["output"].clone();
-        // What was just made can be read again; with nothing in it there is nothing to go on from.
-        let messages = super::input::messages(&before, output).unwrap_or(before);
+        let Some(input) = self.before.take() else { return };
         let id = self.response["id"].as_str().unwrap_or_default();
-        let response = self.response.clone();
-        self.app.responses.put(self.scope, id, Stored { response, messages });
-    }
-
-    /// Takes a piece of the answer.
-    pub(super) fn take(&mut self, piece: Piece, out: &mut Events) {
-        match piece {
-            Piece::Text { text, .. } => self.say(false, &text, out),
-            Piece::Thought { text, .. } => self.say(true, &text, out),
-            Piece::Call { call, .. } => self.call(&call, out),
-            Piece::Finished { how, .. } => self.end(&how, out),
-            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
-        }
+        let stored = Stored { response: self.response.clone(), input };
+        self.app.responses.put(self.scope, id, stored, || self.app.begin_work());
     }
 }
 
@@ -271,7 +307,13 @@ impl<B: Backend> Script for ResponseScript<B> {
     }
 
     fn piece(&mut self, piece: Piece, out: &mut Events) {
-        self.take(piece, out);
+        match piece {
+            Piece::Text { text, .. } => self.say(self.words(), &text, out),
+            Piece::Thought { text, .. } => self.say(Says::Thought, &text, out),
+            Piece::Call { call, .. } => self.call(&call, out),
+            Piece::Finished { how, .. } => self.end(&how, out),
+            Piece::Progress { .. } | Piece::Ping | Piece::Failed(_) => {}
+        }
     }
 
     fn finish(&mut self, _: &mut Events) {}

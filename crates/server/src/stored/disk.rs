@@ -1,0 +1,135 @@
+//! Answers in files: `SCOPE-ID.jsonl` in a folder of their own, with the checksum of the rest, the answer, and the items
+//! before it, each in a line.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use boostr::Error;
+use boostr::checkpoint::{PrivateFolder, crc32};
+use serde_json::Value;
+
+use super::{Key, MAX_BYTES, Stored};
+
+const ENDING: &str = ".jsonl";
+/// Longest file that is read: the checksum and the ends of lines are not among the bytes of an answer.
+const MAX_FILE: u64 = 2 * MAX_BYTES as u64;
+
+/// How many bytes answers may take on disk.
+pub(crate) type Left = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// The files of answers. What fails is said in the log, and the answer is in memory.
+pub(super) struct Disk {
+    folder: PrivateFolder,
+    left: Left,
+    /// Who reads or writes files.
+    turn: Mutex<()>,
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    pub(super) fn new(folder: PrivateFolder, left: Left) -> Self {
+        Self { folder, left, turn: Mutex::default() }
+    }
+
+    /// Who works with files, until this is dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn left(&self) -> u64 {
+        (self.left)()
+    }
+
+    /// The answers that are there with their bytes, the least recently used first.
+    pub(super) fn list(&self) -> boostr::Result<Vec<(Key, usize)>> {
+        let mut files = self.folder.list()?;
+        files.sort_by(|a, b| a.modified.cmp(&b.modified).then_with(|| a.name.cmp(&b.name)));
+        let known =
+            files.into_iter().filter_map(|file| Some((key(&file.name)?, file.len as usize)));
+        Ok(known.collect())
+    }
+
+    pub(super) fn has(&self, key: &Key) -> bool {
+        self.folder.path().join(name(key)).symlink_metadata().is_ok()
+    }
+
+    /// An answer and its bytes, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be read, without the names of folders.
+    pub(super) fn read(&self, key: &Key) -> Result<Option<(Stored, usize)>, String> {
+        let name = name(key);
+        let read = self.folder.read(&name, MAX_FILE);
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an answer cannot be read");
+                return Err(format!("the file `{name}` of this response cannot be read"));
+            }
+        };
+        match decode(&bytes).filter(|stored| stored.response["id"] == key.id.as_str()) {
+            Some(stored) => Ok(Some((stored, bytes.len()))),
+            None => {
+                let path = self.folder.path().join(&name);
+                tracing::warn!(path = %path.display(), "an answer is damaged");
+                Err(format!("the file `{name}` of this response is damaged"))
+            }
+        }
+    }
+
+    /// Writes an answer; whether it is there.
+    pub(super) fn write(&self, key: &Key, text: &[u8]) -> bool {
+        let written = self.folder.write(&name(key), text);
+        written.inspect_err(|error| tracing::warn!(%error, "an answer is not on disk")).is_ok()
+    }
+
+    pub(super) fn remove(&self, key: &Key) {
+        if let Err(error) = self.folder.remove(&name(key)) {
+            tracing::warn!(%error, "an answer that is dropped stays on disk");
+        }
+    }
+
+    /// Says that an answer was used. One that is not there yet, or no more, was used too.
+    pub(super) fn touch(&self, key: &Key) {
+        let _ = self.folder.touch(&name(key));
+    }
+}
+
+fn name(key: &Key) -> String {
+    format!("{:016x}-{}{ENDING}", key.scope, key.id)
+}
+
+fn key(name: &str) -> Option<Key> {
+    let (scope, id) = name.strip_suffix(ENDING)?.split_once('-')?;
+    let key = Key::new(u64::from_str_radix(scope, 16).ok()?, id)?;
+    (self::name(&key) == name).then_some(key)
+}
+
+/// An answer as a file.
+pub(super) fn encode(stored: &Stored) -> Vec<u8> {
+    let mut lines = Vec::new();
+    for value in std::iter::once(&stored.response).chain(&stored.input) {
+        lines.extend(value.to_string().bytes());
+        lines.push(b'\n');
+    }
+    [format!("{:08x}\n", crc32(0, &lines)).as_bytes(), &lines].concat()
+}
+
+fn decode(bytes: &[u8]) -> Option<Stored> {
+    let (sum, lines) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
+    if u32::from_str_radix(sum, 16).ok()? != crc32(0, lines.as_bytes()) {
+        return None;
+    }
+    let values = lines.lines().map(serde_json::from_str::<Value>);
+    let mut values = values.collect::<Result<Vec<_>, _>>().ok()?.into_iter();
+    Some(Stored { response: values.next()?, input: values.collect() })
+}
