@@ -1,6 +1,7 @@
-//! Tokenizers, with the files beside them.
+//! `tokenizer.json` and the files beside it.
 #![no_main]
 
+use boostr_fuzz::{caught, let_panics_be_caught, tokenizer};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| boostr_fuzz::tokenizer::check(text));
+fuzz_target!(init: let_panics_be_caught(), |text: &str| caught(|| tokenizer::check(text)));

@@ -1,17 +1,13 @@
 //! Bodies of requests to the server, answered by a model that is small.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use boostr::backend::{Cpu, cpu};
-use boostr::chat::Source;
-use boostr::engine::{Engine, EngineConfig};
-use boostr::generation_config::SpecialTokens;
-use boostr::load::LanguageModel;
-use boostr::threads::Threads;
-use boostr_server::{Config, Limits, Server};
+use boostr::backend::Cpu;
+use boostr_server::Server;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
+
+use super::server::server;
 
 const PATHS: [&str; 6] = [
     "/v1/chat/completions",
@@ -22,30 +18,9 @@ const PATHS: [&str; 6] = [
     "/apply-template",
 ];
 
-/// With all that a template may be asked for.
-const TEMPLATE: &str = "{% for t in tools or [] %}<tools>{{ t | tojson }}</tools>{% endfor %}{% for m in messages %}<s>{{ m.role }}: \
-    {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}</s>{% endfor %}\
-    {% if add_generation_prompt %}<s>assistant: {% endif %}";
-
 static SERVER: LazyLock<(Runtime, Server<Cpu>)> = LazyLock::new(|| {
-    let path = fixtures().join("models/mamba2-tiny");
-    let mut lm = LanguageModel::<Cpu>::open(&path, &Default::default(), cpu()).expect("a model");
-    lm.chat_template = Some(Source::new("fuzz", TEMPLATE, SpecialTokens::default()));
-    let lm = Arc::new(lm);
-    let limits = Limits { max_prompt: 300, default_tokens: 1, max_tokens: 2, ..Limits::default() };
-    let server = Server::new(Config { limits, ..Config::default() }).expect("a server");
-    let threads = Some(Threads::new(1).expect("a thread"));
-    let engine = EngineConfig { threads, ..EngineConfig::default() };
-    let engine = Engine::start(lm.clone(), engine).expect("an engine");
-    server.load(lm, engine, None, None).expect("a model with a tokenizer");
-    (Builder::new_current_thread().enable_all().build().expect("a runtime"), server)
+    (Builder::new_current_thread().enable_all().build().expect("a runtime"), server(None))
 });
-
-/// The fixtures of the repository, for whichever crate this file is compiled into.
-fn fixtures() -> PathBuf {
-    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    above.map(|folder| folder.join("fixtures")).find(|path| path.is_dir()).expect("fixtures")
-}
 
 /// Asks the server, at the path that the first byte says.
 pub fn check(text: &str) {

@@ -5,7 +5,8 @@ pub use numr;
 use numr::runtime::Runtime;
 
 use crate::ops::{
-    self, ActivationOps, AttentionOps, CausalConvOps, LinearOps, NormOps, SsmKernelOps, Tape,
+    self, ActivationOps, AttentionOps, CausalConvOps, DeltaOps, LinearOps, NormOps, SsmKernelOps,
+    Tape,
 };
 
 pub use numr::dtype::DType;
@@ -27,6 +28,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Runtime: Runtime<DType = DType>;
     /// What runs operations on them.
     type Client: SsmKernelOps<Self::Runtime>
+        + DeltaOps<Self::Runtime>
         + CausalConvOps<Self::Runtime>
         + NormOps<Self::Runtime>
         + LinearOps<Self::Runtime>

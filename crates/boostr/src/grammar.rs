@@ -53,6 +53,7 @@
 //! | a schema | [`MAX_SCHEMA`] bytes of JSON, [`MAX_VALUES`] values, [`MAX_KEYS`] in an object, nested [`MAX_DEPTH`] deep |
 //! | a schema with `minProperties` or `maxProperties` | [`MAX_COUNTED`] values |
 //! | a schema with `allOf`, `$ref` or `patternProperties` | [`MAX_PATTERNS`] patterns and formats |
+//! | all `multipleOf` of a schema | [`MAX_REMAINDERS`] remainders |
 //! | a text in Lark | [`MAX_LARK`] bytes, brackets nested [`MAX_DEPTH`] deep, [`MAX_PATTERNS`] times `&` |
 //! | a regular expression | [`MAX_REGEX`] bytes |
 //! | symbols of all rules | 100 000 |
@@ -92,6 +93,11 @@ pub const MAX_COUNTED: usize = 100;
 /// Most patterns and formats in a schema with `allOf`, `$ref` or `patternProperties`, by which all may have to match at
 /// once; and most `&` in a Lark grammar.
 pub const MAX_PATTERNS: usize = 16;
+
+/// Most remainders that all `multipleOf` of a schema have; with `allOf`, `$ref` or `patternProperties` their product counts.
+///
+/// A number in decimal digits has as many as it has left without its factors 2 and 5: 7 of 7 and of 0.07, 27 of 86400.
+pub const MAX_REMAINDERS: u64 = 10_000;
 
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 16 << 10;
@@ -161,6 +167,14 @@ impl Grammar {
         }
         if intersections > MAX_PATTERNS {
             return refuse(format!("expected at most {MAX_PATTERNS} times `&`, found more"));
+        }
+        let mut room = Room::default();
+        let mut schemas = rules.split("%json").skip(1).filter_map(|rest| {
+            serde_json::Deserializer::from_str(rest).into_iter::<Value>().next()?.ok()
+        });
+        let fits = schemas.try_for_each(|schema| room.take(&schema, MAX_DEPTH));
+        if let Err(reason) = fits.and_then(|()| room.check_products()) {
+            return refuse(format!("in the schemas of `%json`: {reason}"));
         }
         Ok(Self(Kind::Lark(rules)))
     }
@@ -272,6 +286,8 @@ struct Room {
     has_intersections: bool,
     /// Whether it says how many properties an object has.
     counts_properties: bool,
+    /// The sum and the product of the remainders of each `multipleOf`.
+    remainders: (u64, u64),
 }
 
 impl Default for Room {
@@ -282,6 +298,7 @@ impl Default for Room {
             patterns: 0,
             has_intersections: false,
             counts_properties: false,
+            remainders: (0, 1),
         }
     }
 }
@@ -301,6 +318,13 @@ impl Room {
                 self.patterns
             ));
         }
+        let (sum, product) = self.remainders;
+        let remainders = if self.has_intersections { product } else { sum };
+        if remainders > MAX_REMAINDERS {
+            return Err(format!(
+                "expected numbers in multipleOf that have at most {MAX_REMAINDERS} remainders together, found {remainders}"
+            ));
+        }
         Ok(())
     }
 
@@ -311,6 +335,11 @@ impl Room {
                 "minProperties" | "maxProperties" => self.counts_properties = true,
                 "allOf" | "$ref" => self.has_intersections = true,
                 "pattern" | "format" => self.patterns += 1,
+                "multipleOf" => {
+                    let (sum, product) = self.remainders;
+                    let own = remainders(value);
+                    self.remainders = (sum.saturating_add(own), product.saturating_mul(own));
+                }
                 "patternProperties" => {
                     self.has_intersections = true;
                     self.patterns += value.as_object().map_or(0, Map::len);
@@ -344,6 +373,23 @@ impl Room {
             _ => Ok(()),
         }
     }
+}
+
+/// How many remainders a decimal number has by another: what is left of its digits without the factors 2 and 5, which
+/// the last few digits tell.
+fn remainders(value: &Value) -> u64 {
+    let Value::Number(number) = value else { return 1 };
+    let number = number.to_string();
+    let digits = number.split(['e', 'E']).next().unwrap_or_default();
+    let digits: String = digits.chars().filter(char::is_ascii_digit).collect();
+    // Of more digits than fit there are too many; 0 is refused for itself.
+    let mut left: u64 = digits.parse().unwrap_or(u64::MAX);
+    for factor in [2, 5] {
+        while left > 0 && left.is_multiple_of(factor) {
+            left /= factor;
+        }
+    }
+    left.max(1)
 }
 
 /// How deep round, square and curly brackets are nested, and the number of `&`, outside of texts, regular expressions and
@@ -387,6 +433,22 @@ mod tests {
         assert_eq!(shape_of_rules("// (((((\nstart: \"\\\"((\" (a)\n\"(("), (1, 0));
         assert_eq!(shape_of_rules(")))((a # (((&"), (2, 0));
         assert_eq!(shape_of_rules(&"(".repeat(1000)), (1000, 0));
+    }
+
+    #[test]
+    fn remainders_are_those_of_the_digits_without_2_and_5() {
+        for (number, expected) in [
+            ("1", 1),
+            ("7", 7),
+            ("0.07", 7),
+            ("86400", 27),
+            ("1e-9", 1),
+            ("1e300", 1),
+            ("0", 1),
+            ("1000003", 1_000_003),
+        ] {
+            assert_eq!(remainders(&serde_json::from_str(number).unwrap()), expected, "{number}");
+        }
     }
 
     #[test]

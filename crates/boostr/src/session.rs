@@ -484,8 +484,7 @@ impl<B: Backend> Sessions<B> {
             return Err(missing());
         }
         clean(&folder);
-        let (log, records) = Log::open(&path)?;
-        let tree = tree_of(&path, records)?;
+        let (log, tree) = Log::open(&path, tree_of)?;
         states::prune(&folder, &tree);
         let states = states::all(&folder);
         for path in [folder, path].into_iter().chain(states) {
@@ -560,8 +559,7 @@ impl<B: Backend> Sessions<B> {
         }
         sync_folder(&self.folder).map_err(io)?;
         let path = folder.join(LOG);
-        let (log, records) = Log::open(&path)?;
-        let tree = tree_of(&path, records)?;
+        let (log, tree) = Log::open(&path, tree_of)?;
         Ok(self.add(open, name, lock, log, tree))
     }
 }

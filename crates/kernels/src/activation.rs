@@ -5,6 +5,7 @@
 //! gelu(x)      = x Phi(x),  Phi the normal distribution: (1 + erf(x / sqrt 2)) / 2
 //! gelu_tanh(x) = x (1 + tanh u) / 2 = x / (1 + exp(-2 u)),  u = sqrt(2 / pi) (x + 0.044715 x³)
 //! relu2(x)     = max(x, 0)²
+//! sigmoid(x)   = 1 / (1 + exp(-x))
 //! ```
 //!
 //! `gelu(x) = max(x, 0) - |x| Phi(-|x|)` has no cancellation. `Phi(-a) = exp(-a² / 2) g(a)`, where g falls from 1/2
@@ -33,6 +34,8 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)²`
     Relu2,
+    /// `1 / (1 + exp(-x))`
+    Sigmoid,
 }
 
 /// Largest error of [`activate`] at any finite x, as a share of the larger of |x| and the result.
@@ -108,6 +111,35 @@ fn by_rows(x: Rows<'_>, out: &mut [f32], row: impl Fn(&[f32], usize, &mut [f32])
     });
 }
 
+dispatch! {
+    /// `y *= activation(z)`; both have one length.
+    pub(crate) fn gate = gate_row_body(activation: Activation, y: &mut [f32], z: &[f32])
+}
+
+#[inline(always)]
+pub(crate) fn gate_row_body<S: Simd>(simd: S, activation: Activation, y: &mut [f32], z: &[f32]) {
+    match activation {
+        Activation::Silu => gate_by::<S, Silu>(simd, y, z),
+        Activation::Gelu => gate_by::<S, Gelu>(simd, y, z),
+        Activation::GeluTanh => gate_by::<S, GeluTanh>(simd, y, z),
+        Activation::Relu2 => gate_by::<S, Relu2>(simd, y, z),
+        Activation::Sigmoid => gate_by::<S, Sigmoid>(simd, y, z),
+    }
+}
+
+#[inline(always)]
+fn gate_by<S: Simd, F: Function>(simd: S, y: &mut [f32], z: &[f32]) {
+    let (chunks, rest) = S::chunks_mut(y);
+    let (gates, gate_rest) = S::chunks(z);
+    for (chunk, gate) in chunks.iter_mut().zip(gates) {
+        simd.store(simd.mul(simd.load(chunk), F::lanes(simd, simd.load(gate))), chunk);
+    }
+    let mut tail = S::tail(rest);
+    let gate = F::lanes(simd, simd.load(&S::tail(gate_rest)));
+    simd.store(simd.mul(simd.load(&tail), gate), &mut tail);
+    S::write_tail(&tail, rest);
+}
+
 dispatch! { fn activate_row = activate_row_body(activation: Activation, x: &[f32], out: &mut [f32]) }
 
 #[inline(always)]
@@ -117,6 +149,7 @@ fn activate_row_body<S: Simd>(simd: S, activation: Activation, x: &[f32], out: &
         Activation::Gelu => map::<S, Gelu>(simd, x, out),
         Activation::GeluTanh => map::<S, GeluTanh>(simd, x, out),
         Activation::Relu2 => map::<S, Relu2>(simd, x, out),
+        Activation::Sigmoid => map::<S, Sigmoid>(simd, x, out),
     }
 }
 
@@ -150,6 +183,7 @@ pub(crate) struct Silu;
 pub(crate) struct Gelu;
 pub(crate) struct GeluTanh;
 pub(crate) struct Relu2;
+pub(crate) struct Sigmoid;
 
 impl Function for Silu {
     #[inline(always)]
@@ -202,13 +236,26 @@ impl Function for Relu2 {
     }
 }
 
+impl Function for Sigmoid {
+    #[inline(always)]
+    fn lanes<S: Simd>(simd: S, x: S::F) -> S::F {
+        let one = simd.splat(1.0);
+        simd.div(one, simd.add(one, exp_lanes(simd, simd.sub(simd.splat(0.0), x))))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::Rng;
 
-    const ALL: [Activation; 4] =
-        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2];
+    const ALL: [Activation; 5] = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu2,
+        Activation::Sigmoid,
+    ];
 
     /// `erfc` for x >= 0, in f64: the series of erf below 3, the continued fraction of erfc above.
     fn erfc(x: f64) -> f64 {
@@ -239,6 +286,7 @@ mod tests {
                 x * 0.5 * (1.0 + u.tanh())
             }
             Activation::Relu2 => x.max(0.0).powi(2),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         }
     }
 

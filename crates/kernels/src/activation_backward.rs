@@ -5,6 +5,7 @@
 //! gelu'(x)      = Phi(x) + x phi(x),                phi(x) = exp(-x² / 2) / sqrt(2 pi)
 //! gelu_tanh'(x) = s + x s (1 - s) 2 u',             s = 1 / (1 + exp(-2 u))
 //! relu2'(x)     = 2 max(x, 0)
+//! sigmoid'(x)   = s (1 - s)
 //! ```
 //!
 //! with `Phi` and `u` of the forward. Arguments are clamped where the derivative is 0 or 1 to the last bit,
@@ -12,7 +13,7 @@
 
 use rayon::prelude::*;
 
-use crate::activation::{Activation, Gelu, GeluTanh, Relu2, Silu, TASK, normal_tail};
+use crate::activation::{Activation, Gelu, GeluTanh, Relu2, Sigmoid, Silu, TASK, normal_tail};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
@@ -111,6 +112,7 @@ fn glu_row_backward_body<S: Simd>(
         Activation::Gelu => glu_row::<S, Gelu>(simd, gate, up, dout, dgate, dup),
         Activation::GeluTanh => glu_row::<S, GeluTanh>(simd, gate, up, dout, dgate, dup),
         Activation::Relu2 => glu_row::<S, Relu2>(simd, gate, up, dout, dgate, dup),
+        Activation::Sigmoid => glu_row::<S, Sigmoid>(simd, gate, up, dout, dgate, dup),
     }
 }
 
@@ -163,6 +165,7 @@ fn activate_row_backward_body<S: Simd>(
         Activation::Gelu => activate_row::<S, Gelu>(simd, x, dout, dx),
         Activation::GeluTanh => activate_row::<S, GeluTanh>(simd, x, dout, dx),
         Activation::Relu2 => activate_row::<S, Relu2>(simd, x, dout, dx),
+        Activation::Sigmoid => activate_row::<S, Sigmoid>(simd, x, dout, dx),
     }
 }
 
@@ -237,6 +240,17 @@ impl Differentiable for Relu2 {
     }
 }
 
+impl Differentiable for Sigmoid {
+    #[inline(always)]
+    fn value_and_derivative<S: Simd>(simd: S, x: S::F) -> (S::F, S::F) {
+        let one = simd.splat(1.0);
+        let x = simd.max(simd.splat(-87.0), x);
+        let e = exp_lanes(simd, simd.sub(simd.splat(0.0), x));
+        let s = simd.div(one, simd.add(one, e));
+        (s, simd.mul(s, simd.mul(e, s)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,8 +259,13 @@ mod tests {
     };
     use crate::testing::Rng;
 
-    const ALL: [Activation; 4] =
-        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2];
+    const ALL: [Activation; 5] = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu2,
+        Activation::Sigmoid,
+    ];
 
     /// `erf`, by its series: within 1e-15 for |x| <= 3, which are added without loss.
     fn erf(x: f64) -> f64 {
@@ -275,6 +294,7 @@ mod tests {
                 x * 0.5 * (1.0 + u.tanh())
             }
             Activation::Relu2 => x.max(0.0).powi(2),
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         }
     }
 
@@ -301,6 +321,10 @@ mod tests {
                 0.5 * (1.0 + u.tanh()) + slope
             }
             Activation::Relu2 => 2.0 * x.max(0.0),
+            Activation::Sigmoid => {
+                let s = 1.0 / (1.0 + (-x.abs()).exp());
+                s * (1.0 - s)
+            }
         }
     }
 

@@ -7,11 +7,13 @@
 pub mod activation;
 mod activation_backward;
 mod adamw;
+mod aligned;
 pub mod attention;
 mod awake;
 mod conv;
 mod conv_backward;
 pub mod cross_entropy;
+pub mod delta;
 #[cfg(test)]
 mod gradcheck;
 mod linear;
@@ -37,8 +39,8 @@ pub use linear::{Weights, linear};
 pub use linear_backward::{
     column_dots, column_sums, linear_backward_input, linear_backward_weight, transpose,
 };
-pub use norm::{GatedNorm, gated_rms_norm, rms_norm};
-pub use norm_backward::{gated_rms_norm_backward, rms_norm_backward};
+pub use norm::{GatedNorm, gated_rms_norm, l2_norm, rms_norm};
+pub use norm_backward::{gated_rms_norm_backward, l2_norm_backward, rms_norm_backward};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope, rope_backward};
 pub use rows::Rows;
 pub use simd::{Level, UnknownLevel};

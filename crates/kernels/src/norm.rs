@@ -4,14 +4,16 @@
 //! rms_norm(x) = x / sqrt(mean(x²) + eps) * weight
 //! gated, gate first:  rms_norm(y * silu(z))          (Mamba-2's default)
 //! gated, norm first:  rms_norm(y) * silu(z)
+//! l2_norm(x)  = x / sqrt(sum(x²) + eps)
 //! ```
 //!
-//! The gated norm takes its mean over groups of `weight.len() / ngroups` neighbouring channels. Each
-//! row is its own sum, in an order that depends on its width and the instruction set alone.
+//! The gated norm takes its mean over groups of `width / ngroups` neighbouring channels, `l2_norm` its
+//! sum likewise. Each group is its own sum, in an order that depends on its width and the instruction
+//! set alone. With eps inside the root `l2_norm` and its gradient are finite for a row of zeros.
 
 use rayon::prelude::*;
 
-use crate::math::silu_lanes;
+use crate::activation::{self, Activation};
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
@@ -41,7 +43,7 @@ pub fn rms_norm(level: Level, x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [
 pub struct GatedNorm<'a> {
     /// The instruction set.
     pub level: Level,
-    /// `[width]`; `None` multiplies by one.
+    /// `[width]`, or one group's, which all share; `None` multiplies by one.
     pub weight: Option<&'a [f32]>,
     /// Groups of neighbouring channels with a mean of their own; divides the width.
     pub ngroups: usize,
@@ -49,6 +51,19 @@ pub struct GatedNorm<'a> {
     pub eps: f32,
     /// Norm first, then gate; else gate first.
     pub norm_before_gate: bool,
+    /// What the gate goes through, silu as a rule.
+    pub activation: Activation,
+}
+
+impl GatedNorm<'_> {
+    /// The width of a group.
+    #[track_caller]
+    pub(crate) fn group(&self, width: usize) -> usize {
+        assert!(self.ngroups > 0 && width.is_multiple_of(self.ngroups), "ngroups");
+        let group = width / self.ngroups;
+        assert!(self.weight.is_none_or(|w| [width, group].contains(&w.len())), "weight");
+        group
+    }
 }
 
 /// Gates rows of `y` `[T, width]` by `z` `[T, width]` and normalises them by groups, to `out`.
@@ -60,28 +75,62 @@ pub struct GatedNorm<'a> {
 pub fn gated_rms_norm(y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [f32]) {
     let level = norm.level;
     let width = y.width();
-    assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
+    let group = norm.group(width);
     assert_eq!((z.len(), z.width()), (y.len(), width), "z");
-    assert!(norm.weight.is_none_or(|w| w.len() == width), "weight");
     assert_eq!(out.len(), y.len() * width, "out");
-    let group = width / norm.ngroups;
-    let ones = vec![1.0; if norm.weight.is_none() { width } else { 0 }];
+    let ones = vec![1.0; if norm.weight.is_none() { group } else { 0 }];
     let weight = norm.weight.unwrap_or(&ones);
     out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
             let row = block * ROW_BLOCK + i;
             out.copy_from_slice(y.row(row));
             if !norm.norm_before_gate {
-                gate(level, out, z.row(row));
+                activation::gate(level, norm.activation, out, z.row(row));
             }
-            for (out, weight) in out.chunks_exact_mut(group).zip(weight.chunks_exact(group)) {
+            // A weight of one group is that of all.
+            let weights = weight.chunks_exact(group).cycle();
+            for (out, weight) in out.chunks_exact_mut(group).zip(weights) {
                 normalize(level, out, weight, norm.eps);
             }
             if norm.norm_before_gate {
-                gate(level, out, z.row(row));
+                activation::gate(level, norm.activation, out, z.row(row));
             }
         }
     });
+}
+
+/// Divides groups of `group` neighbouring columns of `x` `[T, width]` by their lengths, to `out`.
+///
+/// # Panics
+///
+/// If the lengths disagree or `group` does not divide the width.
+#[track_caller]
+pub fn l2_norm(level: Level, x: Rows<'_>, group: usize, eps: f32, out: &mut [f32]) {
+    let width = x.width();
+    assert!(group > 0 && width.is_multiple_of(group), "group");
+    assert_eq!(out.len(), x.len() * width, "out");
+    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let x = x.row(block * ROW_BLOCK + i);
+            for (out, x) in out.chunks_exact_mut(group).zip(x.chunks_exact(group)) {
+                let length = (dot(level, x, x) + eps).sqrt();
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = x / length);
+            }
+        }
+    });
+}
+
+dispatch! { pub(crate) fn dot = dot_body(a: &[f32], b: &[f32]) -> f32 }
+
+#[inline(always)]
+fn dot_body<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = S::chunks(a);
+    let (b, b_rest) = S::chunks(b);
+    let mut sum = simd.mul(simd.load(&S::tail(a_rest)), simd.load(&S::tail(b_rest)));
+    for (a, b) in a.iter().zip(b) {
+        sum = simd.mul_add(simd.load(a), simd.load(b), sum);
+    }
+    simd.reduce(sum)
 }
 
 dispatch! { pub(crate) fn normalize = normalize_body(x: &mut [f32], weight: &[f32], eps: f32) }
@@ -108,30 +157,19 @@ fn normalize_body<S: Simd>(simd: S, x: &mut [f32], weight: &[f32], eps: f32) {
     S::write_tail(&tail, rest);
 }
 
-dispatch! { pub(crate) fn gate = gate_body(y: &mut [f32], z: &[f32]) }
-
-/// `y *= silu(z)`.
-#[inline(always)]
-pub(crate) fn gate_body<S: Simd>(simd: S, y: &mut [f32], z: &[f32]) {
-    let (chunks, rest) = S::chunks_mut(y);
-    let (gates, gate_rest) = S::chunks(z);
-    for (chunk, gate) in chunks.iter_mut().zip(gates) {
-        simd.store(simd.mul(simd.load(chunk), silu_lanes(simd, simd.load(gate))), chunk);
-    }
-    let mut tail = S::tail(rest);
-    let gate = silu_lanes(simd, simd.load(&S::tail(gate_rest)));
-    simd.store(simd.mul(simd.load(&tail), gate), &mut tail);
-    S::write_tail(&tail, rest);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{Rng, close};
 
     fn reference(y: &[f32], z: Option<&[f32]>, norm: &GatedNorm<'_>) -> Vec<f64> {
-        let silu = |z: f32| f64::from(z) / (1.0 + (-f64::from(z)).exp());
-        let gate = |i: usize| z.map_or(1.0, |z| silu(z[i]));
+        let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
+        let act = |z: f64| match norm.activation {
+            Activation::Silu => z * sigmoid(z),
+            Activation::Sigmoid => sigmoid(z),
+            other => panic!("{other:?}"),
+        };
+        let gate = |i: usize| z.map_or(1.0, |z| act(z[i].into()));
         let group = y.len() / norm.ngroups;
         let before = |i: usize| f64::from(y[i]) * if norm.norm_before_gate { 1.0 } else { gate(i) };
         (0..y.len())
@@ -139,7 +177,7 @@ mod tests {
                 let first = i / group * group;
                 let mean =
                     (first..first + group).map(|j| before(j).powi(2)).sum::<f64>() / group as f64;
-                let weight = norm.weight.map_or(1.0, |w| f64::from(w[i]));
+                let weight = norm.weight.map_or(1.0, |w| f64::from(w[i % w.len()]));
                 let after = if norm.norm_before_gate { gate(i) } else { 1.0 };
                 before(i) / (mean + f64::from(norm.eps)).sqrt() * weight * after
             })
@@ -151,11 +189,22 @@ mod tests {
         let mut rng = Rng::new(3);
         for &level in Level::present() {
             for (width, ngroups) in [(1, 1), (6, 2), (16, 1), (48, 3), (51, 3), (200, 8)] {
-                for norm_before_gate in [false, true] {
+                let all = [false, true].map(|first| {
+                    let acts = [Activation::Silu, Activation::Sigmoid];
+                    acts.map(|act| [width, width / ngroups].map(|weights| (first, act, weights)))
+                });
+                for (norm_before_gate, activation, weights) in all.into_iter().flatten().flatten() {
                     let (y, z) = (rng.floats(3 * width), rng.floats(3 * width));
-                    let weight = rng.floats(width);
+                    let weight = rng.floats(weights);
                     let weight = Some(&weight[..]);
-                    let norm = GatedNorm { level, weight, ngroups, eps: 1e-5, norm_before_gate };
+                    let norm = GatedNorm {
+                        level,
+                        weight,
+                        ngroups,
+                        eps: 1e-5,
+                        norm_before_gate,
+                        activation,
+                    };
                     let mut out = vec![0.0; 3 * width];
                     let (y, z) = (Rows::dense(&y, width), Rows::dense(&z, width));
                     gated_rms_norm(y, z, norm, &mut out);
@@ -175,9 +224,36 @@ mod tests {
             let mut out = vec![0.0; 2 * 37];
             rms_norm(level, Rows::dense(&x, 37), &weight, 1e-5, &mut out);
             let weight = Some(&weight[..]);
-            let norm = GatedNorm { level, weight, ngroups: 1, eps: 1e-5, norm_before_gate: false };
+            let norm = GatedNorm {
+                level,
+                weight,
+                ngroups: 1,
+                eps: 1e-5,
+                norm_before_gate: false,
+                activation: Activation::Silu,
+            };
             for (x, out) in x.chunks(37).zip(out.chunks(37)) {
                 close(out, &reference(x, None, &norm), 2e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn the_l2_norm_equals_the_definition_and_leaves_zeros() {
+        let mut rng = Rng::new(5);
+        for &level in Level::present() {
+            for (width, group) in [(1, 1), (12, 3), (64, 16), (74, 37), (256, 128)] {
+                for scale in [0.0, 1e-4, 1.0, 1e6] {
+                    let x: Vec<f32> = rng.floats(3 * width).iter().map(|x| scale * x).collect();
+                    let mut out = vec![f32::NAN; 3 * width];
+                    l2_norm(level, Rows::dense(&x, width), group, 1e-6, &mut out);
+                    for (x, out) in x.chunks(group).zip(out.chunks(group)) {
+                        let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+                        let length = (squares + 1e-6).sqrt();
+                        let want: Vec<f64> = x.iter().map(|x| f64::from(*x) / length).collect();
+                        close(out, &want, 1e-6);
+                    }
+                }
             }
         }
     }
@@ -187,8 +263,14 @@ mod tests {
         let y = [1.0, 1.0, 100.0, 100.0];
         let z = [50.0; 4]; // silu(50) = 50, which the norm takes out again
         let level = Level::detect();
-        let norm =
-            GatedNorm { level, weight: None, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+        let norm = GatedNorm {
+            level,
+            weight: None,
+            ngroups: 2,
+            eps: 1e-5,
+            norm_before_gate: false,
+            activation: Activation::Silu,
+        };
         let mut out = [0.0; 4];
         gated_rms_norm(Rows::dense(&y, 4), Rows::dense(&z, 4), norm, &mut out);
         assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-5), "{out:?}");

@@ -13,10 +13,10 @@
 
 use rayon::prelude::*;
 
-use crate::activation::Activation;
+use crate::activation::gate;
 use crate::activation_backward::glu_row_backward;
 use crate::linear_backward::column_sums;
-use crate::norm::{GatedNorm, gate, normalize};
+use crate::norm::{GatedNorm, dot, normalize};
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
@@ -71,7 +71,7 @@ pub fn rms_norm_backward(
 /// | `y`, `z`, `norm` | `[T, width]` | as in the forward |
 /// | `dout` | `[T, width]` | gradient of the output |
 /// | `dy`, `dz` | `[T, width]` | written |
-/// | `dweight` | `[width]` | optional; added to |
+/// | `dweight` | as the weight | optional; added to |
 ///
 /// # Panics
 ///
@@ -87,18 +87,17 @@ pub fn gated_rms_norm_backward(
     dweight: Option<&mut [f32]>,
 ) {
     let (len, width) = (y.len(), y.width());
-    assert!(norm.ngroups > 0 && width.is_multiple_of(norm.ngroups), "ngroups");
+    let group = norm.group(width);
     assert_eq!((z.len(), z.width()), (len, width), "z");
-    assert!(norm.weight.is_none_or(|w| w.len() == width), "weight");
     assert_eq!((dout.len(), dout.width()), (len, width), "dout");
     assert_eq!(dy.len(), len * width, "dy");
     assert_eq!(dz.len(), len * width, "dz");
     let wanted = dweight.as_ref().map(|w| w.len());
-    assert!(wanted.is_none_or(|len| norm.weight.is_some() && len == width), "dweight");
+    assert!(wanted.is_none_or(|len| norm.weight.is_some_and(|w| w.len() == len)), "dweight");
     if dy.is_empty() {
         return;
     }
-    let ones = vec![1.0; if norm.weight.is_none() { width } else { 0 }];
+    let ones = vec![1.0; if norm.weight.is_none() { group } else { 0 }];
     let kernel = Kernel { norm, weight: norm.weight.unwrap_or(&ones) };
     let mut sums = vec![0.0; len.div_ceil(ROW_BLOCK) * width];
     let grads = dy.par_chunks_mut(ROW_BLOCK * width).zip(dz.par_chunks_mut(ROW_BLOCK * width));
@@ -116,8 +115,48 @@ pub fn gated_rms_norm_backward(
         },
     );
     if let Some(dweight) = dweight {
-        column_sums(norm.level, Rows::dense(&sums, width), dweight);
+        // Of a weight that groups share, each group is a row.
+        column_sums(norm.level, Rows::dense(&sums, dweight.len()), dweight);
     }
+}
+
+/// The gradient of [`l2_norm`](crate::l2_norm): with y its output, `dx = (dout - y (y·dout)) / sqrt(sum(x²) + eps)`.
+///
+/// | argument | shape | meaning |
+/// |---|---|---|
+/// | `x`, `group`, `eps` | `[T, width]` | as in the forward |
+/// | `dout` | `[T, width]` | gradient of the output |
+/// | `dx` | `[T, width]` | written |
+///
+/// # Panics
+///
+/// If the lengths disagree or `group` does not divide the width.
+#[track_caller]
+pub fn l2_norm_backward(
+    level: Level,
+    x: Rows<'_>,
+    group: usize,
+    eps: f32,
+    dout: Rows<'_>,
+    dx: &mut [f32],
+) {
+    let width = x.width();
+    assert!(group > 0 && width.is_multiple_of(group), "group");
+    assert_eq!((dout.len(), dout.width()), (x.len(), width), "dout");
+    assert_eq!(dx.len(), x.len() * width, "dx");
+    dx.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, dx)| {
+        for (i, dx) in dx.chunks_exact_mut(width).enumerate() {
+            let row = block * ROW_BLOCK + i;
+            let groups = x.row(row).chunks_exact(group).zip(dout.row(row).chunks_exact(group));
+            for (dx, (x, dout)) in dx.chunks_exact_mut(group).zip(groups) {
+                let square = dot(level, x, x) + eps;
+                let (length, share) = (square.sqrt(), dot(level, x, dout) / square);
+                for (dx, (x, dout)) in dx.iter_mut().zip(x.iter().zip(dout)) {
+                    *dx = (dout - x * share) / length;
+                }
+            }
+        }
+    });
 }
 
 /// A row of each input, `[width]`.
@@ -156,15 +195,16 @@ impl Kernel<'_> {
         let group = y.len() / norm.ngroups;
         between.copy_from_slice(y);
         if norm.norm_before_gate {
-            for (y, weight) in between.chunks_exact_mut(group).zip(weight.chunks_exact(group)) {
+            let weights = weight.chunks_exact(group).cycle();
+            for (y, weight) in between.chunks_exact_mut(group).zip(weights) {
                 normalize(level, y, weight, norm.eps);
             }
-            glu_row_backward(level, Activation::Silu, z, between, dout, dz, dbetween);
+            glu_row_backward(level, norm.activation, z, between, dout, dz, dbetween);
             self.groups(y, dbetween, dy, dweight);
         } else {
-            gate(level, between, z);
+            gate(level, norm.activation, between, z);
             self.groups(between, dout, dbetween, dweight);
-            glu_row_backward(level, Activation::Silu, z, y, dbetween, dz, dy);
+            glu_row_backward(level, norm.activation, z, y, dbetween, dz, dy);
         }
     }
 
@@ -176,7 +216,7 @@ impl Kernel<'_> {
             normalize_backward(
                 self.norm.level,
                 &x[range.clone()],
-                &self.weight[range.clone()],
+                &self.weight[first % self.weight.len()..][..group],
                 self.norm.eps,
                 &dout[range.clone()],
                 &mut dx[range.clone()],
@@ -241,6 +281,7 @@ fn normalize_backward_body<S: Simd>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::activation::Activation;
     use crate::gradcheck::{
         assert_gradient, assert_threads_do_not_matter, dot, numeric_gradient, widen,
     };
@@ -262,10 +303,27 @@ mod tests {
         1.0 / (1.0 + (-z).exp())
     }
 
+    /// What a gate goes through, and its derivative.
+    fn value_and_slope(act: Activation, z: f64) -> (f64, f64) {
+        let s = sigmoid(z);
+        match act {
+            Activation::Silu => (z * s, s * (1.0 + z * (1.0 - s))),
+            Activation::Sigmoid => (s, s * (1.0 - s)),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// One row by definition, in f64.
-    fn forward(y: &[f64], z: &[f64], weight: &[f64], ngroups: usize, gate: Gate) -> Vec<f64> {
+    fn forward(
+        y: &[f64],
+        z: &[f64],
+        weight: &[f64],
+        ngroups: usize,
+        gate: Gate,
+        act: Activation,
+    ) -> Vec<f64> {
         let group = y.len() / ngroups;
-        let silu = |i: usize| z[i] * sigmoid(z[i]);
+        let silu = |i: usize| value_and_slope(act, z[i]).0;
         let before = |i: usize| y[i] * if gate == Gate::First { silu(i) } else { 1.0 };
         let out = |i: usize| {
             let first = i / group * group;
@@ -284,6 +342,7 @@ mod tests {
         weight: &[f64],
         ngroups: usize,
         gate: Gate,
+        act: Activation,
         dout: &[f64],
     ) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let group = y.len() / ngroups;
@@ -291,8 +350,8 @@ mod tests {
         let (mut dy, mut dz, mut dweight) = (dout.to_vec(), vec![0.0; y.len()], dout.to_vec());
         for first in (0..y.len()).step_by(group) {
             let all = first..first + group;
-            let silu = |i: usize| z[i] * sigmoid(z[i]);
-            let slope = |i: usize| sigmoid(z[i]) * (1.0 + z[i] * (1.0 - sigmoid(z[i])));
+            let silu = |i: usize| value_and_slope(act, z[i]).0;
+            let slope = |i: usize| value_and_slope(act, z[i]).1;
             let x = |i: usize| y[i] * if gate == Gate::First { silu(i) } else { 1.0 };
             let dn = |i: usize| dout[i] * if gate == Gate::Last { silu(i) } else { 1.0 };
             let scale = 1.0 / (all.clone().map(|i| x(i).powi(2)).sum::<f64>() / n + EPS).sqrt();
@@ -313,13 +372,17 @@ mod tests {
     #[test]
     fn the_definition_is_the_gradient_of_the_norm() {
         let mut rng = Rng::new(50);
-        for gate in [Gate::None, Gate::First, Gate::Last] {
+        let acts = [Activation::Silu, Activation::Sigmoid];
+        for (gate, act) in
+            [Gate::None, Gate::First, Gate::Last].map(|g| acts.map(|a| (g, a))).as_flattened()
+        {
+            let (gate, act) = (*gate, *act);
             for (width, ngroups) in [(1, 1), (6, 2), (12, 1)] {
                 let (y, z) = (widen(&rng.floats(width)), widen(&rng.floats(width)));
                 let (weight, dout) = (widen(&rng.floats(width)), widen(&rng.floats(width)));
-                let (dy, dz, dweight) = reference(&y, &z, &weight, ngroups, gate, &dout);
+                let (dy, dz, dweight) = reference(&y, &z, &weight, ngroups, gate, act, &dout);
                 let of = |y: &[f64], z: &[f64], weight: &[f64]| {
-                    dot(&forward(y, z, weight, ngroups, gate), &dout)
+                    dot(&forward(y, z, weight, ngroups, gate, act), &dout)
                 };
                 assert_gradient("dy", &dy, &numeric_gradient(&y, |y| of(y, &z, &weight)));
                 assert_gradient("dz", &dz, &numeric_gradient(&z, |z| of(&y, z, &weight)));
@@ -330,22 +393,31 @@ mod tests {
     }
 
     /// Random rows of one width, against the definition on every instruction set.
-    fn check(rows: usize, width: usize, ngroups: usize, gate: Gate, weighted: bool, seed: u64) {
+    fn check(
+        (rows, width, ngroups): (usize, usize, usize),
+        gate: Gate,
+        act: Activation,
+        weights: Option<usize>,
+        seed: u64,
+    ) {
         let mut rng = Rng::new(seed);
+        let weighted = weights.is_some();
+        let count = weights.unwrap_or(width);
         let wide = rng.floats(rows * 3 * width);
         let band = |i: usize| Rows::new(&wide, rows, 3 * width, i * width, width);
         let (y, z, dout) = (band(0), band(1), band(2));
-        let weight = if weighted { rng.floats(width) } else { vec![1.0; width] };
-        let before = rng.floats(width);
+        let weight = if weighted { rng.floats(count) } else { vec![1.0; count] };
+        let tiled = widen(&weight.repeat(width / count));
+        let before = rng.floats(count);
         let (mut want_dy, mut want_dz) = (vec![], vec![]);
         let mut want_dweight = widen(&before);
         for t in 0..rows {
             let (y, z, dout) = (widen(y.row(t)), widen(z.row(t)), widen(dout.row(t)));
-            let (dy, dz, dweight) = reference(&y, &z, &widen(&weight), ngroups, gate, &dout);
+            let (dy, dz, dweight) = reference(&y, &z, &tiled, ngroups, gate, act, &dout);
             want_dy.extend(dy);
             want_dz.extend(dz);
-            for (want, dweight) in want_dweight.iter_mut().zip(dweight) {
-                *want += dweight;
+            for (c, dweight) in dweight.into_iter().enumerate() {
+                want_dweight[c % count] += dweight;
             }
         }
         for &level in Level::present() {
@@ -360,6 +432,7 @@ mod tests {
                     ngroups,
                     eps: EPS as f32,
                     norm_before_gate: gate == Gate::Last,
+                    activation: act,
                 };
                 let dweight = weighted.then_some(&mut dweight[..]);
                 gated_rms_norm_backward(y, z, norm, dout, &mut dy, &mut dz, dweight);
@@ -379,9 +452,12 @@ mod tests {
             for rows in [0, 1, 3, 33, 100] {
                 for gate in [Gate::None, Gate::First, Gate::Last] {
                     let ngroups = if gate == Gate::None { 1 } else { ngroups };
-                    for weighted in [false, true] {
-                        let seed = (i * 1000 + rows) as u64;
-                        check(rows, width, ngroups, gate, weighted || gate == Gate::None, seed);
+                    for act in [Activation::Silu, Activation::Sigmoid] {
+                        for weights in [None, Some(width), Some(width / ngroups)] {
+                            let weights = weights.or((gate == Gate::None).then_some(width));
+                            let seed = (i * 1000 + rows) as u64;
+                            check((rows, width, ngroups), gate, act, weights, seed);
+                        }
                     }
                 }
             }
@@ -397,6 +473,32 @@ mod tests {
             let dout = Rows::dense(&dout, 24);
             rms_norm_backward(Level::detect(), rows, &[1.0; 24], 1e-5, dout, &mut dx, &mut dweight);
             assert!(dx.iter().chain(&dweight).all(|x| x.is_finite()), "{size}: {dx:?}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_the_l2_norm_is_its_slope_also_at_zero() {
+        let mut rng = Rng::new(52);
+        let eps = 1e-2;
+        for &level in Level::present() {
+            for (width, group) in [(1, 1), (12, 3), (34, 17), (64, 64)] {
+                for scale in [0.0f32, 1.0] {
+                    let x: Vec<f32> = rng.floats(2 * width).iter().map(|x| x * scale).collect();
+                    let dout = rng.floats(2 * width);
+                    let wide = widen(&dout);
+                    let numeric = numeric_gradient(&widen(&x), |x| {
+                        let groups = x.chunks(group).zip(wide.chunks(group));
+                        let of = |(x, dout): (&[f64], &[f64])| {
+                            dot(x, dout) / (dot(x, x) + f64::from(eps)).sqrt()
+                        };
+                        groups.map(of).sum()
+                    });
+                    let mut dx = vec![f32::NAN; 2 * width];
+                    let [x, dout] = [&x, &dout].map(|x| Rows::dense(x, width));
+                    l2_norm_backward(level, x, group, eps, dout, &mut dx);
+                    close(&dx, &numeric, TOLERANCE);
+                }
+            }
         }
     }
 
@@ -417,6 +519,7 @@ mod tests {
                 ngroups: 4,
                 eps: 1e-5,
                 norm_before_gate: false,
+                activation: Activation::Silu,
             };
             let (y, z, dout) = (rows_of(&y), rows_of(&z), rows_of(&dout));
             gated_rms_norm_backward(y, z, norm, dout, &mut dy, &mut dz, Some(&mut dweight));
@@ -431,8 +534,9 @@ mod tests {
         let x = [1.0; 4];
         let x = Rows::dense(&x, 4);
         let level = Level::detect();
-        let norm =
-            GatedNorm { level, weight: None, ngroups: 1, eps: 1e-5, norm_before_gate: false };
+        let activation = Activation::Silu;
+        let (ngroups, eps, norm_before_gate) = (1, 1e-5, false);
+        let norm = GatedNorm { level, weight: None, ngroups, eps, norm_before_gate, activation };
         let (mut dy, mut dz) = ([0.0; 4], [0.0; 4]);
         gated_rms_norm_backward(x, x, norm, x, &mut dy, &mut dz, Some(&mut [0.0; 4]));
     }

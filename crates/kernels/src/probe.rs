@@ -69,9 +69,37 @@ fn sum_body<S: Simd>(simd: S, data: &[f32]) -> f32 {
     simd.reduce(total)
 }
 
+/// Reads all of `data` once and writes it back, halved, in parts on all threads of the pool.
+pub fn rewrite(level: Level, data: &mut [f32]) {
+    let part = data.len().div_ceil(rayon::current_num_threads() * 4).max(1024);
+    data.par_chunks_mut(part).for_each(|part| halve(level, part));
+}
+
+dispatch! { fn halve = halve_body(data: &mut [f32]) }
+
+#[inline(always)]
+fn halve_body<S: Simd>(simd: S, data: &mut [f32]) {
+    let (half, least) = (simd.splat(0.5), simd.splat(1e-30));
+    let (chunks, rest) = S::chunks_mut(data);
+    for chunk in chunks {
+        // Never so small that arithmetic slows down.
+        simd.store(simd.max(least, simd.mul(half, simd.load(chunk))), chunk);
+    }
+    rest.iter_mut().for_each(|x| *x *= 0.5);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rewriting_touches_everything() {
+        for &level in Level::present() {
+            let mut data = vec![2.0; (1 << 16) + 3];
+            rewrite(level, &mut data);
+            assert!(data.iter().all(|x| *x == 1.0), "{level}");
+        }
+    }
 
     #[test]
     fn reading_touches_everything() {

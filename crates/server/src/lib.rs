@@ -50,7 +50,9 @@ use boostr::load::LanguageModel;
 use boostr::session::Sessions;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 pub use auth::Keys;
@@ -153,6 +155,13 @@ impl<B: Backend> Server<B> {
             Err(error) => return failed(&error),
         };
         serde_json::from_slice(&body).map_or_else(|error| failed(&error), |json| (status, json))
+    }
+
+    /// Answers the requests that come over one connection, as those of a socket are, until it ends.
+    pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        // Nobody tells it to close.
+        let (_open, closing) = watch::channel(false);
+        listen::connection(self.app.clone(), stream, self.router.clone(), closing).await;
     }
 
     /// Answers what comes to `listener` until `stop`, then lets what is running end: until

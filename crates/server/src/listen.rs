@@ -13,8 +13,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower::ServiceExt;
@@ -59,6 +59,8 @@ pub(crate) async fn serve<B: Backend>(
             let Ok(permit) = free.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    // Tokens are small and wanted at once.
+                    let _ = stream.set_nodelay(true);
                     let connection =
                         connection(app.clone(), stream, router.clone(), is_closing.clone());
                     tokio::spawn(async move {
@@ -112,15 +114,13 @@ pub(crate) async fn serve<B: Backend>(
     }
 }
 
-/// Answers the requests of one connection.
-async fn connection<B: Backend>(
+/// Answers the requests of one connection, until it ends or `closing` says so.
+pub(crate) async fn connection<B: Backend>(
     app: Arc<App<B>>,
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
     router: Router,
     mut closing: watch::Receiver<bool>,
 ) {
-    // Tokens are small and wanted at once.
-    let _ = stream.set_nodelay(true);
     let phase = Phase::new();
     let watched = phase.clone();
     let limits = app.config.limits.clone();
@@ -172,7 +172,7 @@ async fn connection<B: Backend>(
 }
 
 /// Reads and forgets what a client still sends, until it closes its side.
-async fn linger(mut stream: TcpStream) -> io::Result<()> {
+async fn linger(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     stream.shutdown().await?;
     let mut buffer = vec![0; 16 << 10];
     let mut total = 0;

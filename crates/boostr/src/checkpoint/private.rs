@@ -154,11 +154,12 @@ pub(crate) fn private() -> fs::DirBuilder {
 fn close(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     const STICKY: u32 = 0o1000;
+    const OTHERS: u32 = 0o077;
     let metadata = fs::metadata(path).map_err(|error| Error::io(path, error))?;
     let mode = metadata.permissions().mode() & 0o7777;
     let refuse =
         |why: String| Err(Error::format(path, format!("its mode {mode:04o} lets others in{why}")));
-    if mode & 0o077 == 0 {
+    if mode & OTHERS == 0 {
         return Ok(());
     }
     if mode & STICKY != 0 {

@@ -75,7 +75,8 @@ impl Hybrid {
         f.context(&mut self.max_position, 2048)?;
         visit_mixer(f, m, self.norm_eps)?;
         if let Some(file) = f.json() {
-            let headdim = file.usize(&["head_dim"], 1..=MAX_SIZE)?;
+            // Without layers of attention there may be more heads than channels; with them the check refuses 0.
+            let headdim = file.usize(&["head_dim"], 0..=MAX_SIZE)?;
             a.headdim = headdim.unwrap_or(a.d_model / a.nheads);
             a.scale = (a.headdim as f32).sqrt().recip();
             self.is_attention = read_layers(file, n_layer)?;

@@ -166,7 +166,7 @@ impl<B: Backend> Attention<B> {
             qkv_proj: Joined::load(params, &qkv, config.d_in, config.qkv_bias)?.precise(),
             qk_norm: config.qk_norm_eps.map(norms).transpose()?,
             o_proj: Linear::load(&params.under("o_proj"), out, config.out_bias)?,
-            rope: config.rope.as_ref().map(RopeConfig::rope),
+            rope: config.rope.as_ref().and_then(|rope| params.when_loaded(|| rope.rope())),
             key_scale: params.factors(&[(kv, config.key_scale)])?,
             config: config.clone(),
         })

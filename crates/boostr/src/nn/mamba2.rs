@@ -21,8 +21,8 @@ use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
 use crate::ops::{
-    self, ActivationOps, CausalConv, CausalConvOps, Decay, GatedNorm, LinearOps, NormOps, SsdInput,
-    SsmKernelOps, split_last,
+    self, Activation, ActivationOps, CausalConv, CausalConvOps, Decay, GatedNorm, LinearOps,
+    NormOps, SsdInput, SsmKernelOps, split_last,
 };
 
 /// Sizes and options of a mixer.
@@ -295,6 +295,7 @@ impl<B: Backend> Mamba2Mixer<B> {
                     ngroups: config.ngroups,
                     eps: config.norm_eps,
                     norm_before_gate: config.norm_before_gate,
+                    activation: Activation::Silu,
                 };
                 client.gated_rmsnorm(&y, &z, &norm)?
             }

@@ -264,6 +264,12 @@ impl<'a, B: Backend> Params<'a, B> {
         factors.map(Some)
     }
 
+    /// What a layer computes of its configuration alone; `None` where parameters are only listed, which takes no time
+    /// whatever the sizes.
+    pub fn when_loaded<T>(&self, compute: impl FnOnce() -> T) -> Option<T> {
+        (!self.is_list()).then(compute)
+    }
+
     fn is_list(&self) -> bool {
         matches!(self.source, Source::List(_))
     }

@@ -1,6 +1,7 @@
 //! The operations on the CPU: `boostr-kernels` on the tensors' own memory.
 
 mod attention;
+pub(super) mod delta;
 
 use boostr_kernels::quant::Packed;
 use boostr_kernels::{self as kernels, Level, Rows, Weights, ssd};
@@ -9,6 +10,7 @@ use numr::runtime::cpu::{self, CpuRuntime};
 use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
+use super::norm::check_groups;
 use super::weight::{self, HostBytes, QuantTensor, Storage};
 use super::{
     CausalConv, CausalConvOps, Client, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps,
@@ -408,6 +410,7 @@ impl<C: KernelClient> NormOps<CpuRuntime> for C {
             ngroups: norm.ngroups,
             eps: norm.eps,
             norm_before_gate: norm.norm_before_gate,
+            activation: norm.activation,
         };
         kernels::gated_rms_norm(
             host::rows("y", &y)?,
@@ -415,6 +418,15 @@ impl<C: KernelClient> NormOps<CpuRuntime> for C {
             kernel,
             host::slice_mut("out", &mut out)?,
         );
+        Ok(out)
+    }
+
+    fn l2norm(&self, x: &Cpu, group: usize, eps: f32) -> Result<Cpu> {
+        let (tokens, width) = check_groups(x, group)?;
+        let x = with_rows(x)?;
+        let mut out = host::zeros(&[tokens, width])?;
+        let to = host::slice_mut("out", &mut out)?;
+        kernels::l2_norm(self.level(), host::rows("x", &x)?, group, eps, to);
         Ok(out)
     }
 }

@@ -5,16 +5,19 @@
 //! `log1p`. Its operations on views are avoided by making operands contiguous first.
 
 mod attention;
+mod delta;
 
 pub use attention::{
     activate, add_rows, add_scaled, attention, concat_columns, glu, latent_attention, new_cache,
     rope, scale_columns,
 };
+pub use delta::{decay_gate, gated_delta, kda};
 
 use numr::dtype::DType;
 use numr::runtime::Runtime;
 use numr::tensor::Tensor;
 
+use super::norm::check_groups;
 use super::{CausalConv, GatedNorm, SsdInput, TensorClient, Weight, expect, shape_error, zeros};
 use crate::error::{Error, Result};
 
@@ -559,7 +562,34 @@ where
     let mean = client.mean(&client.square(&groups)?, &[2], true)?;
     let scale = client.rsqrt(&client.add_scalar(&mean, eps.into())?)?;
     let x = client.mul(&groups, &scale)?.contiguous()?.reshape(&[tokens, width])?;
-    Ok(client.mul(&x, weight)?)
+    // A weight of one group is that of all.
+    match weight.shape() {
+        [len] if *len != width => {
+            let x = x.reshape(&[tokens, ngroups, width / ngroups])?;
+            Ok(client.mul(&x, &weight.contiguous()?)?.contiguous()?.reshape(&[tokens, width])?)
+        }
+        _ => Ok(client.mul(&x, weight)?),
+    }
+}
+
+/// Portable [`l2norm`](super::NormOps::l2norm).
+///
+/// # Errors
+///
+/// When arguments disagree.
+pub fn l2norm<R, C>(client: &C, x: &Tensor<R>, group: usize, eps: f32) -> Result<Tensor<R>>
+where
+    R: Runtime<DType = DType>,
+    C: TensorClient<R>,
+{
+    let (tokens, width) = check_groups(x, group)?;
+    if tokens * width == 0 {
+        return zeros(client, &[tokens, width]);
+    }
+    let groups = x.contiguous()?.reshape(&[tokens, width / group, group])?;
+    let sum = client.sum(&client.square(&groups)?, &[2], true)?;
+    let length = client.sqrt(&client.add_scalar(&sum, eps.into())?)?;
+    Ok(client.div(&groups, &length)?.contiguous()?.reshape(&[tokens, width])?)
 }
 
 /// Portable [`gated_rmsnorm`](super::NormOps::gated_rmsnorm).
@@ -578,7 +608,7 @@ where
     C: TensorClient<R>,
 {
     norm.check(y, z)?;
-    let (y, gate) = (y.contiguous()?, client.silu(&z.contiguous()?)?);
+    let (y, gate) = (y.contiguous()?, activate(client, norm.activation, z)?);
     if norm.norm_before_gate {
         let y = normalized(client, &y, norm.weight, norm.ngroups, norm.eps)?;
         return Ok(client.mul(&y, &gate)?);

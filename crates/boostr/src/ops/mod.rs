@@ -3,8 +3,9 @@
 //! | trait | operations |
 //! |---|---|
 //! | [`SsmKernelOps`] | SSD by stages and whole |
+//! | [`DeltaOps`] | gated delta rule, with a decay a head or a key channel, and its decay gate |
 //! | [`CausalConvOps`] | depthwise convolution with a carried window |
-//! | [`NormOps`] | RMS norm, gated and grouped |
+//! | [`NormOps`] | RMS norm, plain, gated and grouped; L2 norm of groups |
 //! | [`LinearOps`] | weights, products with them, rows of them |
 //! | [`AttentionOps`] | causal attention with carried keys and values, latent attention, rotary positions |
 //! | [`ActivationOps`] | activations, gates, factors, sums of chosen rows, columns side by side |
@@ -24,6 +25,7 @@ mod activation;
 mod attention;
 mod conv;
 mod cpu;
+mod delta;
 pub mod generic;
 mod host;
 mod linear;
@@ -49,6 +51,7 @@ pub use boostr_kernels::quant::Format;
 pub use boostr_kernels::{Level, UnknownLevel};
 pub use conv::{CausalConv, CausalConvOps};
 pub use cpu::{CpuClient, KernelClient};
+pub use delta::{DecayGate, DeltaInput, DeltaOps};
 pub use linear::{IGNORE, LinearOps, decay_rate};
 pub use norm::{GatedNorm, NormOps};
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};

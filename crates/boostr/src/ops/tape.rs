@@ -16,6 +16,7 @@
 
 mod activation;
 mod attention;
+mod delta;
 mod gradients;
 mod linear;
 mod segment;

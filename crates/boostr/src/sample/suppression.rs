@@ -126,17 +126,16 @@ impl Suppression {
     ) -> Result<TokenSet> {
         let Lists { always, first, after } = &*self.0;
         let mut left = allowed.cloned().unwrap_or_else(|| TokenSet::new(limit, true));
-        for &id in always {
+        let first = if is_first { &first[..] } else { &[] };
+        for &id in always.iter().chain(first) {
             left.forbid(id);
         }
-        if is_first {
-            for &id in first {
-                left.forbid(id);
-            }
-        }
         if let Some((before, head)) = history.split_last() {
-            let ends = after.get(before).into_iter().flatten();
-            ends.filter(|(start, _)| head.ends_with(start)).for_each(|&(_, id)| left.forbid(id));
+            for (start, last) in after.get(before).into_iter().flatten() {
+                if head.ends_with(start) {
+                    left.forbid(*last);
+                }
+            }
         }
         match allowed {
             _ if !left.is_empty() => Ok(left),

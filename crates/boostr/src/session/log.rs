@@ -78,13 +78,18 @@ impl Log {
         write().map_err(|error| Error::io(path, error))
     }
 
-    /// Opens a log to go on with it, and moves what is torn at its end to `log.torn`.
-    pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
+    /// Opens a log to go on with it, with what `make` makes of its records. What is torn at its end moves to `log.torn`,
+    /// once that is made: a log that is refused stays as it is.
+    pub(super) fn open<T>(
+        path: &Path,
+        make: impl FnOnce(&Path, Vec<Record>) -> Result<T>,
+    ) -> Result<(Self, T)> {
         let (records, len) = read(path)?;
         if records.is_empty() {
             let reason = "no log of a session: it begins with no whole record";
             return Err(Error::damaged(path, reason));
         }
+        let made = make(path, records)?;
         let open = || -> io::Result<File> {
             let mut file = open_own(path, OpenOptions::new().read(true).write(true))?;
             if file.metadata()?.len() != len {
@@ -96,7 +101,7 @@ impl Log {
             Ok(file)
         };
         let file = open().map_err(|error| error_of(path, error))?;
-        Ok((Self { path: path.to_path_buf(), file, len }, records))
+        Ok((Self { path: path.to_path_buf(), file, len }, made))
     }
 
     /// Bytes of its whole records.

@@ -10,10 +10,10 @@ use crate::common::{Folder, cpu, torch_zip};
 use crate::tiny::{Tiny, edited, entry, fixture, message, states, with};
 use boostr::Error;
 use boostr::backend::Cpu;
-use boostr::checkpoint::{Checkpoint, Dtype};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
 use boostr::engine::{Event, Request, generate};
 use boostr::load::{LanguageModel, OpenOptions};
-use boostr::models::{Logits, Run, State};
+use boostr::models::{Config, Logits, MAX_SIZE, Run, State};
 use serde_json::{Value, json};
 
 const NAME: &str = "mamba2-tiny";
@@ -239,6 +239,21 @@ fn r_b10_tied_embeddings_without_a_head_are_valid() {
 }
 
 #[test]
+fn a_configuration_of_the_largest_sizes_is_listed_in_a_moment() {
+    let size = MAX_SIZE;
+    let text = format!(
+        r#"{{"model_type": "llama", "hidden_size": {size}, "num_attention_heads": 2, "num_hidden_layers": 10000,
+            "intermediate_size": {size}, "vocab_size": {size}}}"#
+    );
+    let start = Instant::now();
+    let config = Config::read(&ConfigFile::parse("config.json", &text).unwrap()).unwrap();
+    let layout = config.family().hf_layout(size, true).unwrap();
+    assert_eq!(layout.tensors().iter().count(), 9 * 10_000 + 3);
+    // Half an hour, where the positions of each layer's heads are computed.
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
+#[test]
 fn r_b9_bad_companions_of_the_configuration_are_named() {
     for (file, text) in [
         ("generation_config.json", r#"{"eos_token_id": -2}"#),
@@ -401,8 +416,8 @@ fn weights_of_nan_stop_generation_with_an_error_not_a_token() {
 fn r_b9_a_state_beyond_all_memory_is_refused_before_it_is_made() {
     let json = r#"{"model_type": "mamba2", "hidden_size": 65536, "num_heads": 2048, "head_dim": 64,
         "state_size": 131072, "n_groups": 1, "num_hidden_layers": 4, "vocab_size": 32}"#;
-    let file = boostr::checkpoint::ConfigFile::parse("config.json", json).unwrap();
-    let text = boostr::models::Config::read(&file).unwrap_err().to_string();
+    let file = ConfigFile::parse("config.json", json).unwrap();
+    let text = Config::read(&file).unwrap_err().to_string();
     assert!(text.starts_with("`config.json`: field `state_size`: "), "{text}");
     assert!(text.contains("state of") && text.contains("bytes"), "{text}");
 }

@@ -9,8 +9,8 @@ use crate::tiny::{entry, floats};
 use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::Dtype;
 use boostr::ops::{
-    CausalConv, Client, Decay, GatedNorm, HostBytes, LinearOps, SsdInput, SsmKernelOps, generic,
-    tensor, to_vec, zeros,
+    Activation, CausalConv, Client, Decay, DecayGate, DeltaInput, GatedNorm, HostBytes, LinearOps,
+    SsdInput, SsmKernelOps, generic, tensor, to_vec, zeros,
 };
 use boostr::{Error, Result};
 
@@ -87,7 +87,13 @@ fn norms_refuse_what_disagrees() {
         refused("weight of F64", body, body.rmsnorm(&x, &f64s(&[6]), 1e-5));
         refused("x of F64", body, body.rmsnorm(&f64s(&[2, 6]), &w, 1e-5));
 
-        let good = GatedNorm { weight: &w, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+        let good = GatedNorm {
+            weight: &w,
+            ngroups: 2,
+            eps: 1e-5,
+            norm_before_gate: false,
+            activation: Activation::Silu,
+        };
         body.gated(&x, &x, &good).unwrap();
         for shape in [&[6][..], &[2, 6, 1], &[2, 5], &[3, 6]] {
             refused("y", body, body.gated(&f32s(shape), &x, &good));
@@ -243,6 +249,120 @@ fn ssd_refuses_what_disagrees() {
     }
 }
 
+/// Inputs of the delta rule: 5 tokens, 2 key heads of 6, 4 value heads of 3; g by heads or by channels.
+fn delta(by_channel: bool) -> [(&'static str, Vec<usize>); 5] {
+    let g = if by_channel { vec![5, 4, 6] } else { vec![5, 4] };
+    [
+        ("q", vec![5, 2, 6]),
+        ("k", vec![5, 2, 6]),
+        ("v", vec![5, 4, 3]),
+        ("g", g),
+        ("beta", vec![5, 4]),
+    ]
+}
+
+fn run_delta(
+    body: Body,
+    by_channel: bool,
+    [q, k, v, g, beta]: &[Floats; 5],
+    runs: &[usize],
+    states: &[&[usize]],
+) -> Result<Floats> {
+    let input = DeltaInput { q, k, v, g, beta, scale: 0.5 };
+    let mut states: Vec<_> = states.iter().map(|shape| f32s(shape)).collect();
+    body.delta(&input, by_channel, runs, &mut states.iter_mut().collect::<Vec<_>>())
+}
+
+#[test]
+fn the_delta_rule_refuses_what_disagrees() {
+    let state = &[4, 6, 3][..];
+    for (body, by_channel) in BODIES.iter().flat_map(|&body| [(body, false), (body, true)]) {
+        let shapes = delta(by_channel);
+        let good = || shapes.each_ref().map(|(_, shape)| f32s(shape));
+        let run = |inputs: &[Floats; 5], runs: &[usize], states: &[&[usize]]| {
+            run_delta(body, by_channel, inputs, runs, states)
+        };
+        run(&good(), &[5], &[state]).unwrap();
+        run(&good(), &[1, 0, 4], &[state; 3]).unwrap();
+        for (i, (name, shape)) in shapes.iter().enumerate() {
+            let mut wrong = vec![[shape, &[1][..]].concat(), shape[1..].to_vec(), Vec::new()];
+            for dim in 0..shape.len() {
+                for size in [0, shape[dim] - 1, shape[dim] + 1, 7] {
+                    let mut other = shape.clone();
+                    other[dim] = size;
+                    wrong.push(other);
+                }
+            }
+            for shape in wrong {
+                let mut inputs = good();
+                inputs[i] = f32s(&shape);
+                refused(&format!("{name} {shape:?}"), body, run(&inputs, &[5], &[state]));
+            }
+            let mut inputs = good();
+            inputs[i] = f64s(shape);
+            refused(&format!("{name} of F64"), body, run(&inputs, &[5], &[state]));
+        }
+        for runs in [&[4][..], &[6], &[2, 2], &[usize::MAX, 6], &[]] {
+            refused("runs", body, run(&good(), runs, &vec![state; runs.len()]));
+        }
+        refused("no state", body, run(&good(), &[5], &[]));
+        for shape in [&[4, 6][..], &[4, 3, 6], &[3, 6, 4], &[72]] {
+            refused("state", body, run(&good(), &[5], &[shape]));
+        }
+        // Three key heads cannot serve four value heads.
+        let mut inputs = good();
+        (inputs[0], inputs[1]) = (f32s(&[5, 3, 6]), f32s(&[5, 3, 6]));
+        refused("heads", body, run(&inputs, &[5], &[state]));
+    }
+}
+
+#[test]
+fn the_decay_gate_and_the_l2_norm_refuse_what_disagrees() {
+    let (a, a_log, dt_bias) = (f32s(&[3, 6]), f32s(&[2]), f32s(&[6]));
+    for body in BODIES {
+        let gate = |a: &Floats, a_log: &Floats, dt_bias: &Floats| {
+            body.decay_gate(&DecayGate { a, a_log, dt_bias })
+        };
+        gate(&a, &a_log, &dt_bias).unwrap();
+        for shape in [&[6][..], &[3, 6, 1], &[3, 5]] {
+            refused("a", body, gate(&f32s(shape), &a_log, &dt_bias));
+        }
+        for shape in [&[][..], &[0], &[4], &[1, 2]] {
+            refused("a_log", body, gate(&a, &f32s(shape), &dt_bias));
+        }
+        refused("dt_bias", body, gate(&a, &a_log, &f32s(&[2])));
+        refused("a of F64", body, gate(&f64s(&[3, 6]), &a_log, &dt_bias));
+        body.l2norm(&a, 3, 1e-6).unwrap();
+        for group in [0, 4, 7, usize::MAX] {
+            refused("group", body, body.l2norm(&a, group, 1e-6));
+        }
+        refused("x", body, body.l2norm(&dt_bias, 3, 1e-6));
+        refused("x of F64", body, body.l2norm(&f64s(&[3, 6]), 3, 1e-6));
+    }
+}
+
+#[test]
+fn the_delta_rule_reads_any_layout() {
+    for (body, by_channel) in BODIES.iter().flat_map(|&body| [(body, false), (body, true)]) {
+        let run = |layout: usize| {
+            let shapes = delta(by_channel);
+            let mut i = 0;
+            let [q, k, v, g, beta] = shapes.map(|(_, shape)| {
+                i += 1;
+                same(layout + i * layout.min(1), i as u64, &shape)
+            });
+            let input = DeltaInput { q: &q, k: &k, v: &v, g: &g, beta: &beta, scale: 0.5 };
+            let mut state = same(layout, 9, &[4, 6, 3]);
+            let out = body.delta(&input, by_channel, &[5], &mut [&mut state]).unwrap();
+            (to_vec(&out).unwrap(), to_vec(&state).unwrap())
+        };
+        let dense = run(0);
+        for layout in [1, 2, 3] {
+            assert_eq!(run(layout), dense, "{body:?}, layout {layout}");
+        }
+    }
+}
+
 /// The stages on B 2, L 7, H 4, P 3, G 2, N 6 in chunks of 3; `shape` may replace one argument's.
 fn run_stages(body: Body, shape: &dyn Fn(&'static str, &[usize]) -> Floats) -> Vec<Result<Floats>> {
     let client = cpu();
@@ -356,7 +476,13 @@ fn parameters_that_are_views_equal_their_copies() {
             let (weight_of_conv, bias) = (of(1, &[4, 6]), of(2, &[6]));
             let conv = CausalConv { weight: &weight_of_conv, bias: Some(&bias), silu: true };
             let (mut window, x) = (of(3, &[3, 6]), of(4, &[5, 6]));
-            let norm = GatedNorm { weight: &bias, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+            let norm = GatedNorm {
+                weight: &bias,
+                ngroups: 2,
+                eps: 1e-5,
+                norm_before_gate: false,
+                activation: Activation::Silu,
+            };
             let w = weight(&entry(Dtype::F32, &[6, 6], &floats(&mut Random(5), 36)));
             [
                 ("conv", body.conv(&x, &conv, &[5], &mut [&mut window])),

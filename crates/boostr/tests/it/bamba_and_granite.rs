@@ -892,3 +892,22 @@ fn case_13_sixty_four_steps_equal_one_forward_with_a_limit_and_bf16_weights() {
         assert!(other.iter().zip(&whole).any(|(a, b)| (a - b).abs() > 0.01), "{name}");
     }
 }
+
+#[test]
+fn a_model_without_attention_may_have_more_heads_than_channels() {
+    let read = |text: &str| Config::read(&ConfigFile::parse("config.json", text).unwrap());
+    let text = r#"{"model_type": "granitemoehybrid", "hidden_size": 1, "num_attention_heads": 2,
+        "num_hidden_layers": 2, "layer_types": ["mamba", "mamba"], "num_local_experts": 2,
+        "num_experts_per_tok": 1, "intermediate_size": 8, "shared_intermediate_size": 8, "mamba_n_heads": 2,
+        "mamba_d_head": 1, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_expand": 2, "vocab_size": 32}"#;
+    let config = read(text).unwrap();
+    let mut json = config.family().folder_json().unwrap();
+    json["vocab_size"] = 32.into();
+    let again = read(&json.to_string()).unwrap();
+    let layers = |config: &Config| format!("{:?}", config.family().layers());
+    assert_eq!(layers(&again), layers(&config));
+    // Attention needs a width.
+    let error =
+        read(&text.replacen(r#"["mamba","#, r#"["attention","#, 1)).unwrap_err().to_string();
+    assert!(error.contains("head_dim") && error.contains("found 0"), "{error}");
+}

@@ -5,8 +5,8 @@ use boostr::backend::{Cpu, DType, Tensor};
 use boostr::checkpoint::TensorEntry;
 use boostr::ops::{
     Activation, ActivationOps, Attention, AttentionOps, CausalConv, CausalConvOps, Client,
-    GatedNorm, HostBytes, KvCache, KvSizes, LatentAttention, LinearOps, NormOps, Rope, SsdInput,
-    SsmKernelOps, Weight, generic, tensor,
+    DecayGate, DeltaInput, DeltaOps, GatedNorm, HostBytes, KvCache, KvSizes, LatentAttention,
+    LinearOps, NormOps, Rope, SsdInput, SsmKernelOps, Weight, generic, tensor,
 };
 
 use crate::common::cpu;
@@ -31,6 +31,36 @@ impl Body {
         match self {
             Self::Portable => generic::ssd(cpu().library(), input, runs, states),
             Self::Kernels => cpu().ssd(input, runs, states),
+        }
+    }
+
+    /// The gated delta rule; `by_channel` with a decay for each key channel.
+    pub fn delta(
+        self,
+        input: &DeltaInput<'_, Cpu>,
+        by_channel: bool,
+        runs: &[usize],
+        states: &mut [&mut Floats],
+    ) -> Result<Floats> {
+        match (self, by_channel) {
+            (Self::Portable, false) => generic::gated_delta(cpu().library(), input, runs, states),
+            (Self::Portable, true) => generic::kda(cpu().library(), input, runs, states),
+            (Self::Kernels, false) => cpu().gated_delta(input, runs, states),
+            (Self::Kernels, true) => cpu().kda(input, runs, states),
+        }
+    }
+
+    pub fn decay_gate(self, gate: &DecayGate<'_, Cpu>) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::decay_gate(cpu().library(), gate),
+            Self::Kernels => cpu().decay_gate(gate),
+        }
+    }
+
+    pub fn l2norm(self, x: &Floats, group: usize, eps: f32) -> Result<Floats> {
+        match self {
+            Self::Portable => generic::l2norm(cpu().library(), x, group, eps),
+            Self::Kernels => cpu().l2norm(x, group, eps),
         }
     }
 

@@ -6,7 +6,9 @@ use crate::bodies::{BODIES, Body};
 use crate::common::{Random, cpu};
 use crate::tiny::{close, floats, softplus, widened};
 use boostr::backend::{Cpu, Tensor};
-use boostr::ops::{Client, Decay, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec};
+use boostr::ops::{
+    Activation, Client, Decay, GatedNorm, SsdInput, SsmKernelOps, generic, tensor, to_vec,
+};
 use boostr_kernels::{Level, Rows, ssd};
 
 /// Steps that have gone through softplus, and all other inputs of one sequence.
@@ -114,7 +116,13 @@ fn case_9_the_gated_norm_is_over_each_group_alone() {
     let y = tensor(&client, &[1.0, 1.0, 100.0, 100.0], &[1, 4]).unwrap();
     let z = tensor(&client, &[20.0; 4], &[1, 4]).unwrap();
     let weight = tensor(&client, &[1.0; 4], &[4]).unwrap();
-    let norm = GatedNorm { weight: &weight, ngroups: 2, eps: 1e-5, norm_before_gate: false };
+    let norm = GatedNorm {
+        weight: &weight,
+        ngroups: 2,
+        eps: 1e-5,
+        norm_before_gate: false,
+        activation: Activation::Silu,
+    };
     for body in BODIES {
         let out = body.gated(&y, &z, &norm).unwrap();
         close(&to_vec(&out).unwrap(), &[1.0; 4], 1e-5);

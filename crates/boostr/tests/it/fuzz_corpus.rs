@@ -5,18 +5,26 @@
 mod adapter;
 #[path = "../../../../fuzz/src/calls.rs"]
 mod calls;
+#[path = "../../../../fuzz/src/config.rs"]
+mod config;
 #[path = "../../../../fuzz/src/grammar.rs"]
 mod grammar;
+#[path = "../../../../fuzz/src/safetensors.rs"]
+mod safetensors;
 #[path = "../../../../fuzz/src/session.rs"]
 mod session;
 #[path = "../../../../fuzz/src/template.rs"]
 mod template;
 #[path = "../../../../fuzz/src/tokenizer.rs"]
 mod tokenizer;
+#[path = "../../../../fuzz/src/torch.rs"]
+mod torch;
 #[path = "../../../../fuzz/src/training.rs"]
 mod training;
 
 use std::time::{Duration, Instant};
+
+use crate::common as weight_files;
 
 /// Checks each line, a text as JSON.
 fn replay(lines: &str, check: fn(&str)) {
@@ -63,4 +71,23 @@ fn training_data_of_the_fuzzer_are_refused_or_read_once() {
 #[test]
 fn adapters_of_the_fuzzer_are_refused_or_merged() {
     replay(include_str!("../corpus/adapters.jsonl"), adapter::check);
+}
+
+#[test]
+fn configurations_of_the_fuzzer_are_refused_or_run() {
+    replay(include_str!("../corpus/configs.jsonl"), config::check);
+}
+
+#[test]
+fn safetensors_of_the_fuzzer_are_refused_or_written_again() {
+    replay(include_str!("../corpus/safetensors.jsonl"), safetensors::check);
+}
+
+#[test]
+fn torch_files_of_the_fuzzer_are_refused_or_used() {
+    // A letter for each byte.
+    let check = |text: &str| {
+        torch::check(&text.chars().map(|c| u8::try_from(c).unwrap()).collect::<Vec<_>>());
+    };
+    replay(include_str!("../corpus/torch.jsonl"), check);
 }

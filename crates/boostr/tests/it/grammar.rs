@@ -450,6 +450,16 @@ fn r_d15_hostile_schemas_are_refused_by_name() {
         (json!({"enum": vec![0; MAX_VALUES]}), "5000 values"),
         (json!({"allOf": patterns(MAX_PATTERNS + 1)}), "16 patterns"),
         (json!({"properties": fields(MAX_COUNTED), "minProperties": 1}), "100 values"),
+        (json!({"type": "integer", "multipleOf": 1_000_003}), "10000 remainders"),
+        (json!({"type": "number", "multipleOf": 99_999.989}), "10000 remainders"),
+        (
+            json!({"anyOf": [{"type": "integer", "multipleOf": 9973}, {"type": "integer", "multipleOf": 9967}]}),
+            "found 19940",
+        ),
+        (
+            json!({"type": "integer", "allOf": [{"multipleOf": 101}, {"multipleOf": 103}]}),
+            "found 10403",
+        ),
         (json!({"description": "x".repeat(10 << 20)}), "at most 262144 bytes"),
         (json!({"enum": wide}), "at most 262144 bytes"),
     ] {
@@ -489,6 +499,9 @@ fn r_d15_hostile_patterns_take_no_time() {
         json!({"type": "array", "minItems": 1_000_000_000_u64}),
         json!({"type": "array", "items": {"type": "integer"}, "maxItems": 100_000}),
         json!({"type": "number", "multipleOf": 1e-300}),
+        json!({"type": "integer", "multipleOf": 9973}),
+        json!({"type": "number", "multipleOf": 1_000_000_000_000_u64}),
+        json!({"type": "integer", "allOf": [{"multipleOf": 97}, {"multipleOf": 101}]}),
         json!({"type": "integer", "minimum": -1e300, "maximum": 1e300}),
         json!({"type": "number", "minimum": 1e-300, "maximum": 2e-300}),
         json!({"type": "object", "properties": fields(MAX_KEYS)}),
@@ -555,6 +568,8 @@ fn r_d15_hostile_rules_and_expressions_are_refused_by_name() {
         format!("start: {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000)),
         "(".repeat(MAX_LARK + 1),
         "start: %json {\"$ref\": \"http://example.com\"}".to_owned(),
+        "start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}".to_owned(),
+        "start: %json {\"multipleOf\": 9973} | %json {\"multiple\\u004ff\": 9967}".to_owned(),
         "%import common.NUMBER\nstart: \u{0}".to_owned(),
     ] {
         let shown: String = rules.chars().take(60).collect();

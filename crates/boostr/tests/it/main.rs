@@ -24,6 +24,7 @@ mod checkpoint_atomic;
 mod checkpoint_folders;
 mod checkpoint_safetensors;
 mod checkpoint_torch;
+mod delta_fixtures;
 mod engine;
 mod falcon_h1;
 mod family_tokenizers;

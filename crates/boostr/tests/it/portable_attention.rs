@@ -100,11 +100,17 @@ fn activated(act: Activation, x: f32) -> f64 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Activation::Relu2 => x.max(0.0) * x.max(0.0),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }
 }
 
-const ACTIVATIONS: [Activation; 4] =
-    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu2];
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu2,
+    Activation::Sigmoid,
+];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]

@@ -5,7 +5,7 @@ use crate::bodies::{BODIES, Body, laid_out, weight};
 use crate::common::Random;
 use crate::tiny::{close, entry, floats, norm, silu, widened};
 use boostr::checkpoint::Dtype;
-use boostr::ops::{CausalConv, Decay, GatedNorm, SsdInput, to_vec};
+use boostr::ops::{Activation, CausalConv, Decay, GatedNorm, SsdInput, to_vec};
 use boostr_kernels::{Level, Rows, ssd};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -135,7 +135,8 @@ proptest! {
             .collect();
         for body in BODIES {
             let weight = laid_out(0, &w, &[width]);
-            let norm = GatedNorm { weight: &weight, ngroups, eps: 1e-5, norm_before_gate };
+            let activation = Activation::Silu;
+            let norm = GatedNorm { weight: &weight, ngroups, eps: 1e-5, norm_before_gate, activation };
             let y = laid_out(layouts.0, &y, &[tokens, width]);
             let z = laid_out(layouts.1, &z, &[tokens, width]);
             let out = body.gated(&y, &z, &norm).unwrap();

@@ -230,6 +230,20 @@ fn told(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
+#[test]
+fn a_log_whose_records_contradict_each_other_keeps_its_torn_end() {
+    let folder = Folder::new();
+    let (log, ends) = talked(&folder);
+    let path = folder.path().join("a/log");
+    // The turn twice, and then half a record.
+    let bytes = [&log[..], &log[ends[1]..ends[2]], &[16, 0, 0, 0, b'a', b'b', b'c', b'd']].concat();
+    fs::write(&path, &bytes).unwrap();
+    let error = told(&Sessions::<Cpu>::open(folder.path()).unwrap().get("a").unwrap_err());
+    assert!(error.contains("a/log"), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert!(!folder.path().join("a/log.torn").exists());
+}
+
 #[cfg(unix)]
 #[test]
 fn p_session_log_link_truncates_file_what_is_no_log_is_left_alone() {

@@ -483,6 +483,36 @@ fn many_thoughts_or_calls_at_once_take_time_that_is_linear() {
 }
 
 #[test]
+fn any_answer_takes_linear_time_letter_by_letter() {
+    let start = std::time::Instant::now();
+    let call = "<tool_call>{\"name\": \"now\"}";
+    let function = "<tool_call><function=weather>";
+    let args = ToolFormat::MistralArgs { with_id: false };
+    for (format, before, unit) in [
+        // White space that may stand in front of a call, in it, or behind it.
+        (ToolFormat::Hermes, "", "\n"),
+        (ToolFormat::Llama, "", " "),
+        (ToolFormat::Hermes, "<tool_call>", "\n"),
+        (ToolFormat::Hermes, call, "\n"),
+        (ToolFormat::Nemotron, "<TOOLCALL>[{\"name\": \"now\"}]", "\n"),
+        (args, "[TOOL_CALLS]now[ARGS]", "\n"),
+        (ToolFormat::Functions, function, "\n"),
+        // What may be a call at each marker, and is none.
+        (ToolFormat::Hermes, "", "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \""),
+        (ToolFormat::Hermes, "", "<tool_call>{"),
+        (ToolFormat::Functions, "", "<tool_call><function=weather><parameter=city>"),
+        (ToolFormat::Functions, function, "<parameter=city></function></parameter>"),
+        (ToolFormat::Functions, "<tool_call><function=", "a"),
+    ] {
+        let answer = format!("{before}{}", unit.repeat((1 << 17) / unit.len()));
+        let letters = answer.char_indices().map(|(at, c)| &answer[at..at + c.len_utf8()]);
+        assert_eq!(pieces(format, letters), pieces(format, [answer.as_str()]), "{format:?} {unit}");
+    }
+    // Quadratic time took minutes.
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
+}
+
+#[test]
 fn nothing_of_a_call_is_given_before_it_is_whole() {
     for (format, before, marked) in [
         (

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::commands::run::bad_logits;
 use crate::exit::usage;
+use crate::options::context;
 use crate::options::model::ModelArgs;
 use crate::term::{COUNT, Term};
 
@@ -66,6 +67,7 @@ fn text(args: &EvalArgs, lm: &LanguageModel<Cpu>, name: &str, term: &Term) -> Re
     if ids.len() < 2 {
         return Err(usage(format!("`{path}`: expected two tokens or more, found {}", ids.len())));
     }
+    context::note(&lm.model, ids.len(), term);
     let bar = term.bar(COUNT).with_message("tokens");
     let score = score(&lm.model, &ids, text.len(), |done, total| {
         bar.set_length(total as u64);

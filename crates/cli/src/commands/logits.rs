@@ -14,6 +14,7 @@ use clap::Args;
 use super::run::bad_logits;
 use crate::exit::usage;
 use crate::model::Source;
+use crate::options::context;
 use crate::options::model::ModelArgs;
 use crate::prompt::{self, Prompt};
 use crate::term::Term;
@@ -55,6 +56,7 @@ pub fn run(args: &LogitsArgs, term: &Term) -> Result<()> {
     check_out(args, &source)?;
     let lm = source.open(&options, &term.cpu)?;
     let tokens = Prompt::Ids(tokens).ids(&lm, false)?;
+    context::note(&lm.model, tokens.len(), term);
     let vocab = lm.model.vocab_rows();
     let mut state = lm.model.new_state()?;
     let mut logits: Vec<u8> = Vec::with_capacity(4 * vocab * tokens.len());

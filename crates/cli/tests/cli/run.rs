@@ -224,6 +224,27 @@ fn p_context_overflow_silent_a_length_of_context_holds() {
 }
 
 #[test]
+fn p_context_overflow_silent_a_text_beyond_the_trained_length_is_told_of() {
+    let model = root().join("fixtures/models/llama-tiny");
+    let model = model.to_str().unwrap();
+    let folder = folder("beyond");
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let tokens = |count: usize| vec!["5"; count].join(",");
+    fs::write(path("long.txt"), "It is a truth. ".repeat(400)).unwrap();
+    fs::write(path("short.txt"), "It is a truth.").unwrap();
+    let note = "the model was made for 2048: it goes on";
+    for (line, is_told) in [
+        (vec!["eval", model, "--data", &path("long.txt")], true),
+        (vec!["eval", model, "--data", &path("short.txt")], false),
+        (vec!["logits", model, "--tokens", &tokens(2050), "--out", &path("a.st")], true),
+        (vec!["logits", model, "--tokens", &tokens(9), "--out", &path("b.st")], false),
+    ] {
+        let run = boostr(&line).ok();
+        assert_eq!(run.stderr.contains(note), is_told, "{line:?}: {}", run.stderr);
+    }
+}
+
+#[test]
 fn an_empty_prompt_starts_with_the_token_that_starts_a_text() {
     let json = boostr(&["-p", "", "-n", "4", "--json"]).ok().json();
     assert_eq!(json["prompt_tokens"], 1);

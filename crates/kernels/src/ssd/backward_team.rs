@@ -39,8 +39,8 @@ use super::matrix::{
     Matrix, Part, Stack, View, add, add_column_dots, add_scaled_columns, dots, multiply,
     multiply_transposed, row_dots, scale_rows,
 };
+use crate::activation::{Activation, gate};
 use crate::math::exp_lanes;
-use crate::norm::gate;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
 
@@ -253,7 +253,7 @@ impl Worker {
         x.load(of_head(input.x));
         dy.load(of_head(call.dout));
         if let Some(z) = z {
-            (0..z.len()).for_each(|t| gate(level, dy.row_mut(t), z.row(t)));
+            (0..z.len()).for_each(|t| gate(level, Activation::Silu, dy.row_mut(t), z.row(t)));
         }
         add_column_dots(level, &mut sums.dd[channels.clone()], dy.view(), x.view());
 

@@ -11,12 +11,11 @@
 //! filling has no meaning; [`Matrix::load`] leaves zeros beside its columns, which [`dots`] relies on.
 //! No other function mixes filling into a result.
 
+use crate::aligned::{LINE, start};
 use crate::product::add_scaled;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
 
-/// Floats of a cache line.
-pub(super) const LINE: usize = 16;
 /// Rows of a tile of [`multiply`] and [`multiply_transposed`].
 const TILE: usize = 6;
 /// Rows and columns of a tile of [`dots`].
@@ -182,11 +181,6 @@ impl Stack {
     fn len(matrix: &Matrix) -> usize {
         (matrix.rows.next_multiple_of(DOTS_WIDTH) + 1) * matrix.stride
     }
-}
-
-/// The first float on a cache line.
-pub(super) fn start(data: &[f32]) -> usize {
-    data.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE)
 }
 
 dispatch! {

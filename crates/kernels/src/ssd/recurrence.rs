@@ -2,12 +2,12 @@
 //!
 //! Slow on purpose; all other code of this module is tested against it in f64.
 
-use std::ops::{Add, Mul};
+use std::ops::{Add, Mul, Sub};
 
 use super::Ssd;
 
 /// A float that the definition can be computed in.
-pub trait Real: Copy + Add<Output = Self> + Mul<Output = Self> {
+pub trait Real: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> {
     /// Zero.
     const ZERO: Self;
     /// Exact.

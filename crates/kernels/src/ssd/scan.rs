@@ -23,9 +23,9 @@
 use rayon::prelude::*;
 
 use super::cumsum::timestep;
-use super::matrix::{LINE, start};
+use crate::activation::{Activation, gate, gate_row_body};
+use crate::aligned::Aligned;
 use crate::math::exp;
-use crate::norm::{gate, gate_body};
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
@@ -124,7 +124,8 @@ impl Ssd<'_> {
     #[inline(always)]
     pub(crate) fn gate<S: Simd>(&self, simd: S, t: usize, head: usize, y: &mut [f32]) {
         if let Some(z) = self.z {
-            gate_body(simd, y, &z.row(t)[head * self.headdim..][..y.len()]);
+            let z = &z.row(t)[head * self.headdim..][..y.len()];
+            gate_row_body(simd, Activation::Silu, y, z);
         }
     }
 }
@@ -158,7 +159,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
             for (head, y) in y.chunks_exact_mut(headdim).enumerate() {
                 input.skip(t, head, y);
                 if let Some(z) = input.z {
-                    gate(level, y, &z.row(t)[head * headdim..][..headdim]);
+                    gate(level, Activation::Silu, y, &z.row(t)[head * headdim..][..headdim]);
                 }
             }
         }
@@ -431,26 +432,6 @@ impl Block {
 /// Vectors of a row of the state that go through registers together, of `left` that have not: a power of 2.
 fn width(left: usize) -> usize {
     1 << left.min(8).ilog2()
-}
-
-/// Floats that start on a cache line, so that no vector straddles two.
-#[derive(Default)]
-struct Aligned(Vec<f32>);
-
-impl Aligned {
-    /// The first `len` floats, which there must have been.
-    fn get(&self, len: usize) -> &[f32] {
-        &self.0[start(&self.0)..][..len]
-    }
-
-    /// The first `len` floats, which may be anything.
-    fn get_mut(&mut self, len: usize) -> &mut [f32] {
-        if self.0.len() < len + LINE {
-            self.0.resize(len + LINE, 0.0);
-        }
-        let start = start(&self.0);
-        &mut self.0[start..][..len]
-    }
 }
 
 dispatch! {

@@ -19,8 +19,15 @@ const PYTHON_TAG: &str = "<|python_tag|>";
 const THINK: &str = "<think>";
 const THINK_END: &str = "</think>";
 
+/// Longest name of a function or a parameter, in bytes.
+const MAX_NAME: usize = 1000;
+
 /// Longest text between `[TOOL_CALLS]` and `[ARGS]`, in bytes.
 const MAX_HEAD: usize = 200;
+
+/// Bytes looked at for calls that were none, after which all is text: what may be a call is looked at for calls inside once
+/// it is none, and again for those inside of these.
+const MAX_VAIN: usize = 1 << 20;
 
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +54,8 @@ pub enum Piece {
 /// Text that may be a part of a call is held back, so nothing of a call is ever given as text. What turns out to be none,
 /// because it is malformed or names a tool that is not on offer, comes as the text that it is. White space next to a
 /// call is dropped. What stands between `<think>` and `</think>` is text, whatever it looks like; so is all that follows a
-/// `<think>` without an end. How the answer is cut into pieces makes no difference, and time is linear in it.
+/// `<think>` without an end. After a mebibyte that looked like calls and was none, all is text. How the answer is cut into
+/// pieces makes no difference, and time is linear in it.
 #[derive(Clone, Debug)]
 pub struct Calls {
     format: ToolFormat,
@@ -58,6 +66,10 @@ pub struct Calls {
     given: usize,
     /// The call that `held` may be.
     open: Option<Open>,
+    /// Bytes of `held` that are white space in front of what may be a call.
+    blank: usize,
+    /// Bytes that were looked at for calls and were none.
+    vain: usize,
     /// `held` begins within a thought.
     in_thought: bool,
     /// Nothing but white space has come since the last call.
@@ -67,21 +79,28 @@ pub struct Calls {
 }
 
 /// The start of what may be a call: white space, then a marker, then its body.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Open {
     /// Where the body begins.
     body: usize,
     scan: Scan,
 }
 
-/// How far a body has been looked at, for the end of the JSON value in it.
-#[derive(Clone, Copy, Debug, Default)]
+/// How far a body has been looked at: nothing before `at` is looked at again.
+#[derive(Clone, Debug, Default)]
 struct Scan {
-    /// Bytes of the body that have been looked at.
     at: usize,
+    /// Where a value of JSON begins.
+    start: usize,
+    /// Open objects and lists; in a function 1, behind its name.
     depth: usize,
+    /// In a text of JSON, or in a parameter's value.
     in_text: bool,
     escaped: bool,
+    /// The body is `<function=..>`, not JSON.
+    in_function: bool,
+    /// The calls that the body begins with, and where they end; a closing marker may follow.
+    found: Option<(Vec<Call>, usize)>,
 }
 
 /// What a body is.
@@ -104,6 +123,8 @@ impl Calls {
             held: String::new(),
             given: 0,
             open: None,
+            blank: 0,
+            vain: 0,
             in_thought: false,
             after_call: false,
             no_text: true,
@@ -157,7 +178,7 @@ impl Calls {
 
     fn find_all(&mut self, last: bool, pieces: &mut Vec<Piece>) {
         loop {
-            let Some(mut open) = self.open else {
+            let Some(mut open) = self.open.take() else {
                 match self.opening() {
                     Opening::At { start, body } => {
                         self.release(start, pieces);
@@ -169,35 +190,36 @@ impl Calls {
                         self.in_thought = !self.in_thought;
                         continue;
                     }
-                    Opening::None { decided } => {
+                    Opening::None { decided, blank } => {
                         let len = if last { self.rest().len() } else { decided };
                         if self.in_thought {
                             self.think(len, pieces);
                         } else {
                             self.release(len, pieces);
                         }
+                        self.blank = blank;
                         return;
                     }
                 }
             };
             let body = self.rest().get(open.body..).unwrap_or_default();
-            match self.body(body, &mut open.scan, last) {
+            let looked_at = match self.body(body, &mut open.scan, last) {
                 Body::Unfinished if !last => {
                     self.open = Some(open);
                     return;
                 }
-                Body::Unfinished | Body::Text => {
-                    self.open = None;
-                    self.no_text = false;
-                    self.release(open.body, pieces);
-                }
+                Body::Unfinished => body.len(),
+                Body::Text => open.scan.at,
                 Body::Calls(calls, len) => {
-                    self.open = None;
                     self.after_call = true;
                     self.given += open.body + len;
                     pieces.extend(calls.into_iter().map(Piece::Call));
+                    continue;
                 }
-            }
+            };
+            self.vain = self.vain.saturating_add(looked_at);
+            self.no_text = false;
+            self.release(open.body, pieces);
         }
     }
 
@@ -205,6 +227,7 @@ impl Calls {
     fn release(&mut self, len: usize, pieces: &mut Vec<Piece>) {
         let text = self.rest().get(..len).unwrap_or_default().to_owned();
         self.given += text.len();
+        self.blank = 0;
         let text = if self.after_call { text.trim_start() } else { &text };
         if text.is_empty() {
             return;
@@ -228,10 +251,13 @@ impl Calls {
     /// Where a call, or a thought, may begin in what is held; in a thought, where that ends.
     fn opening(&self) -> Opening {
         let held = self.rest();
+        if self.vain > MAX_VAIN {
+            return Opening::None { decided: held.len(), blank: 0 };
+        }
         if self.in_thought {
             return match held.find(THINK_END) {
                 Some(at) => Opening::Thought { len: at + THINK_END.len() },
-                None => Opening::None { decided: held.len() - begun(held, THINK_END) },
+                None => Opening::None { decided: held.len() - begun(held, THINK_END), blank: 0 },
             };
         }
         let marker = match self.format {
@@ -242,7 +268,8 @@ impl Calls {
         };
         // The first of both in one pass: time is linear however many there are of one and none of the other.
         let starts = [THINK, marker].map(|marker| marker.chars().next().unwrap_or('<'));
-        let mut places = held.match_indices(starts).map(|(at, _)| at);
+        let fresh = held.get(self.blank..).unwrap_or_default();
+        let mut places = fresh.match_indices(starts).map(|(at, _)| self.blank + at);
         let is_one = |at: &usize| {
             let rest = held.get(*at..).unwrap_or_default();
             rest.starts_with(THINK) || rest.starts_with(marker)
@@ -256,9 +283,14 @@ impl Calls {
                 Opening::At { start, body: at + marker.len() }
             }
             None => {
-                let possible = begun(held, marker).max(begun(held, THINK));
-                let before = held.get(..held.len() - possible).unwrap_or_default();
-                Opening::None { decided: before.trim_end().len() }
+                let possible = begun(fresh, marker).max(begun(fresh, THINK));
+                let before = fresh.get(..fresh.len() - possible).unwrap_or_default();
+                match before.trim_end().len() {
+                    0 => Opening::None { decided: 0, blank: self.blank + before.len() },
+                    text => {
+                        Opening::None { decided: self.blank + text, blank: before.len() - text }
+                    }
+                }
             }
         }
     }
@@ -266,12 +298,12 @@ impl Calls {
     /// A call is all of the answer, or comes behind another one.
     fn opening_of_llama(&self) -> Opening {
         let held = self.rest();
-        let all = Opening::None { decided: held.len() };
+        let all = Opening::None { decided: held.len(), blank: 0 };
         if !self.no_text {
             return all;
         }
         let space = |c: char| c.is_whitespace() || (self.after_call && c == ';');
-        let rest = held.trim_start_matches(space);
+        let rest = held.get(self.blank..).unwrap_or_default().trim_start_matches(space);
         let at = held.len() - rest.len();
         if rest.starts_with('{') {
             Opening::At { start: 0, body: at }
@@ -280,7 +312,7 @@ impl Calls {
         } else if rest.starts_with(THINK) {
             Opening::Thought { len: at + THINK.len() }
         } else if PYTHON_TAG.starts_with(rest) || THINK.starts_with(rest) {
-            Opening::None { decided: 0 }
+            Opening::None { decided: 0, blank: at }
         } else {
             all
         }
@@ -289,27 +321,31 @@ impl Calls {
     fn body(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
         match self.format {
             ToolFormat::Hermes | ToolFormat::Functions => {
-                let start = body.trim_start();
-                if start.starts_with(FUNCTION) {
+                if scan.is_before_value() {
+                    let start = scan.pass_blank(body);
+                    scan.in_function = start.starts_with(FUNCTION);
+                    if !scan.in_function && FUNCTION.starts_with(start) {
+                        return Body::Unfinished;
+                    }
+                }
+                if scan.in_function {
                     self.function(body, scan, last)
-                } else if FUNCTION.starts_with(start) {
-                    Body::Unfinished
                 } else {
-                    json(body, 0, scan, TOOL_CALL_END, last, |value| self.call(value))
+                    scan.json(body, TOOL_CALL_END, last, |value| self.call(value))
                 }
             }
-            ToolFormat::Nemotron => {
-                json(body, 0, scan, NEMOTRON_END, last, |value| self.call(value))
-            }
+            ToolFormat::Nemotron => scan.json(body, NEMOTRON_END, last, |value| self.call(value)),
             ToolFormat::Mistral | ToolFormat::Llama => {
-                json(body, 0, scan, "", last, |value| self.call(value))
+                scan.json(body, "", last, |value| self.call(value))
             }
             ToolFormat::MistralArgs { .. } => {
                 // A head is a name and an id; a text goes on with other characters, or for longer. What is seen of it so
                 // far is judged as the whole is.
-                let head = body.split_once(ARGS).map(|(head, _)| head);
+                let most = MAX_HEAD + ARGS.len();
+                let begin = body.get(..floor(body, most)).unwrap_or_default();
+                let head = begin.split_once(ARGS).map(|(head, _)| head);
                 let plain = |c: char| c.is_ascii_alphanumeric() || "_-. []".contains(c);
-                let seen = head.unwrap_or(body);
+                let seen = head.unwrap_or(body.get(..floor(body, most + 1)).unwrap_or_default());
                 let most = MAX_HEAD + if head.is_some() { 0 } else { ARGS.len() - 1 };
                 if seen.len() > most || !seen.chars().all(plain) {
                     return Body::Text;
@@ -319,11 +355,11 @@ impl Calls {
                     Some((name, id)) => (name.trim(), Some(id.trim().to_owned())),
                     None => (head.trim(), None),
                 };
-                let start = head.len() + ARGS.len();
-                if body.get(start..).is_some_and(|args| args.trim_start().starts_with('[')) {
+                scan.at = scan.at.max(head.len() + ARGS.len());
+                if scan.is_before_value() && scan.pass_blank(body).starts_with('[') {
                     return Body::Text;
                 }
-                json(body, start, scan, "", last, |arguments| {
+                scan.json(body, "", last, |arguments| {
                     self.call_of(name, id.clone(), Some(arguments))
                 })
             }
@@ -332,41 +368,65 @@ impl Calls {
 
     /// `<function=NAME>`, parameters, `</function>`; that may stand in a parameter's value too.
     fn function(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
-        loop {
-            let rest = body.get(scan.at..).unwrap_or_default();
-            let Some(at) = rest.find(FUNCTION_END) else {
-                // The start of a marker is looked at again.
-                scan.at = floor(body, (body.len() + 1).saturating_sub(FUNCTION_END.len()));
-                return Body::Unfinished;
-            };
-            let end = scan.at + at;
-            let inner = body.get(..end).unwrap_or_default();
-            match self.call_of_function(inner) {
-                Ok(call) => {
-                    scan.at = end;
-                    let end = end + FUNCTION_END.len();
-                    return closed(body, end, TOOL_CALL_END, last, vec![call]);
-                }
-                Err(Broken::Malformed) => return Body::Text,
-                Err(Broken::Unclosed) => scan.at = end + FUNCTION_END.len(),
+        while scan.found.is_none() {
+            if scan.in_text {
+                let value = body.get(scan.at..).unwrap_or_default();
+                let Some(len) = value.find(PARAMETER_END) else {
+                    // The start of a marker is looked at again.
+                    let again = (body.len() + 1).saturating_sub(PARAMETER_END.len());
+                    scan.at = scan.at.max(floor(body, again));
+                    return Body::Unfinished;
+                };
+                scan.at += len + PARAMETER_END.len();
+                scan.in_text = false;
+                continue;
             }
+            let rest = scan.pass_blank(body);
+            let is_named = scan.depth > 0;
+            if is_named && rest.starts_with(FUNCTION_END) {
+                let inner = body.get(..scan.at).unwrap_or_default();
+                let Some(call) = self.call_of_function(inner) else { return Body::Text };
+                scan.at += FUNCTION_END.len();
+                scan.found = Some((vec![call], scan.at));
+                continue;
+            }
+            let open = if is_named { PARAMETER } else { FUNCTION };
+            let Some(name) = rest.strip_prefix(open) else {
+                let is_begun = open.starts_with(rest) || is_named && FUNCTION_END.starts_with(rest);
+                return if is_begun { Body::Unfinished } else { Body::Text };
+            };
+            let most = floor(name, MAX_NAME + 1);
+            let Some((name, _)) = name.get(..most).and_then(|name| name.split_once('>')) else {
+                return if name.len() > MAX_NAME { Body::Text } else { Body::Unfinished };
+            };
+            // Where that is the end of the function, the name has none.
+            if FUNCTION_END.strip_suffix('>').is_some_and(|end| name.ends_with(end)) {
+                return Body::Text;
+            }
+            if !is_named && !self.tools.iter().any(|tool| tool.name == name.trim()) {
+                return Body::Text;
+            }
+            scan.at += open.len() + name.len() + 1;
+            scan.in_text = is_named;
+            scan.depth = 1;
         }
+        scan.closed(body, TOOL_CALL_END, last)
     }
 
-    fn call_of_function(&self, inner: &str) -> Result<Call, Broken> {
+    /// The call that stands before `</function>`, all of whose parameters are closed.
+    fn call_of_function(&self, inner: &str) -> Option<Call> {
         let tag = |text: &'_ str, open: &str| -> Option<(String, usize)> {
             let (name, _) = text.trim_start().strip_prefix(open)?.split_once('>')?;
             let space = text.len() - text.trim_start().len();
             Some((name.trim().to_owned(), space + open.len() + name.len() + 1))
         };
-        let (name, len) = tag(inner, FUNCTION).ok_or(Broken::Malformed)?;
-        let tool = self.tools.iter().find(|tool| tool.name == name).ok_or(Broken::Malformed)?;
+        let (name, len) = tag(inner, FUNCTION)?;
+        let tool = self.tools.iter().find(|tool| tool.name == name)?;
         let mut rest = inner.get(len..).unwrap_or_default();
         let mut arguments = Map::new();
         while !rest.trim_start().is_empty() {
-            let (key, len) = tag(rest, PARAMETER).ok_or(Broken::Malformed)?;
-            let value = rest.get(len..).unwrap_or_default();
-            let (value, after) = value.split_once(PARAMETER_END).ok_or(Broken::Unclosed)?;
+            let (key, len) = tag(rest, PARAMETER)?;
+            let (value, after) = rest.get(len..)?.split_once(PARAMETER_END)?;
             let value = value.strip_prefix('\n').unwrap_or(value);
             let value = value.strip_suffix('\n').unwrap_or(value);
             let is_text = tool.parameter(&key).get("type").is_some_and(|kind| kind == "string");
@@ -374,8 +434,7 @@ impl Calls {
             arguments.insert(key, json.unwrap_or_else(|| value.into()));
             rest = after;
         }
-        let arguments = Value::Object(arguments);
-        self.call_of(&name, None, Some(&arguments)).ok_or(Broken::Malformed)
+        self.call_of(&name, None, Some(&Value::Object(arguments)))
     }
 
     /// `{"name": .., "arguments": {..}}`; Llama says `parameters`.
@@ -398,21 +457,14 @@ impl Calls {
     }
 }
 
-/// Why the inside of `<function=..>` is no call.
-enum Broken {
-    Malformed,
-    /// The end of a parameter's value is still to come.
-    Unclosed,
-}
-
 /// Where a call may begin.
 enum Opening {
     /// White space and a marker from `start` to `body`.
     At { start: usize, body: usize },
     /// None before a thought begins, or ends, in the first `len` bytes.
     Thought { len: usize },
-    /// Not in the first `decided` bytes.
-    None { decided: usize },
+    /// Not in the first `decided` bytes; so many behind them are white space in front of what may come.
+    None { decided: usize, blank: usize },
 }
 
 /// How many bytes at the end of `text` may be the start of `marker`.
@@ -420,56 +472,71 @@ fn begun(text: &str, marker: &str) -> usize {
     (1..marker.len()).rev().find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
 }
 
-/// A body that is, from `start` on, a call or a list of calls in JSON, and then perhaps a closing marker.
-fn json(
-    body: &str,
-    start: usize,
-    scan: &mut Scan,
-    close: &str,
-    last: bool,
-    call: impl Fn(&Value) -> Option<Call>,
-) -> Body {
-    let value = body.get(start..).unwrap_or_default();
-    match value.trim_start().chars().next() {
-        None => return Body::Unfinished,
-        Some('{' | '[') => {}
-        Some(_) => return Body::Text,
-    }
-    let Some(len) = scan.end_of_value(value) else { return Body::Unfinished };
-    let Ok(json) = serde_json::from_str::<Value>(value.get(..len).unwrap_or_default()) else {
-        return Body::Text;
-    };
-    let calls: Option<Vec<Call>> = match &json {
-        Value::Array(items) => items.iter().map(call).collect(),
-        one => call(one).map(|call| vec![call]),
-    };
-    match calls {
-        Some(calls) if !calls.is_empty() => closed(body, start + len, close, last, calls),
-        _ => Body::Text,
-    }
-}
-
-/// Calls that end at `end`, or behind a closing marker that follows.
-fn closed(body: &str, end: usize, close: &str, last: bool, calls: Vec<Call>) -> Body {
-    let rest = body.get(end..).unwrap_or_default();
-    let trimmed = rest.trim_start();
-    if close.is_empty() {
-        return Body::Calls(calls, end);
-    }
-    if trimmed.starts_with(close) {
-        return Body::Calls(calls, end + rest.len() - trimmed.len() + close.len());
-    }
-    if close.starts_with(trimmed) && !last {
-        return Body::Unfinished;
-    }
-    Body::Calls(calls, end)
-}
-
 impl Scan {
-    /// The end of the object or list that `value` begins with, behind white space.
-    fn end_of_value(&mut self, value: &str) -> Option<usize> {
-        for (index, byte) in value.bytes().enumerate().skip(self.at) {
-            self.at = index + 1;
+    /// Whether all that was seen is white space.
+    fn is_before_value(&self) -> bool {
+        self.depth == 0 && !self.in_function && self.found.is_none()
+    }
+
+    /// Passes over white space, and gives what follows.
+    fn pass_blank<'a>(&mut self, body: &'a str) -> &'a str {
+        let rest = body.get(self.at..).unwrap_or_default();
+        let after = rest.trim_start();
+        self.at += rest.len() - after.len();
+        after
+    }
+
+    /// A body that is a call or a list of calls in JSON, and then perhaps a closing marker.
+    fn json(
+        &mut self,
+        body: &str,
+        close: &str,
+        last: bool,
+        call: impl Fn(&Value) -> Option<Call>,
+    ) -> Body {
+        if self.found.is_none() {
+            if self.depth == 0 {
+                match self.pass_blank(body).bytes().next() {
+                    None => return Body::Unfinished,
+                    Some(b'{' | b'[') => self.start = self.at,
+                    Some(_) => return Body::Text,
+                }
+            }
+            if !self.pass_value(body) {
+                return Body::Unfinished;
+            }
+            let value = body.get(self.start..self.at).unwrap_or_default();
+            let calls = match serde_json::from_str(value) {
+                Ok(Value::Array(items)) => items.iter().map(call).collect(),
+                Ok(one) => call(&one).map(|call| vec![call]),
+                Err(_) => None,
+            };
+            let Some(calls) = calls.filter(|calls: &Vec<Call>| !calls.is_empty()) else {
+                return Body::Text;
+            };
+            self.found = Some((calls, self.at));
+        }
+        self.closed(body, close, last)
+    }
+
+    /// The calls that were found, with a closing marker that follows.
+    fn closed(&mut self, body: &str, close: &str, last: bool) -> Body {
+        let rest = if close.is_empty() { "" } else { self.pass_blank(body) };
+        let is_closed = rest.starts_with(close);
+        if !is_closed && close.starts_with(rest) && !last {
+            return Body::Unfinished;
+        }
+        let (calls, mut end) = self.found.take().unwrap_or_default();
+        if is_closed && !close.is_empty() {
+            end = self.at + close.len();
+        }
+        Body::Calls(calls, end)
+    }
+
+    /// Passes over the object or list that begins where `depth` is 0; whether its end is there.
+    fn pass_value(&mut self, body: &str) -> bool {
+        for byte in body.bytes().skip(self.at) {
+            self.at += 1;
             match byte {
                 _ if self.escaped => self.escaped = false,
                 b'\\' if self.in_text => self.escaped = true,
@@ -479,16 +546,13 @@ impl Scan {
                 b'}' | b']' => {
                     self.depth = self.depth.saturating_sub(1);
                     if self.depth == 0 {
-                        // Looked at again when more of a closing marker has come.
-                        self.at = index;
-                        self.depth = 1;
-                        return Some(index + 1);
+                        return true;
                     }
                 }
                 _ => {}
             }
         }
-        None
+        false
     }
 }
 

@@ -242,6 +242,7 @@ where
         Activation::Gelu => client.gelu_erf(&x)?,
         Activation::GeluTanh => client.gelu(&x)?,
         Activation::Relu2 => client.square(&client.relu(&x)?)?,
+        Activation::Sigmoid => client.sigmoid(&x)?,
     })
 }
 

@@ -278,6 +278,7 @@ impl NormOps<CpuRuntime> for Tape {
         let (y, z, w) = (y.clone(), z.clone(), norm.weight.clone());
         let level = self.level();
         let (ngroups, eps, norm_before_gate) = (norm.ngroups, norm.eps, norm.norm_before_gate);
+        let activation = norm.activation;
         self.record(&inputs, out, move |gradients: &mut Gradients, dout| {
             let (mut dy, mut dz) = (vec![0.0; dout.len()], vec![0.0; dout.len()]);
             let [y_rows, z_rows] = [with_rows(&y)?, with_rows(&z)?];
@@ -285,14 +286,27 @@ impl NormOps<CpuRuntime> for Tape {
             kernels::gated_rms_norm_backward(
                 host::rows("y", &y_rows)?,
                 host::rows("z", &z_rows)?,
-                kernels::GatedNorm { level, weight, ngroups, eps, norm_before_gate },
-                Rows::dense(&dout, w.numel()),
+                kernels::GatedNorm { level, weight, ngroups, eps, norm_before_gate, activation },
+                Rows::dense(&dout, y.shape()[1]),
                 &mut dy,
                 &mut dz,
                 gradients.of(&w),
             );
             gradients.give(&y, dy)?;
             gradients.give(&z, dz)
+        })
+    }
+
+    fn l2norm(&self, x: &Cpu, group: usize, eps: f32) -> Result<Cpu> {
+        let out = self.inner.l2norm(x, group, eps)?;
+        let (level, saved) = (self.level(), x.clone());
+        self.record(&[("x", x)], out, move |gradients, dout| {
+            let mut dx = vec![0.0; dout.len()];
+            let rows = with_rows(&saved)?;
+            let rows = host::rows("x", &rows)?;
+            let dout = Rows::dense(&dout, saved.shape()[1]);
+            kernels::l2_norm_backward(level, rows, group, eps, dout, &mut dx);
+            gradients.give(&saved, dx)
         })
     }
 }

@@ -10,47 +10,47 @@ use crate::ops::cpu::{SsdArguments, optional, with_rows};
 use crate::ops::{CausalConv, CausalConvOps, SsdInput, SsmKernelOps, host};
 
 /// Gradients of what sequences remember, before and after.
-struct Carried {
+pub(super) struct Carried {
     before: Vec<Cpu>,
     after: Vec<Cpu>,
 }
 
 impl Carried {
     /// What is there before an operation.
-    fn before(states: &[&mut Cpu]) -> Vec<Cpu> {
+    pub(super) fn before(states: &[&mut Cpu]) -> Vec<Cpu> {
         states.iter().map(|state| (**state).clone()).collect()
     }
 
-    fn new(before: Vec<Cpu>, states: &[&mut Cpu]) -> Self {
+    pub(super) fn new(before: Vec<Cpu>, states: &[&mut Cpu]) -> Self {
         Self { before, after: Self::before(states) }
     }
 
     /// Gradients of the states after, to be turned into those of the states before.
-    fn take(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {
+    pub(super) fn take(&self, gradients: &mut Gradients) -> Vec<Vec<f32>> {
         self.after.iter().map(|state| gradients.take_or_zeros(state)).collect()
     }
 
-    fn give(&self, gradients: &mut Gradients, states: Vec<Vec<f32>>) -> Result<()> {
+    pub(super) fn give(&self, gradients: &mut Gradients, states: Vec<Vec<f32>>) -> Result<()> {
         self.before.iter().zip(states).try_for_each(|(state, dx)| gradients.give(state, dx))
     }
 
     /// Values of the states before.
-    fn values(&self) -> Result<Vec<Cpu>> {
+    pub(super) fn values(&self) -> Result<Vec<Cpu>> {
         self.before.iter().map(|state| host::contiguous("state", state)).collect()
     }
 }
 
-fn slices(tensors: &[Cpu]) -> Result<Vec<&[f32]>> {
+pub(super) fn slices(tensors: &[Cpu]) -> Result<Vec<&[f32]>> {
     tensors.iter().map(|x| host::slice("state", x)).collect()
 }
 
-fn slices_mut(parts: &mut [Vec<f32>]) -> Vec<&mut [f32]> {
+pub(super) fn slices_mut(parts: &mut [Vec<f32>]) -> Vec<&mut [f32]> {
     parts.iter_mut().map(Vec::as_mut_slice).collect()
 }
 
 impl Tape {
     /// Adds an operation with an output and states; `backward` gets the output's gradient and `carried`.
-    fn record_carried(
+    pub(super) fn record_carried(
         &self,
         inputs: &[(&'static str, &Cpu)],
         carried: Carried,

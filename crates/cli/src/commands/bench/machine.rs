@@ -29,7 +29,7 @@ impl Machine {
         Self { level, a: wave(3), b: wave(5), c: vec![0.0; GEMM * GEMM], memory: Vec::new() }
     }
 
-    /// Makes the buffer that [`Machine::read`] reads.
+    /// Makes the buffer of [`Machine::read`] and [`Machine::rewrite`].
     pub(super) fn allocate_memory(&mut self) {
         self.memory = vec![1.0; READ];
     }
@@ -44,6 +44,12 @@ impl Machine {
     pub(super) fn read(&self) -> f64 {
         let seconds = time(|| black_box(probe::read(self.level, black_box(&self.memory))));
         4.0 * self.memory.len() as f64 / seconds
+    }
+
+    /// Bytes per second of reading memory and writing it back, both counted.
+    pub(super) fn rewrite(&mut self) -> f64 {
+        let seconds = time(|| probe::rewrite(self.level, black_box(&mut self.memory)));
+        8.0 * self.memory.len() as f64 / seconds
     }
 
     /// FLOP/s of multiply-adds on registers.

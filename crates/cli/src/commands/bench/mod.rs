@@ -4,6 +4,7 @@
 //! machine's own rate, several times. The report has the median of the ratios of neighbours.
 
 mod attention;
+mod delta;
 mod machine;
 mod model;
 mod peer;
@@ -20,14 +21,15 @@ const EXAMPLES: &str = "\
 Examples:
   boostr bench --synthetic mamba2-130m -p 512 -g 64 -t 1,2
   boostr bench ssd -t 1,2 --json
-  boostr bench attention -t 1,2";
+  boostr bench attention -t 1,2
+  boostr bench delta -t 1,2";
 
 /// Speeds, beside what this machine can do
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// Model, or `ssd` or `attention` for that operation alone; the built-in model by default
-    #[arg(value_name = "MODEL|ssd|attention", env = "BOOSTR_MODEL", hide_env = true)]
+    /// Model, or `ssd`, `attention` or `delta` for that operation alone; the built-in model by default
+    #[arg(value_name = "MODEL|ssd|attention|delta", env = "BOOSTR_MODEL", hide_env = true)]
     pub model: Option<PathBuf>,
     /// Weights made in memory, in the geometry of a published model
     #[arg(long, value_name = "NAME", conflicts_with = "model")]
@@ -84,6 +86,8 @@ pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
         ssd::run(args, &pools, cpu.level())
     } else if named("attention") {
         attention::run(args, &pools, cpu.level())
+    } else if named("delta") {
+        delta::run(args, &pools, cpu.level())
     } else {
         model::run(args, &pools, cpu)
     }
