@@ -119,7 +119,9 @@ impl Responses {
                 dropped.extend(kept.fit(self.shelf.most));
             }
         }
-        dropped.iter().for_each(|key| disk.remove(key));
+        for key in &dropped {
+            disk.remove(key);
+        }
         let (sender, changes) = mpsc::channel::<(Key, WorkGuard)>();
         let shelf = Arc::clone(&self.shelf);
         let write = move || {
@@ -157,7 +159,9 @@ impl Responses {
         changed.push(key);
         if let Some(sender) = self.changes.get() {
             // A thread that is gone writes nothing: the answer is in memory.
-            changed.into_iter().for_each(|key| drop(sender.send((key, work()))));
+            for key in changed {
+                let _ = sender.send((key, work()));
+            }
         }
     }
 
@@ -213,7 +217,9 @@ impl Shelf {
         kept.add(key.clone(), entry);
         let dropped = kept.fit(self.most);
         drop(kept);
-        dropped.iter().for_each(|key| disk.remove(key));
+        for key in &dropped {
+            disk.remove(key);
+        }
         Ok(Some(stored))
     }
 
@@ -257,7 +263,9 @@ impl Shelf {
             }
             used <= left
         };
-        dropped.iter().for_each(|key| disk.remove(key));
+        for key in &dropped {
+            disk.remove(key);
+        }
         if !fits {
             tracing::warn!(
                 left,

@@ -153,6 +153,7 @@ pub(crate) fn private() -> fs::DirBuilder {
 #[cfg(unix)]
 fn close(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
+    const OTHERS: u32 = 0o077;
     const STICKY: u32 = 0o1000;
     const OTHERS: u32 = 0o077;
     let metadata = fs::metadata(path).map_err(|error| Error::io(path, error))?;
