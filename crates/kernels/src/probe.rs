@@ -85,7 +85,9 @@ fn halve_body<S: Simd>(simd: S, data: &mut [f32]) {
         // Never so small that arithmetic slows down.
         simd.store(simd.max(least, simd.mul(half, simd.load(chunk))), chunk);
     }
-    rest.iter_mut().for_each(|x| *x *= 0.5);
+    for x in rest {
+        *x *= 0.5;
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub struct Delta<'a> {
     pub scale: f32,
 }
 
-impl<'a> Delta<'a> {
+impl Delta<'_> {
     #[track_caller]
     fn check(&self, runs: &[usize]) {
         let (tokens, heads) = (self.v.len(), self.value_heads);

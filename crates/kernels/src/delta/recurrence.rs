@@ -30,7 +30,9 @@ pub fn recurrence<R: Real>(input: &Delta<'_>, runs: &[usize], states: &mut [Vec<
                 let state = &mut state[head * input.state_len()..][..input.state_len()];
                 for (i, row) in state.chunks_exact_mut(value_dim.max(1)).enumerate() {
                     let decay = from(g[if g.len() == 1 { 0 } else { i }]).exp();
-                    row.iter_mut().for_each(|s| *s = decay * *s);
+                    for s in row {
+                        *s = decay * *s;
+                    }
                 }
                 for j in 0..value_dim {
                     let mut read = R::ZERO;

@@ -366,7 +366,7 @@ fn a_state_of_another_size_panics() {
     let p = problem(&[1], (1, 1), (4, 6), false);
     let data = Data::new(&p);
     let mut out = vec![0.0; 6];
-    delta_rule(&data.input(&p), &[1], &mut [&mut vec![0.0; 23]], &mut out);
+    delta_rule(&data.input(&p), &[1], &mut [&mut [0.0; 23]], &mut out);
 }
 
 /// `(g, its derivative by a)` by definition.
