@@ -155,7 +155,6 @@ fn close(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     const OTHERS: u32 = 0o077;
     const STICKY: u32 = 0o1000;
-    const OTHERS: u32 = 0o077;
     let metadata = fs::metadata(path).map_err(|error| Error::io(path, error))?;
     let mode = metadata.permissions().mode() & 0o7777;
     let refuse =
