@@ -286,6 +286,17 @@ export default function steps({ step, page: the, offline, tell, options, base, s
     assert.equal(await page.locator('#log').getAttribute('aria-live'), 'off');
   }));
 
+  step('without sessions an answer that was cut goes on too', () => offline(async () => {
+    await set({ temperature: 0, max_tokens: 20 });
+    await say('It was late, and the sea');
+    const [first] = await answers();
+    await page.locator('.go-on').click();
+    await until('it went on', async () => (await answers())[0].length > first.length);
+    await settleAnswer(1);
+    assert.ok((await answers())[0].startsWith(first));
+    assert.deepEqual([await count('.turn-link'), await count('.user')], [1, 1]);
+  }));
+
   step('an answer that was cut goes on as one longer answer', async () => {
     for (const values of [{ temperature: 0, seed: '' }, { temperature: 1, seed: 7 }]) {
       await set({ ...values, top_p: '', top_k: '', max_tokens: 60 });

@@ -40,7 +40,7 @@ fn rendered(template: &ChatTemplate, conversation: &Value, tools: &Value) -> Res
         documents: options.get("documents").map(list),
         kwargs: options.get("kwargs").map_or_else(Map::new, |kw| kw.as_object().unwrap().clone()),
         now: Some(now()),
-        ..Options::default()
+        continue_last: false,
     };
     template.render(&list(&conversation["messages"]), &options)
 }

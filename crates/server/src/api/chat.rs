@@ -14,7 +14,7 @@ use super::answer::{
     AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, Delta, DeltaChoice,
     Timings, ToolCall, Usage,
 };
-use super::conversation::{Begun, Conversation};
+use super::conversation::{Begun, Conversation, goes_on};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -34,7 +34,8 @@ pub(crate) struct ChatFields {
     messages: Vec<Value>,
     /// A session that the messages are added to, and the answer when it ends
     session: Option<String>,
-    /// The last answer of the session goes on as if it had not ended; `messages` is empty or left out
+    /// The last answer of the session goes on as if it had not ended; `messages` is empty or left out. Without a session the
+    /// last message does, which is the assistant's
     continue_final_message: Option<bool>,
     /// Report the probabilities of the answer's tokens
     logprobs: Option<bool>,
@@ -55,11 +56,13 @@ impl ChatFields {
     pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
         let continue_final_message = fields.boolean("continue_final_message")?;
         let session = fields.text("session")?;
-        let goes_on = continue_final_message == Some(true);
-        if goes_on && session.is_none() {
-            return Err(ApiError::field("continue_final_message", "it needs a `session`"));
+        let continues = continue_final_message == Some(true);
+        let messages =
+            if continues && session.is_some() { none(fields)? } else { messages::read(fields)? };
+        let shape = Shape::read(fields)?;
+        if continues && session.is_none() {
+            check_last(&messages, &shape)?;
         }
-        let messages = if goes_on { none(fields)? } else { messages::read(fields)? };
         Ok(Self {
             messages,
             session,
@@ -68,7 +71,7 @@ impl ChatFields {
             top_logprobs: fields.count("top_logprobs", 0..=MAX_TOP)?,
             chat_template_kwargs: fields.object("chat_template_kwargs")?,
             reasoning_format: fields.word("reasoning_format", &["auto", "none"])?,
-            shape: Shape::read(fields)?,
+            shape,
         })
     }
 
@@ -92,6 +95,18 @@ fn none(fields: &mut Fields) -> Result<Vec<Value>> {
     Err(ApiError::field("messages", reason))
 }
 
+/// Checks that the last message can go on.
+fn check_last(messages: &[Value], shape: &Shape) -> Result<()> {
+    let refuse = |reason| Err(ApiError::field("continue_final_message", reason));
+    if !goes_on(messages) {
+        return refuse("expected a last message of the assistant with some text and no calls");
+    }
+    if shape.is_held() {
+        return refuse("without a session an answer that is held to a form does not go on");
+    }
+    Ok(())
+}
+
 pub(crate) async fn complete<B: Backend>(
     extract::State(app): extract::State<Arc<App<B>>>,
     Extension(scope): Extension<Scope>,
@@ -102,14 +117,16 @@ pub(crate) async fn complete<B: Backend>(
     fields.finish()?;
     let (top, count) = (chat.top()?, options.count());
     let (is_stream, with_usage) = (options.is_stream(), options.includes_usage());
+    let continues = chat.continue_final_message == Some(true);
     let conversation = Conversation {
         options,
         messages: chat.messages,
         shape: chat.shape,
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
-        is_divided: chat.reasoning_format != Some("none"),
+        // A message that goes on has begun with its text; an answer of a session may be in its thought.
+        is_divided: chat.reasoning_format != Some("none") && (!continues || chat.session.is_some()),
         session: chat.session,
-        continues: chat.continue_final_message == Some(true),
+        continues,
         top,
     };
     let begun = conversation.begin(&app, scope).await?;

@@ -296,8 +296,18 @@ fn what_cannot_go_on_is_refused_by_name() {
     answer(&say(&server, "s", "Once"));
     let (status, error) = ask(&with(on.clone(), json!({"messages": user})));
     assert_eq!((status, &error["param"]), (400, &json!("messages")), "{error}");
-    let (status, error) = ask(&with(on.clone(), json!({"session": null, "messages": user})));
-    assert_eq!((status, &error["param"]), (400, &json!("continue_final_message")), "{error}");
+    for (last, more) in [
+        (json!({"role": "user", "content": "Once"}), json!({})),
+        (json!({"role": "assistant", "content": ""}), json!({})),
+        (
+            json!({"role": "assistant", "content": "Once"}),
+            json!({"response_format": {"type": "json_object"}}),
+        ),
+    ] {
+        let body = with(on.clone(), json!({"session": null, "messages": [last]}));
+        let (status, error) = ask(&with(body, more));
+        assert_eq!((status, &error["param"]), (400, &json!("continue_final_message")), "{error}");
+    }
     assert_eq!(ask(&on).0, 200);
     // What was said is in the answer already, so the answer would end before it goes on.
     let text = server.get("/v1/sessions/s").json()["tree"][1]["messages"][1]["content"].clone();
@@ -305,4 +315,21 @@ fn what_cannot_go_on_is_refused_by_name() {
     let (status, error) = ask(&with(on.clone(), json!({"stop": word})));
     assert_eq!((status, &error["param"]), (400, &json!("stop")), "{error}");
     assert_eq!(ask(&on).0, 200);
+}
+
+#[test]
+fn without_a_session_the_last_message_goes_on() {
+    let server = TestServer::start();
+    let ask = |messages: &Value, more: Value| {
+        let body = json!({"messages": messages, "temperature": 0, "logit_bias": {"0": -100}});
+        answer(&server.post("/v1/chat/completions", &with(body, more)))
+    };
+    let user = json!({"role": "user", "content": "The sea was"});
+    let whole = ask(&json!([user]), json!({"max_tokens": 24}));
+    // Cut where a word begins, so that the tokens are the same.
+    let cut = whole.char_indices().filter(|(_, c)| *c == ' ').nth(4).unwrap().0;
+    let (begun, rest) = whole.split_at(cut);
+    let messages = json!([user, {"role": "assistant", "content": begun}]);
+    let on = ask(&messages, json!({"max_tokens": 24, "continue_final_message": true}));
+    assert!(on.starts_with(rest), "{on:?}, expected {rest:?}");
 }

@@ -186,7 +186,7 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
     let past = match &asked.previous {
         None => Vec::new(),
         Some(id) => {
-            let found = find(&app, scope, id, |stored| stored.items()).await?;
+            let found = find(&app, scope, id, Stored::items).await?;
             found.map_err(|reason| {
                 let error = ApiError::field("previous_response_id", reason);
                 ApiError { status: StatusCode::NOT_FOUND, ..error }
