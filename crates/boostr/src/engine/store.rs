@@ -451,7 +451,7 @@ mod tests {
 
         /// Ids of few values, so that many lists begin alike.
         fn ids(&mut self) -> Vec<u32> {
-            (0..1 + self.below(9)).map(|_| self.below(3) as u32).collect()
+            (0..=self.below(9)).map(|_| self.below(3) as u32).collect()
         }
     }
 
@@ -517,7 +517,7 @@ mod tests {
                 assert!(found <= want.unwrap_or(0));
                 seen.push((scope, ids.clone()));
                 if random.below(2) == 0 {
-                    let ids = ids[..1 + random.below(ids.len())].to_vec();
+                    let ids = ids[..=random.below(ids.len())].to_vec();
                     let mut state = model.new_state().unwrap();
                     state.set_position(ids.len());
                     store.keep(Some(scope), &ids, &state, None);
