@@ -250,7 +250,7 @@ fn a_configuration_of_the_largest_sizes_is_listed_in_a_moment() {
     let layout = config.family().hf_layout(size, true).unwrap();
     assert_eq!(layout.tensors().iter().count(), 9 * 10_000 + 3);
     // Half an hour, where the positions of each layer's heads are computed.
-    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_mins(1), "{:?}", start.elapsed());
 }
 
 #[test]

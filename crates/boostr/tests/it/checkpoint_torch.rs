@@ -5,7 +5,8 @@
 
 use std::path::Path;
 
-use crate::common::{Folder, torch_zip, zip};
+use crate::common::weight_files::zip;
+use crate::common::{Folder, torch_zip};
 use boostr::checkpoint::{Checkpoint, Dtype};
 
 fn data(name: &str) -> Checkpoint {

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use boostr::backend::{self, CpuClient};
 
 #[path = "weight_files.rs"]
-mod weight_files;
+pub mod weight_files;
 
-pub use weight_files::{safetensors_file, torch_zip, zip};
+pub use weight_files::{safetensors_file, torch_zip};
 
 /// The folders of fixtures/models.
 pub const MODELS: [&str; 11] = [

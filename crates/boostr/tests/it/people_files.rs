@@ -231,7 +231,7 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
     // The end of config.json counts where the file names none.
     assert_eq!((lm.eos, lm.defaults.top_k), (vec![2], Some(0)));
     let answer = |fields: Value| {
-        folder.write("generation_config.json", &fields.to_string());
+        folder.write("generation_config.json", fields.to_string());
         let lm = open(folder.path()).unwrap();
         let ids = lm.complete_ids(vec![5, 6, 7]).max_tokens(6).run().unwrap().ids;
         let asked = lm.complete_ids(vec![5, 6, 7]).max_tokens(6);
@@ -273,7 +273,7 @@ fn tokens_that_are_kept_out_do_not_come_and_what_is_not_acted_on_is_a_warning() 
     assert!(warnings.iter().any(|w| w.contains("left out 77777 and 2 more: ")), "{warnings:?}");
     // Nothing is left: an error. Of a constraint's tokens: the constraint wins.
     let all: Vec<u32> = (0..lm.vocab_limit() as u32).collect();
-    folder.write("generation_config.json", &json!({ "suppress_tokens": all }).to_string());
+    folder.write("generation_config.json", json!({ "suppress_tokens": all }).to_string());
     let lm = open(folder.path()).unwrap();
     let asked = || lm.complete_ids(vec![5, 6, 7]).max_tokens(2);
     let error = message(&asked().run().unwrap_err());
