@@ -456,6 +456,10 @@ impl<B: Backend> Driver<B> {
             found.min_by_key(|(end, stop)| (*end, usize::MAX - stop.len())).map(|(_, s)| s.clone())
         });
         let timings = &outcome.timings;
+        if index == 0 {
+            let (prompt, cached, shared) = (self.prompt_tokens, timings.cached, timings.shared);
+            tracing::info!(shared, "kept {cached} of {prompt} tokens");
+        }
         let state = outcome.state.as_ref();
         self.loaded.note_length(self.prompt_tokens + outcome.ids.len());
         Some(Finished {

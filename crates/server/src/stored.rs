@@ -477,7 +477,7 @@ mod tests {
         put(&all, 0, "c", stored(1));
         assert_eq!(folder.files().len(), 2);
         // What was used is known after a restart, and so is what it was used for.
-        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+        let old = std::time::SystemTime::now() - std::time::Duration::from_mins(1);
         std::fs::File::options()
             .write(true)
             .open(folder.path(0, "c"))

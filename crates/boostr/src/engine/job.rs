@@ -11,10 +11,12 @@ use crate::models::{Model, State};
 use super::draft::Draft;
 use super::sequence::{Rules, Sequence};
 use super::store::{Known, Store};
-use super::{Event, Finish, Listener, Outcome, Request, Stats, Ticket, Timings};
+use super::{Event, Finish, Listener, Outcome, Request, STEP_PIECE, Stats, Ticket, Timings};
 
 /// Least distance from one mark of a prompt to the next.
 const MIN_MARK: usize = 32;
+/// Tokens before the end of a long prompt after which a snapshot is kept: those of the last piece.
+const NEAR_END: usize = STEP_PIECE;
 /// Times that a request may lose its states to a step that failed.
 const MAX_STRIKES: usize = 3;
 
@@ -31,6 +33,8 @@ pub(super) struct Job<'a, B: Backend> {
     begun: Option<Instant>,
     prompt_end: Option<Instant>,
     cached: usize,
+    /// Tokens of the prompt that an earlier one began with.
+    shared: usize,
     /// Tokens of the prompt that the listener knows to be done.
     told: usize,
     /// Those that have not ended.
@@ -47,19 +51,12 @@ pub(super) struct Job<'a, B: Backend> {
 
 impl<'a, B: Backend> Job<'a, B> {
     pub(super) fn new(
-        mut request: Request<B>,
+        request: Request<B>,
         is_lent: bool,
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
     ) -> Self {
         let covered = request.covered(request.state.as_ref());
-        request.marks.sort_unstable();
-        let mut last = covered;
-        request.marks.retain(|&mark| {
-            let is_far = mark.saturating_sub(last) >= MIN_MARK;
-            last = if is_far { mark } else { last };
-            is_far
-        });
         Self {
             request,
             covered,
@@ -70,6 +67,7 @@ impl<'a, B: Backend> Job<'a, B> {
             begun: None,
             prompt_end: None,
             cached: 0,
+            shared: 0,
             told: 0,
             sequences: Vec::new(),
             is_forked: false,
@@ -99,6 +97,7 @@ impl<'a, B: Backend> Job<'a, B> {
     /// Begins from the longest prefix that is known.
     pub(super) fn begin(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
         self.begun = Some(Instant::now());
+        self.shared = store.visit(self.request.scope, &self.request.prompt);
         let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
             stats.skipped_tokens += known.seen as u64;
             stats.snapshot_hits += u64::from(known.is_snapshot);
@@ -113,11 +112,26 @@ impl<'a, B: Backend> Job<'a, B> {
                     self.request.state = None;
                 }
                 self.cached = first.seen;
+                self.mark_way(first.seen, first.prompt);
                 self.sequences.push(first);
                 self.tell_prompt(self.cached, stats);
                 self.end_prompt(stats);
             }
             Err(error) => self.fail(error, stats),
+        }
+    }
+
+    /// Adds marks to those of the request, whose prompt is computed from `seen` on: where it leaves the way of earlier
+    /// prompts, since others may leave it there too, and near its end.
+    fn mark_way(&mut self, seen: usize, len: usize) {
+        let marks = &mut self.request.marks;
+        // Where a client changes the end of a long message, the next prompt leaves this one there.
+        marks.extend(len.checked_sub(NEAR_END).filter(|&mark| mark > seen + NEAR_END));
+        space(marks, seen);
+        if (seen + MIN_MARK..len).contains(&self.shared) {
+            marks.retain(|mark| mark.abs_diff(self.shared) >= MIN_MARK);
+            marks.push(self.shared);
+            marks.sort_unstable();
         }
     }
 
@@ -323,6 +337,7 @@ impl<'a, B: Backend> Job<'a, B> {
             first_token: since(Some(self.submitted), first),
             decode: since(first, last),
             cached: self.cached,
+            shared: self.shared,
         };
         let (drafted, accepted) = sequence.as_ref().map_or((0, 0), |it| (it.drafted, it.accepted));
         let (ids, state) = match sequence {
@@ -407,4 +422,15 @@ pub(super) fn panicked(what: &str, payload: &(dyn std::any::Any + Send)) -> Erro
 
 fn is_panic(error: &Error) -> bool {
     matches!(error, Error::Panic { .. })
+}
+
+/// Sorts marks, and gives up those less than [`MIN_MARK`] after `start` or another.
+fn space(marks: &mut Vec<usize>, start: usize) {
+    marks.sort_unstable();
+    let mut last = start;
+    marks.retain(|&mark| {
+        let is_far = mark.saturating_sub(last) >= MIN_MARK;
+        last = if is_far { mark } else { last };
+        is_far
+    });
 }

@@ -22,9 +22,11 @@
 //! # Snapshots
 //!
 //! Snapshots are the prefix cache. A state cannot be cut back to a shorter prefix, so it is kept where a later request may
-//! begin: at the end of each prompt, at its marks, each [`EngineConfig::snapshot_every`] tokens, and where generation
-//! ended. A request begins at the longest snapshot that is a prefix of it. Forks share memory, and shared memory is counted
-//! once against [`EngineConfig::snapshot_bytes`]. The least recently used snapshot is dropped first.
+//! begin: at the end of each prompt and near it, at its marks, each [`EngineConfig::snapshot_every`] tokens, where it left
+//! the way of an earlier prompt, and where generation ended. A state of keys and values alone can be cut back: one serves
+//! all its prefixes. A request begins at the longest snapshot that is a prefix of it. Forks share memory, and shared memory
+//! is counted once against [`EngineConfig::snapshot_bytes`]. The snapshot is dropped first without which the fewest tokens
+//! would be computed again, and of those the one that was used longest ago.
 
 use crate::backend::Backend;
 use crate::error::Result;

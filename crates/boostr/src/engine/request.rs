@@ -25,7 +25,8 @@ pub struct Request<B: Backend> {
     /// tokens before the prompt are not known, as those of a state from a file without ids.
     pub seen: Option<usize>,
     /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. A mark less than 32 tokens
-    /// after another is passed over. A prompt in many short pieces would cost more than the snapshots save.
+    /// after another is passed over. A prompt in many short pieces would cost more than the snapshots save. The engine
+    /// adds its own: where the prompt leaves the way of an earlier one, and near the end of a long prompt.
     pub marks: Vec<usize>,
     /// Only requests of the same scope see each other's snapshots. `None` sees none and leaves none.
     pub scope: Option<u64>,
@@ -169,6 +170,8 @@ pub struct Timings {
     pub decode: Duration,
     /// Tokens of the prompt that were not computed.
     pub cached: usize,
+    /// Tokens that the prompt and an earlier one of the same scope begin with, as far as that is remembered.
+    pub shared: usize,
 }
 
 /// How a continuation ended.

@@ -1,35 +1,75 @@
-//! Snapshots: states of prefixes that a later request may begin with.
+//! The prefix cache: a radix tree of the ids of prompts and answers, with snapshots of states at some of its nodes.
+//!
+//! ```text
+//! scope ─ system prompt ─┬─ question A ─ answer ●
+//!                        ●
+//!                        └─ question B ─ answer ●       ● a snapshot
+//! ```
+//!
+//! The tree knows where a prompt leaves the way of earlier ones, also where no state is kept. So that place can get a
+//! snapshot when it is passed for the second time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+
+use slab::Slab;
 
 use crate::backend::Backend;
 use crate::models::State;
 
+/// Part of the limit that ways without snapshots may take.
+const WAYS: usize = 16;
+/// Bytes that a node takes beside its ids.
+const NODE: usize = 128;
+/// What a snapshot is worth that another continues on its only way: an earlier history is asked for again less often
+/// than the latest.
+const PASSED: f64 = 0.125;
+/// Snapshots below a place that are tried for a cut back to it.
+const CUTS: usize = 16;
+
 /// Snapshots under a limit of memory.
 pub(super) struct Store<B: Backend> {
-    entries: Vec<Entry<B>>,
+    nodes: Slab<Node<B>>,
+    roots: HashMap<u64, usize>,
     /// How many snapshots have a piece of memory, by its address, and its bytes.
     blocks: HashMap<usize, (usize, usize)>,
+    /// Memory of all; what snapshots share is counted once.
     bytes: usize,
+    /// The part of it that is nodes and their ids.
+    ways: usize,
     limit: usize,
+    snapshots: usize,
     clock: u64,
+    /// What the last snapshot that was given up was worth: newer ones begin there.
+    floor: f64,
 }
 
-struct Entry<B: Backend> {
+struct Node<B: Backend> {
+    parent: Option<usize>,
     scope: u64,
+    /// Ids from the parent to here.
     ids: Vec<u32>,
+    /// How many ids lead here.
+    depth: usize,
+    /// By their first id.
+    children: HashMap<u32, usize>,
+    /// When a request went this way last.
+    used: u64,
+    snapshot: Option<Snapshot<B>>,
+}
+
+struct Snapshot<B: Backend> {
     state: State<B>,
     /// Logits of what comes next, where a prompt ended.
     logits: Option<Vec<f32>>,
-    used: u64,
+    /// The floor when it was used last.
+    floor: f64,
 }
 
-impl<B: Backend> Entry<B> {
+impl<B: Backend> Snapshot<B> {
     /// Pieces of memory, with one that is surely its own.
     fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
-        let own = 4 * (self.ids.len() + self.logits.as_ref().map_or(0, Vec::len));
-        let blocks = self.state.blocks().chain([(self.ids.as_ptr().addr(), own)]);
-        blocks.filter(|&(_, bytes)| bytes > 0)
+        let own = self.logits.iter().map(|it| (it.as_ptr().addr(), 4 * it.len()));
+        self.state.blocks().chain(own).filter(|&(_, bytes)| bytes > 0)
     }
 }
 
@@ -43,9 +83,29 @@ pub(super) struct Known<B: Backend> {
     pub(super) is_snapshot: bool,
 }
 
+/// How far some ids are in the tree.
+struct Place {
+    /// The last node that they lead to.
+    node: usize,
+    /// The child of it that they lead towards.
+    towards: Option<usize>,
+    /// How many of them that is.
+    depth: usize,
+}
+
 impl<B: Backend> Store<B> {
     pub(super) fn new(limit: usize) -> Self {
-        Self { entries: Vec::new(), blocks: HashMap::new(), bytes: 0, limit, clock: 0 }
+        Self {
+            nodes: Slab::new(),
+            roots: HashMap::new(),
+            blocks: HashMap::new(),
+            bytes: 0,
+            ways: 0,
+            limit,
+            snapshots: 0,
+            clock: 0,
+            floor: 0.0,
+        }
     }
 
     /// The state of the longest prefix of `ids`; of all of it only `to_the_end`, with the logits of what comes next.
@@ -55,18 +115,65 @@ impl<B: Backend> Store<B> {
         ids: &[u32],
         to_the_end: bool,
     ) -> Option<Known<B>> {
-        let scope = scope?;
-        let fits = |entry: &&mut Entry<B>| {
-            let len = entry.ids.len();
-            let goes_on = len < ids.len() || to_the_end && entry.logits.is_some();
-            entry.scope == scope && goes_on && ids.starts_with(&entry.ids)
+        let place = self.find(*self.roots.get(&scope?)?, ids);
+        let fits = |&at: &usize| {
+            let node = &self.nodes[at];
+            let goes_on =
+                |it: &Snapshot<B>| node.depth < ids.len() || to_the_end && it.logits.is_some();
+            node.snapshot.as_ref().is_some_and(goes_on)
         };
-        let best = self.entries.iter_mut().filter(fits).max_by_key(|entry| entry.ids.len())?;
-        self.clock += 1;
-        best.used = self.clock;
-        let (state, seen) = (best.state.clone(), best.ids.len());
-        let logits = best.logits.clone().filter(|_| seen == ids.len()).unwrap_or_default();
-        Some(Known { state, seen, logits, is_snapshot: true })
+        let best = self.way_up(place.node).find(fits);
+        let seen = best.map_or(0, |at| self.nodes[at].depth);
+        if seen < ids.len()
+            && let Some((at, state)) = self.cut_back(&place, seen, ids.len() - 1)
+        {
+            self.refresh(at);
+            let seen = state.position();
+            return Some(Known { state, seen, logits: Vec::new(), is_snapshot: true });
+        }
+        let best = best?;
+        self.refresh(best);
+        let snapshot = self.nodes[best].snapshot.as_ref()?;
+        let logits = snapshot.logits.clone().filter(|_| seen == ids.len()).unwrap_or_default();
+        Some(Known { state: snapshot.state.clone(), seen, logits, is_snapshot: true })
+    }
+
+    /// Where a state is rows alone, one that went further than the way of some ids is cut back to it: a snapshot, and its
+    /// state after more than `seen` of them, and at most `most`.
+    fn cut_back(&self, place: &Place, seen: usize, most: usize) -> Option<(usize, State<B>)> {
+        let mut tried = 0;
+        let mut below = None;
+        let places = place.towards.into_iter().chain(self.way_up(place.node));
+        for (i, at) in places.enumerate() {
+            let depth = if i == 0 { place.depth } else { self.nodes[at].depth };
+            let len = depth.min(most);
+            if len <= seen || tried >= CUTS {
+                return None;
+            }
+            // All below, but for what was searched already.
+            let mut next = VecDeque::from([at]);
+            while let Some(at) = next.pop_front().filter(|_| tried < CUTS) {
+                let node = &self.nodes[at];
+                if let Some(snapshot) = &node.snapshot {
+                    if let Some(state) = snapshot.state.cut(len) {
+                        return Some((at, state));
+                    }
+                    tried += 1;
+                }
+                next.extend(node.children.values().filter(|&&child| Some(child) != below));
+            }
+            below = Some(at);
+        }
+        None
+    }
+
+    /// Notes that a request goes the way of `ids`. Returns how many of them an earlier one had.
+    pub(super) fn visit(&mut self, scope: Option<u64>, ids: &[u32]) -> usize {
+        let Some(scope) = scope.filter(|_| self.limit > 0) else { return 0 };
+        let known = self.roots.get(&scope).map_or(0, |&root| self.find(root, ids).depth);
+        self.reach(scope, ids);
+        self.fit();
+        known
     }
 
     /// Keeps the state of `ids`; one that is kept already is used once more.
@@ -82,36 +189,99 @@ impl<B: Backend> Store<B> {
         if self.limit == 0 || ids.is_empty() {
             return;
         }
-        self.clock += 1;
-        let mut entries = self.entries.iter();
-        if let Some(i) = entries.position(|entry| entry.scope == scope && entry.ids == ids) {
-            if self.entries[i].logits.is_some() || logits.is_none() {
-                self.entries[i].used = self.clock;
+        let at = self.reach(scope, ids);
+        if let Some(kept) = &self.nodes[at].snapshot {
+            if kept.logits.is_some() || logits.is_none() {
+                self.refresh(at);
                 return;
             }
-            self.give_up(i);
+            self.give_up(at);
         }
         let logits = logits.map(<[f32]>::to_vec);
-        let entry =
-            Entry { scope, ids: ids.to_vec(), state: state.clone(), logits, used: self.clock };
-        for (address, bytes) in entry.blocks() {
+        let snapshot = Snapshot { state: state.clone(), logits, floor: self.floor };
+        for (address, bytes) in snapshot.blocks() {
             let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
             *count += 1;
             if *count == 1 {
                 self.bytes += bytes;
             }
         }
-        self.entries.push(entry);
+        self.nodes[at].snapshot = Some(snapshot);
+        self.snapshots += 1;
+        // Where it is cut back it serves as those before it do, but for their logits.
+        for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
+            let node = &self.nodes[before];
+            let has_logits = node.snapshot.as_ref().is_none_or(|it| it.logits.is_some());
+            if !has_logits && state.can_cut(node.depth) {
+                self.give_up(before);
+                self.tidy(before);
+            }
+        }
+        self.fit();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.snapshots
+    }
+
+    /// Memory of all, what they share counted once.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    // Worth
+
+    /// Gives up what is worth the least, while all is over the limit.
+    fn fit(&mut self) {
+        self.drop_ways();
         while self.bytes > self.limit
-            && let Some((i, _)) = self.entries.iter().enumerate().min_by_key(|(_, it)| it.used)
+            && let Some((at, worth)) = self.least()
         {
-            self.give_up(i);
+            self.floor = self.floor.max(worth);
+            self.give_up(at);
+            self.tidy(at);
+            self.drop_ways();
         }
     }
 
-    fn give_up(&mut self, i: usize) {
-        let entry = self.entries.swap_remove(i);
-        for (address, _) in entry.blocks() {
+    /// The snapshot that is worth the least, and its worth: the tokens that would be computed again without it, above
+    /// the floor when it was used last.
+    fn least(&self) -> Option<(usize, f64)> {
+        let kept = || self.nodes.iter().filter(|(_, node)| node.snapshot.is_some());
+        let mut is_passed = vec![false; self.nodes.capacity()];
+        for (at, _) in kept() {
+            for before in self.way_up(at).skip(1) {
+                if std::mem::replace(&mut is_passed[before], true) {
+                    break;
+                }
+            }
+        }
+        let worth = |(at, node): (usize, &Node<B>)| {
+            let floor = node.snapshot.as_ref()?.floor;
+            let mut before = self.way_up(at).skip(1).map(|at| &self.nodes[at]);
+            let from = before.find(|it| it.snapshot.is_some()).map_or(0, |it| it.depth);
+            let weight = if is_passed[at] && node.children.len() < 2 { PASSED } else { 1.0 };
+            Some((at, floor + weight * (node.depth - from) as f64, node.used))
+        };
+        let least = kept()
+            .filter_map(worth)
+            .min_by(|(_, a, used_a), (_, b, used_b)| a.total_cmp(b).then(used_a.cmp(used_b)));
+        least.map(|(at, worth, _)| (at, worth))
+    }
+
+    fn refresh(&mut self, at: usize) {
+        self.clock += 1;
+        self.nodes[at].used = self.clock;
+        let floor = self.floor;
+        if let Some(snapshot) = &mut self.nodes[at].snapshot {
+            snapshot.floor = floor;
+        }
+    }
+
+    fn give_up(&mut self, at: usize) {
+        let Some(snapshot) = self.nodes[at].snapshot.take() else { return };
+        self.snapshots -= 1;
+        for (address, _) in snapshot.blocks() {
             if let Some((count, bytes)) = self.blocks.get_mut(&address) {
                 *count -= 1;
                 if *count == 0 {
@@ -122,12 +292,301 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
+    // The tree
+
+    /// A node and those before it.
+    fn way_up(&self, node: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(node), |&at| self.nodes[at].parent)
     }
 
-    /// Memory of all, what they share counted once.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+    /// Follows `ids` from `root`.
+    fn find(&self, root: usize, ids: &[u32]) -> Place {
+        let mut place = Place { node: root, towards: None, depth: 0 };
+        while let Some(&first) = ids.get(place.depth)
+            && let Some(&child) = self.nodes[place.node].children.get(&first)
+        {
+            let (edge, rest) = (&self.nodes[child].ids, &ids[place.depth..]);
+            let alike = edge.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            place.depth += alike;
+            if alike < edge.len() {
+                place.towards = Some(child);
+                break;
+            }
+            place.node = child;
+        }
+        place
+    }
+
+    /// The node that `ids` lead to, made if there is none.
+    fn reach(&mut self, scope: u64, ids: &[u32]) -> usize {
+        self.clock += 1;
+        let root = match self.roots.get(&scope) {
+            Some(&root) => root,
+            None => {
+                let root = self.add(None, scope, Vec::new());
+                self.roots.insert(scope, root);
+                root
+            }
+        };
+        let place = self.find(root, ids);
+        let mut at = place.node;
+        if let Some(child) = place.towards {
+            at = self.split(child, place.depth);
+        }
+        if place.depth < ids.len() {
+            at = self.add(Some(at), scope, ids[place.depth..].to_vec());
+        }
+        self.nodes[at].used = self.clock;
+        at
+    }
+
+    fn add(&mut self, parent: Option<usize>, scope: u64, ids: Vec<u32>) -> usize {
+        let depth = parent.map_or(0, |at| self.nodes[at].depth) + ids.len();
+        let (first, size) = (ids.first().copied(), NODE + 4 * ids.len());
+        let (children, used) = (HashMap::new(), self.clock);
+        let node = Node { parent, scope, ids, depth, children, used, snapshot: None };
+        let at = self.nodes.insert(node);
+        if let (Some(parent), Some(first)) = (parent, first) {
+            self.nodes[parent].children.insert(first, at);
+        }
+        self.ways += size;
+        self.bytes += size;
+        at
+    }
+
+    /// Puts a node on the way to `child`, where `depth` ids lead.
+    fn split(&mut self, child: usize, depth: usize) -> usize {
+        let node = &mut self.nodes[child];
+        let (parent, scope, used) = (node.parent, node.scope, node.used);
+        let rest = node.ids.split_off(depth + node.ids.len() - node.depth);
+        let ids = std::mem::replace(&mut node.ids, rest);
+        let first = node.ids[0];
+        self.ways -= 4 * ids.len();
+        self.bytes -= 4 * ids.len();
+        let middle = self.add(parent, scope, ids);
+        self.nodes[middle].used = used;
+        self.nodes[middle].children.insert(first, child);
+        self.nodes[child].parent = Some(middle);
+        middle
+    }
+
+    /// Gives up the ways that were gone the longest ago and have no snapshot, while they take more than their part.
+    fn drop_ways(&mut self) {
+        while self.ways > self.limit / WAYS {
+            let is_end = |node: &Node<B>| node.snapshot.is_none() && node.children.is_empty();
+            let ends = self.nodes.iter().filter(|(_, node)| is_end(node));
+            let Some((at, _)) = ends.min_by_key(|(_, node)| node.used) else { break };
+            self.remove(at);
+        }
+    }
+
+    /// Removes an end of the tree, and what then is no use.
+    fn remove(&mut self, at: usize) {
+        let node = self.nodes.remove(at);
+        let size = NODE + 4 * node.ids.len();
+        self.ways -= size;
+        self.bytes -= size;
+        match (node.parent, node.ids.first()) {
+            (Some(parent), Some(first)) => {
+                self.nodes[parent].children.remove(first);
+                self.tidy(parent);
+            }
+            _ => {
+                self.roots.remove(&node.scope);
+            }
+        }
+    }
+
+    /// Joins a node with its only child where it says nothing, and removes a root that leads nowhere.
+    fn tidy(&mut self, at: usize) {
+        let node = &self.nodes[at];
+        if node.snapshot.is_some() || node.children.len() > 1 {
+            return;
+        }
+        let only = node.children.values().next().copied();
+        match (node.parent, only) {
+            (None, None) => self.remove(at),
+            (Some(parent), Some(child)) => {
+                let mut node = self.nodes.remove(at);
+                self.nodes[parent].children.insert(node.ids[0], child);
+                let child = &mut self.nodes[child];
+                node.ids.append(&mut child.ids);
+                (child.ids, child.parent) = (node.ids, Some(parent));
+                self.ways -= NODE;
+                self.bytes -= NODE;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{self, Cpu};
+    use crate::checkpoint::{ConfigFile, Dtype};
+    use crate::models::{Config, Model};
+
+    /// A model of one layer: recurrent, or with keys and values alone.
+    fn model(is_recurrent: bool) -> Model<Cpu> {
+        let json = if is_recurrent {
+            r#"{"model_type": "mamba2", "hidden_size": 8, "num_heads": 2, "head_dim": 8,
+                "state_size": 4, "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 32}"#
+        } else {
+            r#"{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4,
+                "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 32}"#
+        };
+        let config = Config::read(&ConfigFile::parse("config.json", json).unwrap()).unwrap();
+        Model::synthetic(config, Dtype::F32, backend::cpu()).unwrap()
+    }
+
+    /// A generator of numbers below `n`.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.0 >> 33) as usize % n
+        }
+
+        /// Ids of few values, so that many lists begin alike.
+        fn ids(&mut self) -> Vec<u32> {
+            (0..=self.below(9)).map(|_| self.below(3) as u32).collect()
+        }
+    }
+
+    /// All that the tree promises of itself.
+    fn check(store: &Store<Cpu>) {
+        let (mut ways, mut kept, mut blocks) = (0, 0, HashMap::new());
+        for (at, node) in &store.nodes {
+            ways += NODE + 4 * node.ids.len();
+            let before = node.parent.map_or(0, |parent| {
+                assert_eq!(store.nodes[parent].children[&node.ids[0]], at);
+                assert_eq!(store.nodes[parent].scope, node.scope);
+                store.nodes[parent].depth
+            });
+            assert_eq!(node.depth, before + node.ids.len());
+            assert_eq!(node.parent.is_none(), store.roots.get(&node.scope) == Some(&at));
+            for (first, &child) in &node.children {
+                assert_eq!(store.nodes[child].ids[0], *first);
+                assert_eq!(store.nodes[child].parent, Some(at));
+            }
+            if let Some(snapshot) = &node.snapshot {
+                assert_eq!(snapshot.state.position(), node.depth);
+                kept += 1;
+                for (address, bytes) in snapshot.blocks() {
+                    blocks.insert(address, bytes);
+                }
+            }
+        }
+        assert_eq!((store.ways, store.snapshots), (ways, kept));
+        assert_eq!(store.bytes(), ways + blocks.values().sum::<usize>());
+        assert!(store.bytes() <= store.limit || kept == 0);
+    }
+
+    fn alike(a: &[u32], b: &[u32]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    #[test]
+    fn finds_what_a_list_of_everything_finds() {
+        let model = model(true);
+        let mut random = Random(5);
+        for limit in [usize::MAX / 2, 40_000] {
+            let mut store = Store::<Cpu>::new(limit);
+            let mut seen: Vec<(u64, Vec<u32>)> = Vec::new();
+            let mut kept: Vec<(u64, Vec<u32>)> = Vec::new();
+            for _ in 0..600 {
+                let (scope, ids) = (random.below(2) as u64, random.ids());
+                let longest = |all: &[(u64, Vec<u32>)]| {
+                    let own = all.iter().filter(|(its, _)| *its == scope);
+                    own.map(|(_, its)| its.clone()).collect::<Vec<_>>()
+                };
+                let known = store.visit(Some(scope), &ids);
+                let want = longest(&seen).iter().map(|it| alike(it, &ids)).max().unwrap_or(0);
+                if limit > 40_000 {
+                    assert_eq!(known, want);
+                }
+                assert!(known <= want);
+                let found = store.longest(Some(scope), &ids, true).map_or(0, |it| it.seen);
+                let is_prefix = |it: &Vec<u32>| ids.starts_with(it) && it.len() < ids.len();
+                let want = longest(&kept).iter().filter(|it| is_prefix(it)).map(Vec::len).max();
+                if limit > 40_000 {
+                    assert_eq!(found, want.unwrap_or(0));
+                }
+                assert!(found <= want.unwrap_or(0));
+                seen.push((scope, ids.clone()));
+                if random.below(2) == 0 {
+                    let ids = ids[..=random.below(ids.len())].to_vec();
+                    let mut state = model.new_state().unwrap();
+                    state.set_position(ids.len());
+                    store.keep(Some(scope), &ids, &state, None);
+                    kept.push((scope, ids));
+                }
+                check(&store);
+            }
+            assert_eq!(limit == 40_000, store.len() < 100, "{}", store.len());
+        }
+    }
+
+    #[test]
+    fn ways_without_snapshots_stay_under_their_part_of_the_limit() {
+        let mut store = Store::<Cpu>::new(1 << 16);
+        for i in 0..1000 {
+            let ids: Vec<u32> = (0..50).map(|k| i * (k % 7) + k).collect();
+            store.visit(Some(u64::from(i % 5)), &ids);
+            check(&store);
+            assert!(store.ways <= (1 << 16) / WAYS);
+        }
+        assert!(store.nodes.len() > 5);
+        let mut none = Store::<Cpu>::new(0);
+        assert_eq!(none.visit(Some(0), &[1, 2]) + none.visit(Some(0), &[1, 2]), 0);
+        assert_eq!((none.bytes(), none.nodes.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_place_where_many_left_is_kept_before_what_each_did_alone() {
+        let model = model(true);
+        let one = model.new_state().unwrap().size_in_bytes();
+        let mut store = Store::<Cpu>::new(4 * one + (4 << 10));
+        let keep = |store: &mut Store<Cpu>, ids: &[u32]| {
+            let mut state = model.new_state().unwrap();
+            state.set_position(ids.len());
+            store.keep(Some(0), ids, &state, None);
+        };
+        let text: Vec<u32> = (0..200).map(|i| i % 31).collect();
+        for i in 0..20 {
+            let ids = [&text[..], &[i % 32, (i * 7) % 32, 3]].concat();
+            store.visit(Some(0), &ids);
+            let seen = store.longest(Some(0), &ids, false).map_or(0, |it| it.seen);
+            assert_eq!(seen, if i == 0 { 0 } else { 200 });
+            if i == 0 {
+                keep(&mut store, &text);
+            }
+            keep(&mut store, &ids);
+            check(&store);
+        }
+    }
+
+    #[test]
+    fn of_states_that_can_be_cut_back_the_longest_serves_all() {
+        let model = model(false);
+        let mut store = Store::<Cpu>::new(1 << 20);
+        let mut state = model.new_state().unwrap();
+        let ids: Vec<u32> = (0..90).map(|i| i % 30).collect();
+        for len in 1..=90 {
+            let run = crate::models::Run { tokens: &ids[len - 1..len], state: &mut state };
+            model.forward(&mut [run], crate::models::Logits::None).unwrap();
+            store.keep(Some(0), &ids[..len], &state, None);
+            assert_eq!(store.len(), 1);
+            check(&store);
+        }
+        for len in 1..90 {
+            let other = [&ids[..len], &[31, 31]].concat();
+            let known = store.longest(Some(0), &other, true).unwrap();
+            assert_eq!((known.seen, known.state.position()), (len, len));
+            assert_eq!(known.state.kv(0).unwrap().len(), len);
+        }
+        assert_eq!(store.longest(Some(0), &ids[..1], true).map_or(0, |it| it.seen), 0);
     }
 }

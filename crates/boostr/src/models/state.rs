@@ -52,6 +52,20 @@ impl<B: Backend> State<B> {
         self.layers.iter().flat_map(Slots::blocks)
     }
 
+    /// Whether [`cut`](Self::cut) gives a state.
+    pub(crate) fn can_cut(&self, len: usize) -> bool {
+        len <= self.position && self.layers.iter().all(|slots| slots.can_cut(len))
+    }
+
+    /// A fork that has seen the first `len` tokens alone, to the bit. Only keys and values can be cut back, and with
+    /// windows only while those that the next token sees are there: `None` elsewhere.
+    pub(crate) fn cut(&self, len: usize) -> Option<Self> {
+        let mut cut = self.can_cut(len).then(|| self.clone())?;
+        cut.position = len;
+        cut.layers.iter_mut().for_each(|slots| slots.cut(len));
+        Some(cut)
+    }
+
     /// Number of layers.
     #[must_use]
     pub fn n_layer(&self) -> usize {

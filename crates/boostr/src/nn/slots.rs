@@ -275,6 +275,23 @@ impl<B: Backend> Slots<B> {
         self.kept.iter().flat_map(Kept::tensors)
     }
 
+    /// Whether all are rows that can go back to the first `len` tokens.
+    pub(crate) fn can_cut(&self, len: usize) -> bool {
+        self.iter().all(|(slot, kept)| match (&slot.size, kept) {
+            (SlotSize::Rows { window, .. }, Kept::Rows(cache)) => cache.can_cut(len, *window),
+            _ => false,
+        })
+    }
+
+    /// Goes back to the first `len` tokens, which [can be done](Self::can_cut).
+    pub(crate) fn cut(&mut self, len: usize) {
+        for kept in &mut self.kept {
+            if let Kept::Rows(cache) = kept {
+                cache.cut(len);
+            }
+        }
+    }
+
     /// The pieces of memory that they hold, each as its address and its bytes: forks share some.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
         self.kept.iter().flat_map(Kept::blocks)

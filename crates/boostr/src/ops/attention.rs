@@ -178,6 +178,28 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         }
     }
 
+    /// Whether the first `len` positions are there, as far as the next token sees them through `window`.
+    pub(crate) fn can_cut(&self, len: usize, window: Option<usize>) -> bool {
+        let seen = window.map_or(0, |window| (len + 1).saturating_sub(window));
+        len <= self.len() && self.first() <= seen.min(len)
+    }
+
+    /// Goes back to the first `len` positions, which [can be done](Self::can_cut).
+    pub(crate) fn cut(&mut self, len: usize) {
+        match &mut self.storage {
+            KvStorage::Tensors(rows) if len == 0 => *rows = None,
+            KvStorage::Tensors(Some(rows)) => {
+                for x in rows {
+                    if let Ok(cut) = x.narrow(0, 0, len) {
+                        *x = cut;
+                    }
+                }
+            }
+            KvStorage::Tensors(None) => {}
+            KvStorage::Pages(pages) => pages.truncate(len),
+        }
+    }
+
     /// Fills an empty cache with positions from `first` on, by what [`keys`](Self::keys) and
     /// [`values`](Self::values) of another gave; a latent cache takes no values.
     ///

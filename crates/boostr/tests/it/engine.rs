@@ -241,7 +241,8 @@ fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
         assert_eq!(recorder.answer(), longer_want, "{name}");
         let shorter = [&ids[..140], &[2, 7]].concat();
         let recorder = ask(&mut scheduler, request(&shorter, 5, &model));
-        assert_eq!(recorder.cached(), 128, "{name}");
+        let known = if name == "llama-tiny" { 140 } else { 128 };
+        assert_eq!(recorder.cached(), known, "{name}");
         assert_eq!(recorder.answer(), clean(&model, &shorter, 5).0, "{name}");
         // Forks.
         let sampler = SamplerConfig { seed: 9, ..SamplerConfig::default() };
@@ -582,13 +583,99 @@ fn snapshots_stay_under_their_limit_and_go_by_last_use() {
 fn pages_that_snapshots_share_are_counted_once() {
     let model = model("llama-tiny");
     let ids = tokens(5, 1024, model.vocab_limit());
-    let config = EngineConfig { snapshot_every: 64, ..EngineConfig::default() };
-    let mut scheduler = Scheduler::new(&model, config);
-    let recorder = ask(&mut scheduler, request(&ids, 1, &model));
+    let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+    let mut own = 0;
+    for i in 0..4 {
+        let prompt = [&ids[..], &tokens(60 + i, 20, model.vocab_limit())].concat();
+        own = ask(&mut scheduler, request(&prompt, 1, &model)).state().size_in_bytes();
+    }
     let stats = scheduler.stats();
-    assert_eq!(stats.snapshots, 16);
-    let own = recorder.state().size_in_bytes();
+    assert_eq!(stats.snapshots, 4);
     assert!(stats.snapshot_bytes < own + own / 4 + 100_000, "{} for {own}", stats.snapshot_bytes);
+}
+
+#[test]
+fn questions_that_leave_a_long_message_within_it_compute_it_once() {
+    for name in ["mamba2-tiny", "bamba-tiny", "llama-tiny"] {
+        let model = model(name);
+        let one = model.new_state().unwrap().size_in_bytes();
+        let text = tokens(5, 1500, model.vocab_limit());
+        let pages = 1600 * 2 * 3 * 256;
+        let config = EngineConfig { snapshot_bytes: 8 * one + pages, ..EngineConfig::default() };
+        let mut scheduler = Scheduler::new(&model, config);
+        let mut total = 0;
+        for i in 0..12 {
+            let prompt = [&text[..], &tokens(70 + i, 40, model.vocab_limit())].concat();
+            let recorder = ask(&mut scheduler, request(&prompt, 3, &model));
+            total += prompt.len() - recorder.cached();
+            if i > 1 {
+                assert!(recorder.cached() > 1500 - 32, "{name} {i}: {}", recorder.cached());
+            }
+            if i % 5 == 1 {
+                assert_eq!(recorder.answer(), clean(&model, &prompt, 3).0, "{name} {i}");
+            }
+        }
+        // Those that any way must be computed: the text once, and each question.
+        assert!(total * 10 <= (1500 + 12 * 40) * 11, "{name}: {total}");
+    }
+}
+
+#[test]
+fn a_state_of_keys_and_values_serves_all_its_prefixes_to_the_bit() {
+    let windows = crate::windows::mistral(70, &["sliding_attention", "full_attention"]);
+    for model in [model("llama-tiny"), Arc::new(windows)] {
+        let has_window = model.new_state().unwrap().n_layer() == 2;
+        let vocab = model.vocab_limit();
+        let ids = tokens(5, 300, vocab);
+        for len in [1, 2, 63, 64, 65, 127, 128, 129, 200, 255, 299] {
+            let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+            ask(&mut scheduler, request(&ids, 4, &model));
+            let other = [&ids[..len], &tokens(len as u64, 20, vocab)].concat();
+            // The first may have an id in common by chance.
+            let alike = other.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+            let recorder = ask(&mut scheduler, request(&other, 6, &model));
+            // Through a window of 70 the next token sees a page that was forgotten; a snapshot before it is there.
+            let known = if has_window && len < 260 { len / 172 * 172 } else { alike };
+            assert_eq!(recorder.cached(), known, "{len}");
+            assert_eq!(recorder.answer(), clean(&model, &other, 6).0, "{len}");
+            // The state that was cut is as it was.
+            let longer = [&ids[..], &tokens(9, 5, vocab)].concat();
+            let recorder = ask(&mut scheduler, request(&longer, 6, &model));
+            assert!(recorder.cached() >= 300);
+            assert_eq!(recorder.answer(), clean(&model, &longer, 6).0, "{len}");
+            // A part of it without anything new.
+            let recorder = ask(&mut scheduler, request(&ids[..len], 6, &model));
+            assert_eq!(recorder.answer(), clean(&model, &ids[..len], 6).0, "{len}");
+        }
+    }
+}
+
+#[test]
+fn ten_conversations_keep_the_latest_of_each_and_edits_go_back_exactly() {
+    for name in ["mamba2-tiny", "bamba-tiny", "llama-tiny"] {
+        let model = model(name);
+        let vocab = model.vocab_limit();
+        let random = &mut Random(77);
+        let one = model.new_state().unwrap().size_in_bytes();
+        let config =
+            EngineConfig { snapshot_bytes: 30 * (one + 100_000), ..EngineConfig::default() };
+        let mut scheduler = Scheduler::new(&model, config);
+        let mut histories = vec![Vec::new(); 10];
+        for turn in 0..60 {
+            let history = &mut histories[random.below(10)];
+            if turn % 9 == 8 {
+                let cut = random.below(history.len() + 1);
+                history.truncate(cut);
+            }
+            history.extend(tokens(turn, 1 + random.below(90), vocab));
+            let recorder = ask(&mut scheduler, request(history, 5, &model));
+            let (answer, _) = clean(&model, history, 5);
+            assert_eq!(recorder.answer(), answer, "{name} {turn}");
+            history.extend(&answer.ids);
+        }
+        let stats = scheduler.stats();
+        assert!(stats.skipped_tokens > 2 * stats.prompt_tokens, "{name}: {stats:?}");
+    }
 }
 
 #[test]

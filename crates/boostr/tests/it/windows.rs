@@ -155,7 +155,7 @@ fn a_token_that_sees_what_is_forgotten_is_refused() {
 }
 
 /// A small Mistral whose layers have a window or not, and the rest of its sizes always the same.
-fn mistral(window: usize, kinds: &[&str]) -> Model<Cpu> {
+pub fn mistral(window: usize, kinds: &[&str]) -> Model<Cpu> {
     let text = format!(
         r#"{{"model_type": "mistral", "hidden_size": 32, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 48, "num_hidden_layers": {},

@@ -441,7 +441,7 @@ fn the_items_before_a_response_have_pages() {
 }
 
 /// A custom tool, as Codex has them.
-fn custom(format: Value) -> Value {
+fn custom(format: &Value) -> Value {
     json!({"type": "custom", "name": "patch", "description": "Changes files.", "format": format})
 }
 
@@ -456,7 +456,7 @@ fn a_custom_tool_is_called_with_a_text_that_follows_its_grammar() {
     for format in &grammars {
         for choice in [json!({"type": "custom", "name": "patch"}), json!("required")] {
             let more = json!({
-                "tools": [custom(format.clone())], "tool_choice": choice, "max_output_tokens": 200, "logit_bias": {},
+                "tools": [custom(format)], "tool_choice": choice, "max_output_tokens": 200, "logit_bias": {},
                 "temperature": 1, "seed": 3
             });
             let response = post(&server, more.clone());
@@ -507,7 +507,7 @@ fn a_custom_tool_is_called_with_a_text_that_follows_its_grammar() {
         }
     }
     // One without a format says anything.
-    let more = json!({"tools": [custom(json!({"type": "text"}))], "tool_choice": {"type": "custom", "name": "patch"}});
+    let more = json!({"tools": [custom(&json!({"type": "text"}))], "tool_choice": {"type": "custom", "name": "patch"}});
     let call = &post(&server, more)["output"][0];
     assert_eq!(
         (&call["type"], &call["status"]),
@@ -517,22 +517,22 @@ fn a_custom_tool_is_called_with_a_text_that_follows_its_grammar() {
 
     for (tool, choice, param) in [
         (
-            custom(json!({"type": "grammar", "syntax": "peg", "definition": "x"})),
+            custom(&json!({"type": "grammar", "syntax": "peg", "definition": "x"})),
             json!("auto"),
             "tools[0].format.syntax",
         ),
         (
-            custom(json!({"type": "grammar", "syntax": "lark"})),
+            custom(&json!({"type": "grammar", "syntax": "lark"})),
             json!("auto"),
             "tools[0].format.definition",
         ),
         (
-            custom(json!({"type": "grammar", "syntax": "lark", "definition": "start: other"})),
+            custom(&json!({"type": "grammar", "syntax": "lark", "definition": "start: other"})),
             json!("required"),
             "tools[0].format.definition",
         ),
-        (custom(json!({"type": "json"})), json!("auto"), "tools[0].format.type"),
-        (custom(json!(null)), json!({"type": "custom", "name": "other"}), "tool_choice"),
+        (custom(&json!({"type": "json"})), json!("auto"), "tools[0].format.type"),
+        (custom(&json!(null)), json!({"type": "custom", "name": "other"}), "tool_choice"),
         (json!({"type": "custom"}), json!("auto"), "tools[0].name"),
     ] {
         let reply =
@@ -553,7 +553,7 @@ fn tools_of_a_namespace_are_called_by_their_own_names() {
         json!({"type": "function", "name": name, "description": "x", "parameters": parameters, "defer_loading": true})
     };
     let tools = json!([
-        {"type": "namespace", "name": "one", "description": "Of one.", "tools": [function("find"), custom(json!(null))]},
+        {"type": "namespace", "name": "one", "description": "Of one.", "tools": [function("find"), custom(&json!(null))]},
         {"type": "namespace", "name": "two", "tools": [function("find")]},
         {"type": "tool_search"}, function("find")
     ]);

@@ -202,7 +202,7 @@ fn no_more_sessions_are_begun_than_there_may_be() {
 }
 
 /// A request whose answer begins with a thought and ends in text, or goes on with the last one when `messages` is empty.
-fn part(name: &str, messages: Value, max_tokens: usize, more: &Value) -> Value {
+fn part(name: &str, messages: &Value, max_tokens: usize, more: &Value) -> Value {
     let goes_on = messages.as_array().unwrap().is_empty();
     let body = json!({
         "session": name, "messages": messages, "max_tokens": max_tokens,
@@ -249,19 +249,19 @@ fn an_answer_that_was_cut_goes_on_as_one_longer_run_would_have() {
             assert_eq!(reply.status, 200, "{reply:?}");
             reply.json()
         };
-        post(&server, &part(&whole, user.clone(), 30, &more));
-        post(&server, &part(&parts, user.clone(), 3, &more));
+        post(&server, &part(&whole, &user, 30, &more));
+        post(&server, &part(&parts, &user, 3, &more));
         let first = tree(&server, &parts)[0].clone();
         assert_eq!((&first["is_cut"], &first["continues"]), (&json!(true), &Value::Null));
         cut_in_thoughts += u32::from(first["messages"][1]["content"] == "");
         // From the state at hand, as a stream, and from the disk.
-        post(&server, &part(&parts, json!([]), 10, &more));
-        let stream = with(part(&parts, json!([]), 7, &more), json!({"stream": true}));
+        post(&server, &part(&parts, &json!([]), 10, &more));
+        let stream = with(part(&parts, &json!([]), 7, &more), json!({"stream": true}));
         let reply = server.post("/v1/chat/completions", &stream);
         assert_eq!(reply.status, 200, "{reply:?}");
         server.join();
         server = start();
-        let last = post(&server, &part(&parts, json!([]), 10, &more));
+        let last = post(&server, &part(&parts, &json!([]), 10, &more));
         let (whole, parts) = (tree(&server, &whole), tree(&server, &parts));
         let turn = &parts[3];
         for field in ["messages", "position", "is_cut", "parent"] {
