@@ -3,7 +3,7 @@
 
     make_models.py DIR
 
-DIR/pure (Mamba-2), DIR/hybrid (Bamba: Mamba-2 and attention) and DIR/attention (Llama) have 15 to 25 million
+DIR/pure (Mamba-2), DIR/hybrid (Bamba: Mamba-2 and attention) and DIR/attention (Llama) have 13 to 18 million
 parameters in bf16. The weights are random from a fixed seed: which tokens are computed does not depend on
 them. The tokenizer is that of the embedded model with control tokens for turns, thoughts and calls. The
 template drops the thoughts of earlier turns, as those of published models do.

@@ -25,7 +25,6 @@ import traces
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "target/replay"
-STATES = 8  # states that the memory of the first row holds
 
 
 def shared(a: bytes, b: bytes) -> int:
@@ -75,7 +74,7 @@ class Server:
     def metric(self, name: str) -> float:
         text = urllib.request.urlopen(self.url + "/metrics").read().decode()
         found = re.search(rf"^boostr_{name} (\S+)$", text, re.M)
-        return float(found[1]) if found else float("nan")
+        return float(found[1]) if found else sys.exit(f"error: no metric boostr_{name}")
 
 
 def own_answers(messages: list, answers: list[str]) -> list:
@@ -105,6 +104,8 @@ def replay(server: Server, trace) -> dict:
         answers[name].append(answer["choices"][0]["message"].get("content") or "")
         usage = answer["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        if usage["prompt_tokens"] != len(ids) // 4:
+            sys.exit(f"error: the prompt has {usage['prompt_tokens']} tokens, and {len(ids) // 4} by /tokenize")
         row["requests"] += 1
         row["prompt"] += usage["prompt_tokens"]
         row["needed"] += len(ids) // 4 - known
@@ -151,7 +152,7 @@ def main() -> None:
                 if memory != "default":
                     state, per_token = state_sizes(args.boostr, models / model)
                     longest = {"document": 26_000, "agent": 16_000}.get(trace, 8_000)
-                    command += ["--state-cache", str(int(memory) * state + longest * per_token)]
+                    command += ["--state-cache", str(int(memory) * state * 21 // 20 + longest * per_token)]
                 server = Server(command, folder / "log")
                 server.start()
                 try:

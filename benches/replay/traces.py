@@ -112,7 +112,7 @@ def edited() -> Trace:
     for turn in range(40):
         if turn % 10 == 9:
             at = 2 * writer.random.randint(turn // 4, turn // 3)
-            messages[at] = {"role": "user", "content": writer.words(30)}
+            del messages[at:]
         messages.append({"role": "user", "content": writer.words(writer.random.randint(20, 60))})
         yield "edited", ask(messages)
         messages.append({"role": "assistant", "content": writer.words(writer.random.randint(30, 80))})

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use boostr::backend::Cpu;
 use boostr_server::Server;
@@ -33,8 +33,16 @@ static SERVER: LazyLock<(Runtime, Server<Cpu>)> = LazyLock::new(|| {
     (runtime, server(Some(&FOLDER.join("sessions"))))
 });
 
+/// Who looks at the folder of sessions: the tests of both inputs share it.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Sends `bytes` as they are, and one more request.
 pub fn heads(bytes: &[u8]) {
+    let _turn = turn();
     let back = exchange(&[bytes, LAST.as_bytes()].concat());
     Answers(&back).for_each(|answer| answer.check());
     clear();
@@ -42,6 +50,7 @@ pub fn heads(bytes: &[u8]) {
 
 /// Sends a request for each line: a method, a path and a body, of which two may be missing.
 pub fn paths(text: &str) {
+    let _turn = turn();
     let mut sent = String::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');

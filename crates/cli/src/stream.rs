@@ -35,7 +35,7 @@ const LONG_PROMPT: usize = 2000;
 
 /// Signals that come within this time are one: `timeout` sends its own to the process, and then to the group of processes.
 #[cfg(unix)]
-const ONE_SIGNAL: Duration = Duration::from_millis(100);
+pub const ONE_SIGNAL: Duration = Duration::from_millis(100);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -112,8 +112,12 @@ pub(crate) fn start<B: Backend>(
     let mut continuations = vec![Continuation::new(job.thoughts, job.finder); count];
     let given = job.request.prompt.len().saturating_sub(job.request.begun);
     let begun = job.request.prompt.get(given..).unwrap_or_default();
-    for (decoder, said) in decoders.iter_mut().zip(&mut continuations) {
-        said.begin(decoder, begun, app, loaded)?;
+    if !begun.is_empty() {
+        for (decoder, said) in decoders.iter_mut().zip(&mut continuations) {
+            let plain = TextDecoder::new(stream(), &[""; 0], false);
+            let mut plain = plain.map_err(|error| ApiError::internal(&error))?;
+            said.begin(decoder, &mut plain, begun, app, loaded)?;
+        }
     }
     let (listener, events) = listener::channel(decoders, times);
     let ticket = loaded
@@ -168,6 +172,10 @@ struct Continuation {
     thought: String,
     text: String,
     called: Vec<Called>,
+    /// Of an answer that goes on: the length of its thought when it did.
+    thought_before: usize,
+    /// Thought and text that the client got when the answer was cut, and that are held back now for what may follow.
+    told: [String; 2],
 }
 
 /// A part of what a continuation says.
@@ -179,24 +187,49 @@ enum Part {
 
 impl Continuation {
     fn new(thoughts: Option<Thoughts>, finder: Option<Finder>) -> Self {
-        let (thought, text, called) = (String::new(), String::new(), Vec::new());
-        Self { thoughts, finder, thought, text, called }
+        Self {
+            thoughts,
+            finder,
+            thought: String::new(),
+            text: String::new(),
+            called: Vec::new(),
+            thought_before: 0,
+            told: Default::default(),
+        }
     }
 
-    /// Takes the tokens that the answer begins with: what they say was said before.
+    /// Takes the tokens that the answer begins with: what they say was said before. `plain` decodes without stop strings.
     fn begin<B: Backend>(
         &mut self,
         decoder: &mut TextDecoder,
+        plain: &mut TextDecoder,
         ids: &[u32],
         app: &App<B>,
         loaded: &Loaded<B>,
     ) -> Result<()> {
+        // All of it, as when it was cut.
+        let mut cut = self.clone();
+        let said = ids.iter().map(|&id| plain.begin(id)).collect::<boostr::Result<String>>();
+        let said = said.and_then(|said| Ok(said + &plain.finish()?.text));
+        let mut parts = cut.take(said.map_err(|error| ApiError::internal(&error))?);
+        parts.extend(cut.take_rest());
+        cut.hear(parts, app, loaded);
+        // What is known of it for certain, whatever follows.
         let text = ids.iter().map(|&id| decoder.begin(id)).collect::<boostr::Result<String>>();
         let text = text.map_err(|error| ApiError::internal(&error))?;
         if decoder.is_stopped() {
             return Err(ApiError::field("stop", "the answer that goes on has one already"));
         }
-        for part in self.take(text) {
+        let parts = self.take(text);
+        self.hear(parts, app, loaded);
+        let rest = |all: &str, known: &str| all.strip_prefix(known).unwrap_or_default().to_owned();
+        self.told = [rest(&cut.thought, &self.thought), rest(&cut.text, &self.text)];
+        self.thought_before = self.thought.len();
+        Ok(())
+    }
+
+    fn hear<B: Backend>(&mut self, parts: Vec<Part>, app: &App<B>, loaded: &Loaded<B>) {
+        for part in parts {
             match part {
                 Part::Thought(text) => self.thought.push_str(&text),
                 Part::Text(text) => self.text.push_str(&text),
@@ -205,7 +238,6 @@ impl Continuation {
                 }
             }
         }
-        Ok(())
     }
 
     /// Takes a call; returns its number, and it with an id.
@@ -276,6 +308,22 @@ impl Continuation {
         }
         message
     }
+}
+
+/// What of a text is not `told`, which this takes it from.
+fn untold(told: &mut String, text: String) -> String {
+    if told.is_empty() {
+        return text;
+    }
+    let alike = told.chars().zip(text.chars()).take_while(|(a, b)| a == b);
+    let len = alike.map(|(c, _)| c.len_utf8()).sum();
+    if len == text.len() {
+        told.drain(..len);
+    } else {
+        // A part of a character was told as U+FFFD; what follows is new.
+        told.clear();
+    }
+    text.get(len..).unwrap_or_default().to_owned()
 }
 
 impl From<tools::Piece> for Part {
@@ -403,6 +451,7 @@ impl<B: Backend> Driver<B> {
             let piece = match part {
                 Part::Thought(text) => {
                     said.thought.push_str(&text);
+                    let text = untold(&mut said.told[0], text);
                     Piece::Thought { index: id, text, tokens: std::mem::take(&mut tokens) }
                 }
                 Part::Text(_) if said.finder.as_ref().is_some_and(|finder| finder.is_forced) => {
@@ -416,6 +465,7 @@ impl<B: Backend> Driver<B> {
                     if self.turn.is_some() {
                         said.text.push_str(&text);
                     }
+                    let text = untold(&mut said.told[1], text);
                     Piece::Text { index: id, text, tokens: std::mem::take(&mut tokens) }
                 }
                 Part::Call(_) if said.is_full() => continue,
@@ -437,7 +487,7 @@ impl<B: Backend> Driver<B> {
     fn finished(&self, index: usize, outcome: &Outcome<B>, is_late: bool) -> Option<Finished> {
         let said = self.continuations.get(index);
         let has_called = said.is_some_and(|said| !said.called.is_empty());
-        let thought = said.map_or("", |said| &said.thought);
+        let thought = said.map_or("", |said| &said.thought[said.thought_before..]);
         let tokenizer = &self.loaded.tokenizer;
         let reason = match outcome.finish {
             Finish::Cancelled if is_late => FinishReason::Length,

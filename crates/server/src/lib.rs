@@ -119,9 +119,22 @@ impl<B: Backend> Server<B> {
         let loaded = Loaded::new(lm, engine, draft, sessions.map(limited))?;
         if let Some(kept) = &loaded.sessions {
             let sessions = Arc::clone(&kept.sessions);
-            let folder = PrivateFolder::open(&sessions.folder().join(RESPONSES));
-            // Without a count nothing is said to be left.
-            let left = Box::new(move || sessions.left().unwrap_or(0));
+            let path = sessions.folder().join(RESPONSES);
+            let folder = match std::fs::symlink_metadata(&path) {
+                // What a link leads to is not ours.
+                Ok(found) if !found.is_dir() => {
+                    let source = std::io::Error::other("expected a folder, found a link or a file");
+                    Err(boostr::Error::Io { path, source })
+                }
+                _ => PrivateFolder::open(&path),
+            };
+            let left = Box::new(move || {
+                let left = sessions.left();
+                left.inspect_err(
+                    |error| tracing::warn!(%error, "the sessions' disk is not counted"),
+                )
+                .ok()
+            });
             let kept = folder.and_then(|folder| self.app.responses.keep_in(folder, left));
             kept.map_err(Error::Responses)?;
         }

@@ -4,7 +4,6 @@
 mod disk;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -17,7 +16,7 @@ use crate::auth::Scope;
 
 use disk::{Disk, Left};
 
-/// Most bytes of all answers, as JSON.
+/// Most memory of all answers, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 /// Longest id, in bytes.
 const MAX_ID: usize = 64;
@@ -213,7 +212,8 @@ impl Shelf {
         disk.touch(key);
         let stored = Arc::new(stored);
         let mut kept = self.lock();
-        let entry = Entry { stored: Some(stored.clone()), bytes, used: 0, on_disk: bytes };
+        let (memory, on_disk) = (stored.bytes(), bytes);
+        let entry = Entry { stored: Some(stored.clone()), bytes: memory, used: 0, on_disk };
         kept.add(key.clone(), entry);
         let dropped = kept.fit(self.most);
         drop(kept);
@@ -242,14 +242,17 @@ impl Shelf {
         }
     }
 
-    /// Drops answers until those on disk and `more` bytes fit, but not `but`; `false` when they do not.
+    /// Drops answers until those on disk and `more` bytes fit, but not `but`; `false` when they do not. For what is larger
+    /// than the room of all nothing is dropped, nor where the room is not known.
     fn make_room(&self, disk: &Disk, more: usize, but: Option<&Key>) -> bool {
-        let left = disk.left();
+        let Some(left) = disk.left() else { return false };
+        let more = more as u64;
+        let can_fit = more <= left;
         let mut dropped = Vec::new();
         let fits = {
             let mut kept = self.lock();
-            let mut used =
-                more as u64 + kept.all.values().map(|entry| entry.on_disk as u64).sum::<u64>();
+            let on_disk = kept.all.values().map(|entry| entry.on_disk as u64);
+            let mut used = if can_fit { more } else { 0 } + on_disk.sum::<u64>();
             while used > left {
                 let size = |key: &Key| kept.all.get(key).map_or(0, |entry| entry.on_disk);
                 let mut all = kept.by_use.values();
@@ -261,7 +264,7 @@ impl Shelf {
                 kept.remove(&oldest);
                 dropped.push(oldest);
             }
-            used <= left
+            can_fit && used <= left
         };
         for key in &dropped {
             disk.remove(key);
@@ -322,22 +325,19 @@ impl Kept {
     }
 }
 
-/// Bytes of a value as JSON.
+/// The memory of a value, about: those of lists and objects may take many times their text.
 fn size(value: &Value) -> usize {
-    struct Count(usize);
-    impl io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
+    let own = size_of::<Value>();
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => own,
+        Value::String(text) => own + text.len(),
+        Value::Array(list) => own + list.iter().map(size).sum::<usize>(),
+        Value::Object(map) => {
+            // A name, its hash, and its place in the order.
+            let entry = |(name, value): (&String, &Value)| 64 + name.len() + size(value);
+            own + map.iter().map(entry).sum::<usize>()
         }
     }
-    let mut count = Count(0);
-    // A counter never fails.
-    let _ = serde_json::to_writer(&mut count, value);
-    count.0
 }
 
 #[cfg(test)]
@@ -412,7 +412,8 @@ mod tests {
         /// Answers as a server has them that starts here.
         fn start(&self, most: usize, left: u64) -> Responses {
             let all = Responses::new(most);
-            all.keep_in(PrivateFolder::open(&self.0).unwrap(), Box::new(move || left)).unwrap();
+            all.keep_in(PrivateFolder::open(&self.0).unwrap(), Box::new(move || Some(left)))
+                .unwrap();
             all
         }
 
@@ -497,7 +498,7 @@ mod tests {
         let left = Arc::new(AtomicU64::new(10_000));
         let all = Responses::new(100);
         let told = left.clone();
-        let left_of = Box::new(move || told.load(Ordering::Relaxed));
+        let left_of = Box::new(move || Some(told.load(Ordering::Relaxed)));
         all.keep_in(PrivateFolder::open(&folder.0).unwrap(), left_of).unwrap();
         for i in 0..20 {
             put(&all, 0, &i.to_string(), stored(1500));

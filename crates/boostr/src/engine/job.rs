@@ -97,21 +97,30 @@ impl<'a, B: Backend> Job<'a, B> {
     /// Begins from the longest prefix that is known.
     pub(super) fn begin(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
         self.begun = Some(Instant::now());
-        self.shared = store.visit(self.request.scope, &self.request.prompt);
+        let mut has_given = false;
         let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
             stats.skipped_tokens += known.seen as u64;
             stats.snapshot_hits += u64::from(known.is_snapshot);
+            has_given = !known.is_snapshot && self.covered > 0;
             let mut first = Sequence::new(&self.request, 0, known.state, known.seen)?;
             first.drafter = self.request.draft.as_ref().map(Draft::drafter).transpose()?;
             first.logits = known.logits;
             Ok(first)
         });
+        // After the search, which it must not take a snapshot from.
+        if self.is_plain() {
+            self.shared = store.visit(self.request.scope, &self.request.prompt);
+        }
         match first {
             Ok(first) => {
                 if self.is_lent {
                     self.request.state = None;
                 }
                 self.cached = first.seen;
+                if has_given {
+                    // What was given may be of another type of cache, or edited: it is no state of these ids for others.
+                    self.request.scope = None;
+                }
                 self.mark_way(first.seen, first.prompt);
                 self.sequences.push(first);
                 self.tell_prompt(self.cached, stats);
@@ -125,14 +134,23 @@ impl<'a, B: Backend> Job<'a, B> {
     /// prompts, since others may leave it there too, and near its end.
     fn mark_way(&mut self, seen: usize, len: usize) {
         let marks = &mut self.request.marks;
-        // Where a client changes the end of a long message, the next prompt leaves this one there.
-        marks.extend(len.checked_sub(NEAR_END).filter(|&mark| mark > seen + NEAR_END));
         space(marks, seen);
         if (seen + MIN_MARK..len).contains(&self.shared) {
             marks.retain(|mark| mark.abs_diff(self.shared) >= MIN_MARK);
             marks.push(self.shared);
-            marks.sort_unstable();
         }
+        // Where a client changes the end of a long message, the next prompt leaves this one there.
+        let near = len.saturating_sub(NEAR_END);
+        if near > seen + NEAR_END && marks.iter().all(|mark| mark.abs_diff(near) >= MIN_MARK) {
+            marks.push(near);
+        }
+        marks.sort_unstable();
+    }
+
+    /// Whether the given state, if there is one, has seen what the prompt begins with, and nothing before.
+    fn is_plain(&self) -> bool {
+        let given = self.request.state.as_ref();
+        given.is_none_or(|state| state.position() == self.covered)
     }
 
     /// The best that there is to compute `ids` from.
@@ -145,8 +163,7 @@ impl<'a, B: Backend> Job<'a, B> {
     ) -> Result<Known<B>> {
         // Where the given state has seen more than the prompt tells of, positions of snapshots are not its own.
         let given = self.request.state.as_ref();
-        let is_plain = given.is_none_or(|state| state.position() == self.covered);
-        if is_plain
+        if self.is_plain()
             && let Some(known) = store.longest(self.request.scope, ids, to_the_end)
             && known.seen > self.covered
         {

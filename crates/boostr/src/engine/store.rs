@@ -9,7 +9,7 @@
 //! The tree knows where a prompt leaves the way of earlier ones, also where no state is kept. So that place can get a
 //! snapshot when it is passed for the second time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use slab::Slab;
 
@@ -19,12 +19,13 @@ use crate::models::State;
 /// Part of the limit that ways without snapshots may take.
 const WAYS: usize = 16;
 /// Bytes that a node takes beside its ids.
-const NODE: usize = 128;
+const NODE: usize = 256;
 /// What a snapshot is worth that another continues on its only way: an earlier history is asked for again less often
 /// than the latest.
 const PASSED: f64 = 0.125;
-/// Snapshots below a place that are tried for a cut back to it.
+/// Snapshots below a place that are tried for a cut back to it, and nodes that are looked at.
 const CUTS: usize = 16;
+const LOOKS: usize = 256;
 
 /// Snapshots under a limit of memory.
 pub(super) struct Store<B: Backend> {
@@ -37,7 +38,8 @@ pub(super) struct Store<B: Backend> {
     /// The part of it that is nodes and their ids.
     ways: usize,
     limit: usize,
-    snapshots: usize,
+    /// Nodes with a snapshot.
+    kept: BTreeSet<usize>,
     clock: u64,
     /// What the last snapshot that was given up was worth: newer ones begin there.
     floor: f64,
@@ -47,11 +49,11 @@ struct Node<B: Backend> {
     parent: Option<usize>,
     scope: u64,
     /// Ids from the parent to here.
-    ids: Vec<u32>,
+    ids: Box<[u32]>,
     /// How many ids lead here.
     depth: usize,
     /// By their first id.
-    children: HashMap<u32, usize>,
+    children: BTreeMap<u32, usize>,
     /// When a request went this way last.
     used: u64,
     snapshot: Option<Snapshot<B>>,
@@ -102,7 +104,7 @@ impl<B: Backend> Store<B> {
             bytes: 0,
             ways: 0,
             limit,
-            snapshots: 0,
+            kept: BTreeSet::new(),
             clock: 0,
             floor: 0.0,
         }
@@ -141,24 +143,31 @@ impl<B: Backend> Store<B> {
     /// Where a state is rows alone, one that went further than the way of some ids is cut back to it: a snapshot, and its
     /// state after more than `seen` of them, and at most `most`.
     fn cut_back(&self, place: &Place, seen: usize, most: usize) -> Option<(usize, State<B>)> {
-        let mut tried = 0;
+        let (mut tried, mut looked) = (0, 0);
         let mut below = None;
         let places = place.towards.into_iter().chain(self.way_up(place.node));
         for (i, at) in places.enumerate() {
             let depth = if i == 0 { place.depth } else { self.nodes[at].depth };
             let len = depth.min(most);
-            if len <= seen || tried >= CUTS {
+            if len <= seen {
                 return None;
             }
             // All below, but for what was searched already.
             let mut next = VecDeque::from([at]);
-            while let Some(at) = next.pop_front().filter(|_| tried < CUTS) {
+            while let Some(at) = next.pop_front() {
                 let node = &self.nodes[at];
-                if let Some(snapshot) = &node.snapshot {
-                    if let Some(state) = snapshot.state.cut(len) {
+                looked += 1;
+                if let Some(Snapshot { state, .. }) = &node.snapshot {
+                    if let Some(state) = state.cut(len) {
                         return Some((at, state));
                     }
                     tried += 1;
+                    if !state.can_cut(state.position()) {
+                        return None;
+                    }
+                }
+                if tried >= CUTS || looked >= LOOKS {
+                    return None;
                 }
                 next.extend(node.children.values().filter(|&&child| Some(child) != below));
             }
@@ -171,8 +180,10 @@ impl<B: Backend> Store<B> {
     pub(super) fn visit(&mut self, scope: Option<u64>, ids: &[u32]) -> usize {
         let Some(scope) = scope.filter(|_| self.limit > 0) else { return 0 };
         let known = self.roots.get(&scope).map_or(0, |&root| self.find(root, ids).depth);
-        self.reach(scope, ids);
-        self.fit();
+        if NODE + 4 * ids.len() <= self.limit / WAYS {
+            self.reach(scope, ids);
+            self.fit();
+        }
         known
     }
 
@@ -188,6 +199,10 @@ impl<B: Backend> Store<B> {
         let Some(scope) = scope else { return };
         if self.limit == 0 || ids.is_empty() {
             return;
+        }
+        let own: usize = state.blocks().map(|(_, bytes)| bytes).sum();
+        if own + 4 * ids.len() > self.limit {
+            return; // It would push out all others, and then itself.
         }
         let at = self.reach(scope, ids);
         if let Some(kept) = &self.nodes[at].snapshot {
@@ -207,7 +222,7 @@ impl<B: Backend> Store<B> {
             }
         }
         self.nodes[at].snapshot = Some(snapshot);
-        self.snapshots += 1;
+        self.kept.insert(at);
         // Where it is cut back it serves as those before it do, but for their logits.
         for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
             let node = &self.nodes[before];
@@ -221,7 +236,7 @@ impl<B: Backend> Store<B> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.snapshots
+        self.kept.len()
     }
 
     /// Memory of all, what they share counted once.
@@ -247,23 +262,34 @@ impl<B: Backend> Store<B> {
     /// The snapshot that is worth the least, and its worth: the tokens that would be computed again without it, above
     /// the floor when it was used last.
     fn least(&self) -> Option<(usize, f64)> {
-        let kept = || self.nodes.iter().filter(|(_, node)| node.snapshot.is_some());
-        let mut is_passed = vec![false; self.nodes.capacity()];
-        for (at, _) in kept() {
+        // How many children of a node lead to snapshots.
+        let mut below = HashMap::new();
+        for &at in &self.kept {
             for before in self.way_up(at).skip(1) {
-                if std::mem::replace(&mut is_passed[before], true) {
+                let count = below.entry(before).or_insert(0);
+                *count += 1;
+                if *count > 1 {
                     break;
                 }
             }
         }
-        let worth = |(at, node): (usize, &Node<B>)| {
-            let floor = node.snapshot.as_ref()?.floor;
-            let mut before = self.way_up(at).skip(1).map(|at| &self.nodes[at]);
-            let from = before.find(|it| it.snapshot.is_some()).map_or(0, |it| it.depth);
-            let weight = if is_passed[at] && node.children.len() < 2 { PASSED } else { 1.0 };
-            Some((at, floor + weight * (node.depth - from) as f64, node.used))
+        let branches = |at: usize| below.get(&at).copied().unwrap_or(0);
+        let worth = |&at: &usize| {
+            let node = &self.nodes[at];
+            let snapshot = node.snapshot.as_ref()?;
+            // What another could be cut back to is not lost.
+            let others = |before: usize| {
+                let depth = self.nodes[before].depth;
+                branches(before) > 1 && snapshot.state.can_cut(depth)
+            };
+            let serves = |&at: &usize| self.nodes[at].snapshot.is_some() || others(at);
+            let from = self.way_up(at).skip(1).find(serves).map_or(0, |at| self.nodes[at].depth);
+            let weight = if branches(at) == 1 { PASSED } else { 1.0 };
+            Some((at, snapshot.floor + weight * (node.depth - from) as f64, node.used))
         };
-        let least = kept()
+        let least = self
+            .kept
+            .iter()
             .filter_map(worth)
             .min_by(|(_, a, used_a), (_, b, used_b)| a.total_cmp(b).then(used_a.cmp(used_b)));
         least.map(|(at, worth, _)| (at, worth))
@@ -280,7 +306,7 @@ impl<B: Backend> Store<B> {
 
     fn give_up(&mut self, at: usize) {
         let Some(snapshot) = self.nodes[at].snapshot.take() else { return };
-        self.snapshots -= 1;
+        self.kept.remove(&at);
         for (address, _) in snapshot.blocks() {
             if let Some((count, bytes)) = self.blocks.get_mut(&address) {
                 *count -= 1;
@@ -323,7 +349,7 @@ impl<B: Backend> Store<B> {
         let root = match self.roots.get(&scope) {
             Some(&root) => root,
             None => {
-                let root = self.add(None, scope, Vec::new());
+                let root = self.add(None, scope, Box::default());
                 self.roots.insert(scope, root);
                 root
             }
@@ -334,16 +360,16 @@ impl<B: Backend> Store<B> {
             at = self.split(child, place.depth);
         }
         if place.depth < ids.len() {
-            at = self.add(Some(at), scope, ids[place.depth..].to_vec());
+            at = self.add(Some(at), scope, ids[place.depth..].into());
         }
         self.nodes[at].used = self.clock;
         at
     }
 
-    fn add(&mut self, parent: Option<usize>, scope: u64, ids: Vec<u32>) -> usize {
+    fn add(&mut self, parent: Option<usize>, scope: u64, ids: Box<[u32]>) -> usize {
         let depth = parent.map_or(0, |at| self.nodes[at].depth) + ids.len();
         let (first, size) = (ids.first().copied(), NODE + 4 * ids.len());
-        let (children, used) = (HashMap::new(), self.clock);
+        let (children, used) = (BTreeMap::new(), self.clock);
         let node = Node { parent, scope, ids, depth, children, used, snapshot: None };
         let at = self.nodes.insert(node);
         if let (Some(parent), Some(first)) = (parent, first) {
@@ -358,25 +384,42 @@ impl<B: Backend> Store<B> {
     fn split(&mut self, child: usize, depth: usize) -> usize {
         let node = &mut self.nodes[child];
         let (parent, scope, used) = (node.parent, node.scope, node.used);
-        let rest = node.ids.split_off(depth + node.ids.len() - node.depth);
-        let ids = std::mem::replace(&mut node.ids, rest);
-        let first = node.ids[0];
-        self.ways -= 4 * ids.len();
-        self.bytes -= 4 * ids.len();
+        // Each part in memory of its own: neither keeps what was one.
+        let (head, rest) = node.ids.split_at(depth + node.ids.len() - node.depth);
+        let (ids, first) = (head.into(), rest[0]);
+        node.ids = rest.into();
         let middle = self.add(parent, scope, ids);
+        let moved = 4 * self.nodes[middle].ids.len();
+        self.ways -= moved;
+        self.bytes -= moved;
         self.nodes[middle].used = used;
         self.nodes[middle].children.insert(first, child);
         self.nodes[child].parent = Some(middle);
         middle
     }
 
-    /// Gives up the ways that were gone the longest ago and have no snapshot, while they take more than their part.
+    /// Gives up the ways that were gone the longest ago and have no snapshot, if they take more than their part; some
+    /// more than that, so that it is done seldom.
     fn drop_ways(&mut self) {
-        while self.ways > self.limit / WAYS {
+        let part = self.limit / WAYS;
+        if self.ways <= part {
+            return;
+        }
+        loop {
             let is_end = |node: &Node<B>| node.snapshot.is_none() && node.children.is_empty();
             let ends = self.nodes.iter().filter(|(_, node)| is_end(node));
-            let Some((at, _)) = ends.min_by_key(|(_, node)| node.used) else { break };
-            self.remove(at);
+            let mut ends: Vec<_> = ends.map(|(at, node)| (node.used, at)).collect();
+            ends.sort_unstable();
+            let count = ends.len();
+            for (_, at) in ends {
+                if self.ways <= part - part / 8 {
+                    return;
+                }
+                self.remove(at);
+            }
+            if count == 0 {
+                return;
+            }
         }
     }
 
@@ -407,11 +450,11 @@ impl<B: Backend> Store<B> {
         match (node.parent, only) {
             (None, None) => self.remove(at),
             (Some(parent), Some(child)) => {
-                let mut node = self.nodes.remove(at);
+                let node = self.nodes.remove(at);
                 self.nodes[parent].children.insert(node.ids[0], child);
                 let child = &mut self.nodes[child];
-                node.ids.append(&mut child.ids);
-                (child.ids, child.parent) = (node.ids, Some(parent));
+                child.ids = [&*node.ids, &*child.ids].concat().into();
+                child.parent = Some(parent);
                 self.ways -= NODE;
                 self.bytes -= NODE;
             }
@@ -473,13 +516,14 @@ mod tests {
             }
             if let Some(snapshot) = &node.snapshot {
                 assert_eq!(snapshot.state.position(), node.depth);
+                assert!(store.kept.contains(&at));
                 kept += 1;
                 for (address, bytes) in snapshot.blocks() {
                     blocks.insert(address, bytes);
                 }
             }
         }
-        assert_eq!((store.ways, store.snapshots), (ways, kept));
+        assert_eq!((store.ways, store.len()), (ways, kept));
         assert_eq!(store.bytes(), ways + blocks.values().sum::<usize>());
         assert!(store.bytes() <= store.limit || kept == 0);
     }

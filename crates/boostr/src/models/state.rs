@@ -54,7 +54,8 @@ impl<B: Backend> State<B> {
 
     /// Whether [`cut`](Self::cut) gives a state.
     pub(crate) fn can_cut(&self, len: usize) -> bool {
-        len <= self.position && self.layers.iter().all(|slots| slots.can_cut(len))
+        let layers = &self.layers;
+        len <= self.position && layers.iter().all(|slots| slots.can_cut(self.position, len))
     }
 
     /// A fork that has seen the first `len` tokens alone, to the bit. Only keys and values can be cut back, and with
@@ -63,7 +64,7 @@ impl<B: Backend> State<B> {
         let mut cut = self.can_cut(len).then(|| self.clone())?;
         cut.position = len;
         cut.layers.iter_mut().for_each(|slots| slots.cut(len));
-        Some(cut)
+        cut.can_cut(len).then_some(cut)
     }
 
     /// Number of layers.

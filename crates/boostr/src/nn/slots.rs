@@ -275,10 +275,12 @@ impl<B: Backend> Slots<B> {
         self.kept.iter().flat_map(Kept::tensors)
     }
 
-    /// Whether all are rows that can go back to the first `len` tokens.
-    pub(crate) fn can_cut(&self, len: usize) -> bool {
+    /// Whether all are rows, one for each of `position` tokens, that can go back to the first `len` of them.
+    pub(crate) fn can_cut(&self, position: usize, len: usize) -> bool {
         self.iter().all(|(slot, kept)| match (&slot.size, kept) {
-            (SlotSize::Rows { window, .. }, Kept::Rows(cache)) => cache.can_cut(len, *window),
+            (SlotSize::Rows { window, .. }, Kept::Rows(cache)) => {
+                cache.len() == position && cache.can_cut(len, *window)
+            }
             _ => false,
         })
     }

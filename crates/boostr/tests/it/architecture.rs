@@ -109,9 +109,10 @@ const ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "
 
 /// Files that ask the clock on the wall, for a moment to show or to keep. It can be set, forwards and back, so no duration and no
 /// deadline is of it.
-const WALL_CLOCK: [&str; 6] = [
+const WALL_CLOCK: [&str; 7] = [
     "boostr/src/chat.rs",
     "boostr/src/chat/answers.rs",
+    "boostr/src/checkpoint/private.rs",
     "boostr/src/load/conversation.rs",
     "boostr/src/session.rs",
     "cli/src/options/sampling.rs",

@@ -657,8 +657,8 @@ fn ten_conversations_keep_the_latest_of_each_and_edits_go_back_exactly() {
         let vocab = model.vocab_limit();
         let random = &mut Random(77);
         let one = model.new_state().unwrap().size_in_bytes();
-        let config =
-            EngineConfig { snapshot_bytes: 30 * (one + 100_000), ..EngineConfig::default() };
+        let snapshot_bytes = 30 * (one + 200_000);
+        let config = EngineConfig { snapshot_bytes, ..EngineConfig::default() };
         let mut scheduler = Scheduler::new(&model, config);
         let mut histories = vec![Vec::new(); 10];
         for turn in 0..60 {

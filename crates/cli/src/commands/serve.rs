@@ -6,6 +6,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(unix)]
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
@@ -26,6 +28,8 @@ use crate::options::context::ContextArgs;
 use crate::options::draft::DraftArgs;
 use crate::options::model::ModelArgs;
 use crate::places;
+#[cfg(unix)]
+use crate::stream::ONE_SIGNAL;
 use crate::system;
 use crate::term::Term;
 
@@ -343,7 +347,8 @@ fn not_bound(addresses: &[SocketAddr], error: io::Error) -> anyhow::Error {
     anyhow::anyhow!("{what}: port {port} is in use by {who}: {advice}")
 }
 
-/// Tells `stop` of the first signal; a second one ends the process.
+/// Tells `stop` of the first signal; a second one ends the process. A terminal that is closed sends HUP more than once,
+/// so these never do; signals that come together are one.
 #[cfg(unix)]
 fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -353,6 +358,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     let hangup = (!system::ignores_hangup()).then(|| signal(SignalKind::hangup()));
     let mut hangup = hangup.transpose().context("waiting for signals")?;
     Ok(async move {
+        let mut first = None;
         loop {
             let hung_up = async {
                 match &mut hangup {
@@ -360,12 +366,13 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                _ = hung_up => {}
-            }
-            if stop.send_replace(true) {
+            let is_asked = tokio::select! {
+                _ = terminate.recv() => true,
+                _ = interrupt.recv() => true,
+                _ = hung_up => false,
+            };
+            let first = *first.get_or_insert_with(Instant::now);
+            if stop.send_replace(true) && is_asked && first.elapsed() > ONE_SIGNAL {
                 std::process::exit(i32::from(exit::FAILURE));
             }
         }

@@ -14,8 +14,8 @@ const ENDING: &str = ".jsonl";
 /// Longest file that is read: the checksum and the ends of lines are not among the bytes of an answer.
 const MAX_FILE: u64 = 2 * MAX_BYTES as u64;
 
-/// How many bytes answers may take on disk.
-pub(crate) type Left = Box<dyn Fn() -> u64 + Send + Sync>;
+/// How many bytes answers may take on disk; `None` where that cannot be counted now.
+pub(crate) type Left = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// The files of answers. What fails is said in the log, and the answer is in memory.
 pub(super) struct Disk {
@@ -41,7 +41,7 @@ impl Disk {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn left(&self) -> u64 {
+    pub(super) fn left(&self) -> Option<u64> {
         (self.left)()
     }
 

@@ -280,6 +280,40 @@ fn an_answer_that_was_cut_goes_on_as_one_longer_run_would_have() {
 }
 
 #[test]
+fn the_parts_of_an_answer_that_goes_on_are_together_what_the_session_has() {
+    let server = TestServer::with_sessions();
+    let ask = |body: &Value| {
+        let reply = server.post("/v1/chat/completions", body);
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    let tools = json!([{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]);
+    for cut in 1..14 {
+        for kind in ["plain", "stop", "tools"] {
+            let name = format!("{kind}-{cut}");
+            server.post("/v1/sessions", &json!({"id": name}));
+            let more = json!({"session": name, "temperature": 0.9, "seed": cut});
+            let user =
+                json!({"messages": [{"role": "user", "content": "Once"}], "max_tokens": cut});
+            let first = ask(&with(more.clone(), user));
+            // What ended the first part may begin this, and is held until more is known.
+            let end = first.chars().last().unwrap_or('x');
+            let how = match kind {
+                "stop" => json!({"stop": [format!("{end}\u{1}\u{2}"), "\u{1}"]}),
+                "tools" => json!({"tools": tools}),
+                _ => json!({}),
+            };
+            let on = json!({"messages": [], "continue_final_message": true, "max_tokens": 9});
+            let second = ask(&with(with(more, on), how));
+            let tree = server.get(&format!("/v1/sessions/{name}")).json()["tree"].clone();
+            let whole = &tree[1]["messages"][1]["content"];
+            let (first, whole) = (first.trim_end_matches('\u{fffd}'), whole.as_str().unwrap());
+            assert_eq!(format!("{first}{second}"), whole, "{name}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_go_on_is_refused_by_name() {
     let server = TestServer::with_sessions();
     server.post("/v1/sessions", &json!({"id": "s"}));
