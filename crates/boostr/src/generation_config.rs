@@ -56,7 +56,7 @@ impl GenerationDefaults {
     /// Reads the text of `generation_config.json`; `path` only serves messages.
     ///
     /// # Errors
-    /// [`Error`](crate::Error) naming file, field, what was expected and what was found.
+    /// [`Error`] naming file, field, what was expected and what was found.
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
         let file = ConfigFile::parse(path, json)?;
         let list = |field| -> Result<Option<Vec<u32>>> {
@@ -124,7 +124,7 @@ impl SpecialTokens {
     /// Reads the text of `tokenizer_config.json`; `path` only serves messages.
     ///
     /// # Errors
-    /// [`Error`](crate::Error) naming file, field, what was expected and what was found.
+    /// [`Error`] naming file, field, what was expected and what was found.
     pub fn from_json(path: impl AsRef<Path>, json: &str) -> Result<Self> {
         let file = ConfigFile::parse(path, json)?;
         let token = |field| {
