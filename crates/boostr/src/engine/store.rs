@@ -23,6 +23,8 @@ const NODE: usize = 256;
 /// What a snapshot is worth that another continues on its only way: an earlier history is asked for again less often
 /// than the latest.
 const PASSED: f64 = 0.125;
+/// Uses of a snapshot that count.
+const MOST_USES: u32 = 16;
 /// Snapshots below a place that are tried for a cut back to it, and nodes that are looked at.
 const CUTS: usize = 16;
 const LOOKS: usize = 256;
@@ -65,6 +67,8 @@ struct Snapshot<B: Backend> {
     logits: Option<Vec<f32>>,
     /// The floor when it was used last.
     floor: f64,
+    /// How often it was used, at most [`MOST_USES`], and once for being new.
+    uses: u32,
 }
 
 impl<B: Backend> Snapshot<B> {
@@ -213,7 +217,7 @@ impl<B: Backend> Store<B> {
             self.give_up(at);
         }
         let logits = logits.map(<[f32]>::to_vec);
-        let snapshot = Snapshot { state: state.clone(), logits, floor: self.floor };
+        let snapshot = Snapshot { state: state.clone(), logits, floor: self.floor, uses: 1 };
         for (address, bytes) in snapshot.blocks() {
             let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
             *count += 1;
@@ -259,8 +263,8 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    /// The snapshot that is worth the least, and its worth: the tokens that would be computed again without it, above
-    /// the floor when it was used last.
+    /// The snapshot that is worth the least, and its worth: the tokens that would be computed again without it, as often
+    /// as it was used, above the floor at its last use (GreedyDual-Size with Frequency, Cherkasova 1998).
     fn least(&self) -> Option<(usize, f64)> {
         // How many children of a node lead to snapshots.
         let mut below = HashMap::new();
@@ -284,8 +288,12 @@ impl<B: Backend> Store<B> {
             };
             let serves = |&at: &usize| self.nodes[at].snapshot.is_some() || others(at);
             let from = self.way_up(at).skip(1).find(serves).map_or(0, |at| self.nodes[at].depth);
-            let weight = if branches(at) == 1 { PASSED } else { 1.0 };
-            Some((at, snapshot.floor + weight * (node.depth - from) as f64, node.used))
+            // Others left its way, at it or at the next node.
+            let parts = |at: usize| self.nodes[at].children.len() > 1;
+            let has_parted = parts(at) || node.children.values().any(|&child| parts(child));
+            let weight = if branches(at) == 1 && !has_parted { PASSED } else { 1.0 };
+            let lost = f64::from(snapshot.uses) * weight * (node.depth - from) as f64;
+            Some((at, snapshot.floor + lost, node.used))
         };
         let least = self
             .kept
@@ -301,6 +309,7 @@ impl<B: Backend> Store<B> {
         let floor = self.floor;
         if let Some(snapshot) = &mut self.nodes[at].snapshot {
             snapshot.floor = floor;
+            snapshot.uses = MOST_USES.min(snapshot.uses + 1);
         }
     }
 
