@@ -151,7 +151,7 @@ def main() -> None:
                 command += ["--sessions", str(folder / "sessions")]
                 if memory != "default":
                     state, per_token = state_sizes(args.boostr, models / model)
-                    longest = {"document": 26_000, "agent": 16_000}.get(trace, 8_000)
+                    longest = {"document": 26_000, "agent": 28_000}.get(trace, 8_000)
                     command += ["--state-cache", str(int(memory) * state * 21 // 20 + longest * per_token)]
                 server = Server(command, folder / "log")
                 server.start()
