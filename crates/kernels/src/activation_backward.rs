@@ -189,13 +189,19 @@ trait Differentiable {
     fn value_and_derivative<S: Simd>(simd: S, x: S::F) -> (S::F, S::F);
 }
 
+/// x where exp(-x) is finite, exp(-x), and the sigmoid of x.
+#[inline(always)]
+fn sigmoid_parts<S: Simd>(simd: S, x: S::F) -> (S::F, S::F, S::F) {
+    let one = simd.splat(1.0);
+    let x = simd.max(simd.splat(-87.0), x);
+    let e = exp_lanes(simd, simd.sub(simd.splat(0.0), x));
+    (x, e, simd.div(one, simd.add(one, e)))
+}
+
 impl Differentiable for Silu {
     #[inline(always)]
     fn value_and_derivative<S: Simd>(simd: S, x: S::F) -> (S::F, S::F) {
-        let one = simd.splat(1.0);
-        let x = simd.max(simd.splat(-87.0), x);
-        let e = exp_lanes(simd, simd.sub(simd.splat(0.0), x));
-        let s = simd.div(one, simd.add(one, e));
+        let (x, e, s) = sigmoid_parts(simd, x);
         let value = simd.mul(x, s);
         (value, simd.mul_add(value, simd.mul(e, s), s))
     }
@@ -243,10 +249,7 @@ impl Differentiable for Relu2 {
 impl Differentiable for Sigmoid {
     #[inline(always)]
     fn value_and_derivative<S: Simd>(simd: S, x: S::F) -> (S::F, S::F) {
-        let one = simd.splat(1.0);
-        let x = simd.max(simd.splat(-87.0), x);
-        let e = exp_lanes(simd, simd.sub(simd.splat(0.0), x));
-        let s = simd.div(one, simd.add(one, e));
+        let (_, e, s) = sigmoid_parts(simd, x);
         (s, simd.mul(s, simd.mul(e, s)))
     }
 }

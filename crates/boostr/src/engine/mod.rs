@@ -26,7 +26,7 @@
 //! the way of an earlier prompt, and where generation ended. A state of keys and values alone can be cut back: one serves
 //! all its prefixes. A request begins at the longest snapshot that is a prefix of it. Forks share memory, and shared memory
 //! is counted once against [`EngineConfig::snapshot_bytes`]. The snapshot is dropped first without which the fewest tokens
-//! would be computed again, and of those the one that was used longest ago.
+//! would be computed again, as often as it was used; and of those the one that was used longest ago.
 
 use crate::backend::Backend;
 use crate::error::Result;
