@@ -111,10 +111,10 @@ impl Thoughts {
         if let Some(markers) = opened(prompt) {
             return Self { place: Place::Opened, markers, held };
         }
-        match prompt.trim_end().ends_with(RESPONSE) {
-            true => Self { place: Place::Text, markers: Markers::Tags, held },
-            false => Self::default(),
+        if prompt.trim_end().ends_with(RESPONSE) {
+            return Self { place: Place::Text, markers: Markers::Tags, held };
         }
+        Self::default()
     }
 
     /// Takes the next piece of the answer and gives what is now known.

@@ -185,9 +185,10 @@ fn tagged(
     let mut values = String::new();
     let end = tag(marker, "<|close|>", "argument");
     // A text cannot hold control tokens; where they are none, it may not hold the tag that ends it.
-    let end = match marker("<|close|>").starts_with('<') {
-        true => End::Tokens(end),
-        false => End::Text("<|close|>argument<|sep|>"),
+    let end = if marker("<|close|>").starts_with('<') {
+        End::Tokens(end)
+    } else {
+        End::Text("<|close|>argument<|sep|>")
     };
     for (index, (name, schema)) in tool.properties().enumerate() {
         let value = format!("{call}_{index}");

@@ -42,15 +42,17 @@ impl Calls {
     /// The calls of a section whose marker was there. Where one is none, those before it are calls.
     pub(super) fn section(&self, body: &str, scan: &mut Scan, last: bool) -> Body {
         let is_tagged = self.format == ToolFormat::KimiTags;
-        let (begin, separator, close, end) = match is_tagged {
-            true => (TAG, SEPARATOR, "", TOOLS_END),
-            false => (CALL, ARGUMENTS, CALL_END, SECTION_END),
+        let (begin, separator, close, end) = if is_tagged {
+            (TAG, SEPARATOR, "", TOOLS_END)
+        } else {
+            (CALL, ARGUMENTS, CALL_END, SECTION_END)
         };
         loop {
             if let Some((name, id)) = scan.head.take() {
-                let next = match is_tagged {
-                    true => self.tagged(&name, body, scan),
-                    false => self.with_arguments(&name, &id, body, scan),
+                let next = if is_tagged {
+                    self.tagged(&name, body, scan)
+                } else {
+                    self.with_arguments(&name, &id, body, scan)
                 };
                 match next {
                     Next::Call(call) => scan.take(call),
