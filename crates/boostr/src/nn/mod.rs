@@ -3,6 +3,7 @@
 mod attention;
 mod batch;
 mod joined;
+mod latent;
 mod layer;
 mod layout;
 mod linear;
@@ -19,6 +20,7 @@ pub mod synthetic;
 pub use attention::{Attention, AttentionConfig};
 pub use batch::Batch;
 pub use joined::Joined;
+pub use latent::{LatentConfig, LatentMixer};
 pub use layer::{Layer, LayerSpec};
 pub use layout::{Change, How, Layout, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
