@@ -7,7 +7,9 @@
 //! together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use super::params::Tensors;
 use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
@@ -15,6 +17,9 @@ use crate::error::{Error, Result};
 
 /// Why a tensor of interleaved rows cannot be read or written.
 const NOT_INTERLEAVED: &str = "has rows that are not whole heads with two halves that rotate";
+
+/// Why a tensor whose rows or columns are moved cannot be read or written.
+const NOT_IN_BANDS: &str = "cannot be cut into the heads whose order differs in this file";
 
 /// The tensors of one kind of file.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +36,8 @@ pub struct Stored {
     pub parts: Vec<Parameter>,
     /// What the file has in their place.
     pub change: Change,
+    /// How the file orders rows or columns, where it has another order.
+    pub order: Option<Order>,
 }
 
 /// A parameter: its name and shape in the model.
@@ -59,14 +66,125 @@ pub enum Change {
     },
     /// Bands of rows, each times a factor, which reading leaves in.
     Scaled(Vec<(usize, f32)>),
+    /// The matrices of two parameters `[H, rank, k]` and `[H, v, rank]` by heads: k rows of a head are the columns of
+    /// its first matrix, then come the v rows of its second.
+    Latent {
+        /// H
+        nheads: usize,
+        /// Width of a row.
+        rank: usize,
+        /// Rows of each head for keys and for values.
+        rows: [usize; 2],
+    },
+    /// `1 + x`, in f32: GGUF's weights of norms that a model keeps zero-centred.
+    PlusOne,
     /// Values that no parameter holds; reading leaves them to the configuration.
     Given(Vec<f32>),
+}
+
+/// An order of rows or columns: the file has them group by group, with a band of each kind in a group. The model has
+/// them band by band, with the groups in each.
+///
+/// With two groups of bands a and b the file has `a0 b0 a1 b1`, the model `a0 a1 b0 b1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// Whether columns are moved; else rows.
+    pub columns: bool,
+    /// Rows or columns before all groups, which stay.
+    pub first: usize,
+    /// How many groups there are.
+    pub groups: usize,
+    /// The bands of one group: how many neighbours have a width, and that width.
+    pub bands: Arc<[(usize, usize)]>,
+}
+
+impl Order {
+    /// Rows that are bands in groups, all of them.
+    #[must_use]
+    pub fn rows(groups: usize, bands: &[(usize, usize)]) -> Self {
+        Self { columns: false, first: 0, groups, bands: bands.into() }
+    }
+
+    /// Of `outer` times `inner` heads of `width` rows the model has the inner ones of each outer side by side, the file
+    /// the outer ones of each inner.
+    #[must_use]
+    pub fn transposed(outer: usize, inner: usize, width: usize) -> Self {
+        Self::rows(inner, &[(outer, width)])
+    }
+
+    /// The same after so many rows that stay.
+    #[must_use]
+    pub fn after(self, first: usize) -> Self {
+        Self { first, ..self }
+    }
+
+    /// The same of columns.
+    #[must_use]
+    pub fn columns(self) -> Self {
+        Self { columns: true, ..self }
+    }
+
+    /// The model's place of each piece of the file, of `count` rows or columns in all; `None` when they are not so many.
+    fn pieces(&self, count: usize) -> Option<Vec<Range<usize>>> {
+        let mut bands = self.bands.iter();
+        let group = bands.try_fold(0usize, |sum, (n, w)| sum.checked_add(n.checked_mul(*w)?))?;
+        if group.checked_mul(self.groups)?.checked_add(self.first)? != count {
+            return None;
+        }
+        let mut pieces = Vec::from([Range { start: 0, end: self.first }]);
+        for index in 0..self.groups {
+            let mut band_start = self.first;
+            let bands = self.bands.iter();
+            for band in bands.flat_map(|&(count, width)| std::iter::repeat_n(width, count)) {
+                let start = band_start + index * band;
+                pieces.push(start..start + band);
+                band_start += band * self.groups;
+            }
+        }
+        Some(pieces)
+    }
+
+    /// The elements of a tensor of a shape in the file's order, or from there in the model's; `size` is how many
+    /// elements a number of columns takes, if it is a whole number.
+    fn moved<T: Copy>(
+        &self,
+        data: &[T],
+        shape: &[usize],
+        size: impl Fn(usize) -> Option<usize>,
+        to_file: bool,
+    ) -> Option<Vec<T>> {
+        let rows = shape.first().copied().unwrap_or(1);
+        let (lines, count) =
+            if self.columns { (rows, shape.iter().skip(1).product()) } else { (1, rows) };
+        let line = data.len().checked_div(lines)?;
+        let of_rows = |n: usize| n.checked_mul(line / rows.max(1));
+        let size = |n: usize| if self.columns { size(n) } else { of_rows(n) };
+        if line * lines != data.len() || size(count)? != line {
+            return None;
+        }
+        let pieces = self.pieces(count)?.into_iter();
+        let pieces = pieces.map(|piece| Some(size(piece.start)?..size(piece.end)?));
+        let pieces: Vec<Range<usize>> = pieces.collect::<Option<_>>()?;
+        let mut out = data.to_vec();
+        for (from, to) in data.chunks_exact(line.max(1)).zip(out.chunks_exact_mut(line.max(1))) {
+            let mut file = 0;
+            for model in &pieces {
+                let there = file..file + model.len();
+                file = there.end;
+                let (source, target) =
+                    if to_file { (model.clone(), there) } else { (there, model.clone()) };
+                to.get_mut(target)?.copy_from_slice(from.get(source)?);
+            }
+        }
+        Some(out)
+    }
 }
 
 /// A row of a family's table of names: a tensor of the file, and the parameters that make it up.
 ///
 /// `#` stands for the number of a layer. A part with `@` stands for as many as there are, one for each
-/// number of an expert; several parts with `@` alternate.
+/// number of an expert; several parts with `@` alternate. Where the file's name has an `@`, it has a tensor for each
+/// number.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// The tensor in the file.
@@ -75,6 +193,8 @@ pub struct Row {
     pub parts: Vec<String>,
     /// How the file has them.
     pub how: How,
+    /// The order of rows or columns in the file, where it is another.
+    pub order: Option<Order>,
 }
 
 /// How a file has a parameter.
@@ -88,6 +208,8 @@ pub enum How {
     Column,
     /// `[H]` as `[H, 1]`, and `-exp(x)` of it.
     Rates,
+    /// As [`Change::NegExp`], in its own shape.
+    NegExp,
     /// `[width]` as `[groups, width / groups]`.
     Groups(usize),
     /// As [`Change::Interleaved`].
@@ -101,17 +223,23 @@ pub enum How {
     Scaled(Vec<(usize, f32)>),
     /// All of it times a factor.
     Times(f32),
+    /// As [`Change::Latent`].
+    Latent,
+    /// With so many dimensions of 1 before its own and after them.
+    Padded([usize; 2]),
+    /// As [`Change::PlusOne`].
+    PlusOne,
 }
 
 impl Row {
     /// A parameter under another name.
     pub fn new(file: impl Into<String>, part: impl Into<String>) -> Self {
-        Self { file: file.into(), parts: vec![part.into()], how: How::Same }
+        Self { file: file.into(), parts: vec![part.into()], how: How::Same, order: None }
     }
 
     /// Several parameters as one tensor.
     pub fn joined(file: impl Into<String>, parts: &[String]) -> Self {
-        Self { file: file.into(), parts: parts.to_vec(), how: How::Same }
+        Self { file: file.into(), parts: parts.to_vec(), how: How::Same, order: None }
     }
 
     /// The same, had in another way.
@@ -121,8 +249,33 @@ impl Row {
         self
     }
 
-    /// The tensor for one layer; `None` where the layer has no such parameter.
-    fn stored(&self, layer: usize, parameters: &Tensors) -> Option<Stored> {
+    /// The same, with rows or columns in another order.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
+        self
+    }
+
+    /// The tensors for one layer; none where the layer has no such parameter.
+    fn stored(&self, layer: usize, parameters: &Tensors) -> Vec<Stored> {
+        if !self.file.contains('@') {
+            return self.stored_one(layer, parameters).into_iter().collect();
+        }
+        let of = |number: usize| {
+            let named = |pattern: &str| pattern.replace('@', &number.to_string());
+            let parts = self.parts.iter().map(|part| named(part)).collect();
+            let row = Self {
+                file: named(&self.file),
+                parts,
+                how: self.how.clone(),
+                order: self.order.clone(),
+            };
+            row.stored_one(layer, parameters)
+        };
+        (0..).map_while(of).collect()
+    }
+
+    fn stored_one(&self, layer: usize, parameters: &Tensors) -> Option<Stored> {
         let named = |pattern: &str| pattern.replace('#', &layer.to_string());
         let find = |name: String| {
             let shape = parameters.get(&name)?.to_vec();
@@ -146,12 +299,21 @@ impl Row {
         let own = parts.first()?.shape.clone();
         let rows: usize = parts.iter().map(|part| part.shape.first().copied().unwrap_or(1)).sum();
         let (shape, change) = match (&self.how, own.as_slice()) {
+            (How::Latent, &[nheads, rank, k]) => {
+                let v = parts.get(1).and_then(|part| part.shape.get(1)).copied().unwrap_or(0);
+                let shape = vec![nheads * (k + v), rank];
+                (shape, Change::Latent { nheads, rank, rows: [k, v] })
+            }
+            (&How::Padded([before, after]), own) => {
+                ([&vec![1; before], own, &vec![1; after]].concat(), Change::Same)
+            }
             (_, [_, columns]) if is_stack => {
                 (vec![stacked, rows / stacked, *columns], Change::Same)
             }
             (How::Taps, &[channels, _, taps]) => (vec![channels, taps], Change::Same),
             (How::Column, &[heads]) => (vec![heads, 1], Change::Same),
             (How::Rates, &[heads]) => (vec![heads, 1], Change::NegExp),
+            (How::NegExp, _) => (own, Change::NegExp),
             (&How::Groups(groups), &[width]) => (vec![groups, width / groups.max(1)], Change::Same),
             (&How::Interleaved { nheads, rotary_dim }, _) => {
                 (own, Change::Interleaved { nheads, rotary_dim })
@@ -162,10 +324,11 @@ impl Row {
                 (own, Change::Same)
             }
             (How::Scaled(bands), _) => (own, Change::Scaled(bands.clone())),
+            (How::PlusOne, _) => (own, Change::PlusOne),
             (_, [_, rest @ ..]) => ([&[rows], rest].concat(), Change::Same),
             (_, []) => (own, Change::Same),
         };
-        Some(Stored { name: named(&self.file), shape, parts, change })
+        Some(Stored { name: named(&self.file), shape, parts, change, order: self.order.clone() })
     }
 }
 
@@ -178,7 +341,7 @@ impl Layout {
         for row in table {
             let layers = if row.file.contains('#') { n_layer } else { 1 };
             for layer in 0..layers {
-                if let Some(stored) = row.stored(layer, parameters) {
+                for stored in row.stored(layer, parameters) {
                     named.extend(stored.parts.iter().map(|part| part.name.clone()));
                     layout.0.push(stored);
                 }
@@ -187,7 +350,7 @@ impl Layout {
         for (name, shape) in parameters.iter().filter(|(name, _)| !named.contains(*name)) {
             let parts = vec![Parameter { name: name.into(), shape: shape.to_vec() }];
             let (name, shape) = (name.to_owned(), shape.to_vec());
-            layout.0.push(Stored { name, shape, parts, change: Change::Same });
+            layout.0.push(Stored { name, shape, parts, change: Change::Same, order: None });
         }
         // Layer by layer, as a forward reads them.
         let layer = |name: &str| name.split('.').find_map(|part| part.parse::<usize>().ok());
@@ -206,7 +369,7 @@ impl Layout {
     pub fn given(&mut self, name: impl Into<String>, values: Vec<f32>) {
         let shape = vec![values.len()];
         let (name, parts) = (name.into(), Vec::new());
-        self.0.push(Stored { name, shape, parts, change: Change::Given(values) });
+        self.0.push(Stored { name, shape, parts, change: Change::Given(values), order: None });
     }
 
     /// The first parameter that has the same name in the file, if any: the file has no name for it.
@@ -292,6 +455,8 @@ impl Stored {
         entry: &TensorEntry,
         parameters: &mut BTreeMap<String, TensorEntry>,
     ) -> Result<()> {
+        let turned = self.turned(entry)?;
+        let entry = &self.in_model_order(turned.as_ref().unwrap_or(entry))?;
         let mut first = 0;
         for part in &self.parts {
             let size = entry.dtype.bytes_of(&part.shape);
@@ -310,16 +475,49 @@ impl Stored {
                 Change::NegExp => part.name.replace("A_log", "A"),
                 _ => part.name.clone(),
             };
-            let entry = TensorEntry { data, shape: part.shape.clone(), ..entry.clone() };
+            let mut entry = TensorEntry { data, shape: part.shape.clone(), ..entry.clone() };
+            if self.change == Change::PlusOne {
+                let values: Vec<f32> = entry.to_f32()?.iter().map(|x| x - 1.0).collect();
+                entry.data = Bytes::new(Dtype::F32.encode(&values)?);
+                entry.dtype = Dtype::F32;
+            }
             parameters.insert(name, entry);
         }
         Ok(())
+    }
+
+    /// The elements of matrices by heads in the order of the parameters, blocks as f32; `None` where nothing is turned.
+    fn turned(&self, entry: &TensorEntry) -> Result<Option<TensorEntry>> {
+        let &Change::Latent { nheads, rank, rows } = &self.change else { return Ok(None) };
+        let (dtype, data) = match entry.dtype {
+            Dtype::Block(_) => (Dtype::F32, Bytes::new(Dtype::F32.encode(&entry.to_f32()?)?)),
+            dtype => (dtype, entry.data.clone()),
+        };
+        let data = permuted(&data, &inverse(&by_heads(nheads, rank, rows)))
+            .ok_or_else(|| self.error(from_ref(entry), "cannot be cut into heads"))?;
+        Ok(Some(TensorEntry { dtype, data, ..entry.clone() }))
+    }
+
+    /// The file's tensor, or one with as many rows, in the order of the model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when it cannot be cut into the pieces that are moved.
+    pub fn in_model_order(&self, entry: &TensorEntry) -> Result<TensorEntry> {
+        let Some(order) = &self.order else { return Ok(entry.clone()) };
+        let size = |columns: usize| entry.dtype.bytes_of(&[columns]);
+        let data = order.moved(&entry.data, &entry.shape, size, false);
+        let data = data.ok_or_else(|| self.error(from_ref(entry), NOT_IN_BANDS))?;
+        Ok(TensorEntry { data: Bytes::new(data), ..entry.clone() })
     }
 
     /// The type of the file's tensor when nothing is asked for: that of its parameters, f32 where they
     /// differ.
     #[must_use]
     pub fn dtype(&self, parts: &[TensorEntry]) -> Dtype {
+        if self.change == Change::PlusOne {
+            return Dtype::F32;
+        }
         match parts {
             [first, rest @ ..] if rest.iter().all(|part| part.dtype == first.dtype) => first.dtype,
             _ => Dtype::F32,
@@ -338,10 +536,20 @@ impl Stored {
             [one] => one.data.clone(),
             many => Bytes::new(many.iter().map(|part| &*part.data).collect::<Vec<_>>().concat()),
         };
+        let whole = match &self.order {
+            None => whole,
+            Some(order) => {
+                let size = |columns: usize| first.dtype.bytes_of(&[columns]);
+                Bytes::new(order.moved(&whole, &self.shape, size, true)?)
+            }
+        };
         match &self.change {
             Change::Same => Some(whole),
             &Change::Interleaved { nheads, rotary_dim } => {
                 permuted(&whole, &interleaved(self.shape.first().copied(), nheads, rotary_dim)?)
+            }
+            &Change::Latent { nheads, rank, rows } => {
+                permuted(&whole, &by_heads(nheads, rank, rows))
             }
             _ => None,
         }
@@ -360,7 +568,12 @@ impl Stored {
         for part in parts {
             values.extend(part.to_f32()?);
         }
+        if let Some(order) = &self.order {
+            let moved = order.moved(&values, &self.shape, Some, true);
+            values = moved.ok_or_else(|| self.error(parts, NOT_IN_BANDS))?;
+        }
         match &self.change {
+            Change::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
             Change::NegExp => values.iter_mut().for_each(|x| *x = super::decay_rate(*x)),
             &Change::Interleaved { nheads, rotary_dim } => {
                 let order = interleaved(self.shape.first().copied(), nheads, rotary_dim)
@@ -384,6 +597,13 @@ impl Stored {
                     first += rows;
                 }
             }
+            &Change::Latent { nheads, rank, rows } => {
+                let order = by_heads(nheads, rank, rows);
+                if order.len() != values.len() {
+                    return Err(self.error(parts, "has other matrices than its heads"));
+                }
+                values = order.into_iter().map(|at| values[at]).collect();
+            }
             Change::Same | Change::Given(_) => {}
         }
         Ok(values)
@@ -405,6 +625,19 @@ fn interleaved(rows: Option<usize>, nheads: usize, rotary_dim: usize) -> Option<
         _ => row,
     };
     Some((0..rows).map(of).collect())
+}
+
+/// The element of both parameters, one after the other, that each element of [`Change::Latent`] is.
+fn by_heads(nheads: usize, rank: usize, [k, v]: [usize; 2]) -> Vec<usize> {
+    let values = nheads * rank * k;
+    let key = |head: usize, row: usize| (0..rank).map(move |i| (head * rank + i) * k + row);
+    let value =
+        |head: usize, row: usize| (0..rank).map(move |i| values + (head * v + row) * rank + i);
+    let head = |head: usize| {
+        let keys = (0..k).flat_map(move |row| key(head, row));
+        keys.chain((0..v).flat_map(move |row| value(head, row)))
+    };
+    (0..nheads).flat_map(head).collect()
 }
 
 fn inverse(order: &[usize]) -> Vec<usize> {
@@ -458,6 +691,38 @@ mod tests {
         let order = interleaved(24, 2, 8);
         let back: Vec<usize> = inverse(&order).iter().map(|&i| order[i]).collect();
         assert_eq!(back, (0..24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bands_that_a_file_has_group_by_group_are_moved_and_moved_back() {
+        let size = |n: usize| Some(n);
+        let order = Order::rows(2, &[(1, 1), (1, 2)]).after(1);
+        let model: Vec<u8> = vec![9, 0, 1, 20, 21, 30, 31];
+        let file = order.moved(&model, &[7], size, true).unwrap();
+        assert_eq!(file, [9, 0, 20, 21, 1, 30, 31]);
+        assert_eq!(order.moved(&file, &[7], size, false).unwrap(), model);
+        // Three copies of each of two key heads: the file has the copies of a key apart.
+        let order = Order::transposed(2, 3, 1).columns();
+        let model: Vec<u8> = vec![0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32];
+        let file = order.moved(&model, &[2, 6], size, true).unwrap();
+        assert_eq!(file, [0, 10, 1, 11, 2, 12, 20, 30, 21, 31, 22, 32]);
+        assert_eq!(order.moved(&file, &[2, 6], size, false).unwrap(), model);
+        // Other rows than the bands, and columns that are no whole blocks.
+        assert!(order.moved(&model, &[3, 4], size, true).is_none());
+        let blocks = |n: usize| n.is_multiple_of(2).then_some(n);
+        assert!(order.moved(&model, &[2, 6], blocks, true).is_none());
+    }
+
+    #[test]
+    fn zero_centred_weights_are_one_more_in_the_file_in_f32() {
+        let layout = layout_of(&[("n", &[2])], Row::new("norm", "n").how(How::PlusOne));
+        let part = [encoded(Dtype::BF16, &[0.5, -0.25], &[2])];
+        assert!(layout.0[0].bytes(&part).is_none());
+        assert_eq!(layout.0[0].dtype(&part), Dtype::F32);
+        let written = layout.0[0].values(&part).unwrap();
+        assert_eq!(written, [1.5, 0.75]);
+        let back = read(&layout, entry(&written, &[2])).unwrap();
+        assert_eq!(back.get("n").unwrap().to_f32().unwrap(), [0.5, -0.25]);
     }
 
     #[test]
@@ -663,6 +928,62 @@ mod tests {
         let layout = layout_of(&[("n", &[12])], Row::new("norm", "n").how(How::Groups(4)));
         let file = entry(&values(12), &[4, 3]);
         assert_eq!(read(&layout, file).unwrap().get("n").unwrap().shape, [12]);
+    }
+
+    #[test]
+    fn matrices_by_heads_are_two_parameters_of_which_one_is_turned() {
+        // Two heads, of two rows for keys and one for values; a row is three wide.
+        let parameters: [(&str, &[usize]); 2] = [("k", &[2, 3, 2]), ("v", &[2, 1, 3])];
+        let mut tensors = Tensors::default();
+        for (name, shape) in parameters {
+            tensors.add(name, shape);
+        }
+        let row = Row::joined("kv_b_proj", &["k".into(), "v".into()]).how(How::Latent);
+        let layout = Layout::new(&tensors, &[row], 1);
+        assert_eq!(layout.0[0].shape, [6, 3]);
+        let keys = [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 9.0, 12.0, 10.0, 13.0, 11.0, 14.0];
+        let own = [6.0, 7.0, 8.0, 15.0, 16.0, 17.0];
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            let file = encoded(dtype, &values(18), &[6, 3]);
+            let read = read(&layout, file.clone()).unwrap();
+            let parts = ["k", "v"].map(|name| read.get(name).unwrap().clone());
+            assert_eq!(parts.clone().map(|part| part.to_f32().unwrap()), [&keys[..], &own[..]]);
+            assert_eq!(parts.each_ref().map(|part| &part.shape[..]), parameters.map(|of| of.1));
+            assert_eq!(*layout.0[0].bytes(&parts).unwrap(), *file.data);
+            assert_eq!(layout.0[0].values(&parts).unwrap(), values(18));
+        }
+    }
+
+    #[test]
+    fn blocks_of_matrices_by_heads_become_floats_as_columns_cannot_be_cut_out_of_them() {
+        let mut tensors = Tensors::default();
+        tensors.add("k", &[2, 32, 3]);
+        tensors.add("v", &[2, 4, 32]);
+        let row = Row::joined("kv_b_proj", &["k".into(), "v".into()]).how(How::Latent);
+        let layout = Layout::new(&tensors, &[row], 1);
+        let file = encoded(Q8_0, &values(14 * 32), &[14, 32]);
+        let decoded = file.to_f32().unwrap();
+        let read = read(&layout, file).unwrap();
+        let parts = ["k", "v"].map(|name| read.get(name).unwrap().clone());
+        assert_eq!(parts[0].dtype, Dtype::F32);
+        assert_eq!(layout.0[0].values(&parts).unwrap(), decoded);
+    }
+
+    #[test]
+    fn experts_may_be_tensors_of_their_own_under_another_name_and_have_dimensions_of_1() {
+        let mut tensors = Tensors::default();
+        for name in ["l.1.e.0.gate", "l.1.e.1.gate", "l.1.a"] {
+            tensors.add(name, if name == "l.1.a" { &[4] } else { &[2, 3][..] });
+        }
+        let table = [
+            Row::new("l.#.e.@.w1", "l.#.e.@.gate"),
+            Row::new("l.#.a", "l.#.a").how(How::Padded([2, 1])),
+        ];
+        let layout = Layout::new(&tensors, &table, 2);
+        let names: Vec<&str> = layout.0.iter().map(|stored| stored.name.as_str()).collect();
+        assert_eq!(names, ["l.1.e.0.w1", "l.1.e.1.w1", "l.1.a"]);
+        assert_eq!(layout.0[2].shape, [1, 1, 4, 1]);
+        assert_eq!(layout.stored_as("l.1.e.1.gate"), Some("l.1.e.1.w1"));
     }
 
     #[test]

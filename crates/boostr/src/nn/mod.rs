@@ -2,12 +2,15 @@
 
 mod attention;
 mod batch;
+mod gated_delta;
 mod joined;
+mod latent;
 mod layer;
 mod layout;
 mod linear;
 mod mamba2;
 mod mlp;
+mod moe;
 mod params;
 mod part;
 mod rope;
@@ -15,14 +18,17 @@ mod shared_block;
 mod slots;
 pub mod synthetic;
 
-pub use attention::{Attention, AttentionConfig};
+pub use attention::{Attention, AttentionConfig, QkNorm};
 pub use batch::Batch;
+pub use gated_delta::{DeltaConfig, GatedDelta};
 pub use joined::Joined;
+pub use latent::{LatentConfig, LatentMixer};
 pub use layer::{Layer, LayerSpec};
-pub use layout::{Change, How, Layout, Parameter, Row, Stored};
+pub use layout::{Change, How, Layout, Order, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
-pub use mlp::{Mlp, MlpConfig, Moe, MoeConfig, MoePart, Routing};
+pub use mlp::{Mlp, MlpConfig};
+pub use moe::{Moe, MoeConfig, MoePart, Routing, SharedExpert};
 pub use params::{Params, SharedWeights, Tensors};
 pub use part::{Load, Module, Part};
 pub use rope::RopeConfig;

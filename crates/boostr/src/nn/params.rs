@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,23 +17,33 @@ const MAX_LISTED: usize = 5;
 
 /// What tensors a model expects: their names and shapes.
 #[derive(Debug, Clone, Default)]
-pub struct Tensors(BTreeMap<String, Vec<usize>>);
+pub struct Tensors {
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// Those that are [offsets](Self::are_offsets).
+    offsets: BTreeSet<String>,
+}
 
 impl Tensors {
     /// Adds a tensor.
     pub fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.0.insert(name.into(), shape.to_vec());
+        self.shapes.insert(name.into(), shape.to_vec());
+    }
+
+    /// Whether a tensor has what factors are above 1, and so begins as zeros.
+    #[must_use]
+    pub fn are_offsets(&self, name: &str) -> bool {
+        self.offsets.contains(name)
     }
 
     /// The shape of one of them.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&[usize]> {
-        self.0.get(name).map(Vec::as_slice)
+        self.shapes.get(name).map(Vec::as_slice)
     }
 
     /// All of them with their shapes, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
+        self.shapes.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
     }
 
     /// Checks that the checkpoint has these tensors in these shapes and no others.
@@ -55,7 +65,7 @@ impl Tensors {
         }
         let unexpected: Vec<String> = checkpoint
             .iter()
-            .filter(|(name, _)| !self.0.contains_key(*name))
+            .filter(|(name, _)| !self.shapes.contains_key(*name))
             .map(|(name, entry)| format!("`{}` {:?}", name.escape_debug(), entry.shape))
             .collect();
         let lists: Vec<String> =
@@ -321,10 +331,19 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str, shape: [usize; 2]) -> Result<Weight<B>> {
-        if let Some(listing) = self.listed(name, &shape) {
+        self.made_weight(name, &shape, || self.make_weight(name))
+    }
+
+    /// The weight that `make` makes, unless it is only listed or there already.
+    fn made_weight(
+        &self,
+        name: &str,
+        shape: &[usize],
+        make: impl FnOnce() -> Result<Weight<B>>,
+    ) -> Result<Weight<B>> {
+        if let Some(listing) = self.listed(name, shape) {
             return Ok(listing.weight.clone());
         }
-        let make = || self.make_weight(name);
         let weight = match self.source {
             Source::Checkpoint { weights: Some(shared), .. } => {
                 shared.get(&format!("{}{name}", self.prefix), make)
@@ -353,13 +372,7 @@ impl<'a, B: Backend> Params<'a, B> {
                 entry.data.release();
                 return Ok(weight);
             }
-            _ => {
-                let bytes: Vec<u8> =
-                    entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
-                let all = 0..bytes.len();
-                let bytes = HostBytes::new(Arc::new(bytes), all)?;
-                return self.client.weight(bytes, DType::F32, &entry.shape);
-            }
+            _ => return self.widened(entry),
         };
         // Blocks are taken from a file's memory, which is not to be kept for the few floats beside them.
         let has_blocks = matches!(self.source, Source::Checkpoint { has_blocks: true, .. });
@@ -369,6 +382,31 @@ impl<'a, B: Backend> Params<'a, B> {
             return self.client.weight(HostBytes::new(Arc::new(bytes), all)?, dtype, &entry.shape);
         }
         self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
+    }
+
+    /// Several matrices of one shape as a weight, one after another. Floats stay in their place, blocks become f32.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, or of a type that is no float.
+    pub fn matrices(&self, name: &str, shape: [usize; 3]) -> Result<Weight<B>> {
+        self.made_weight(name, &shape, || {
+            let entry = self.entry(name)?;
+            if !matches!(entry.dtype, Dtype::Block(_)) {
+                return self.make_weight(name);
+            }
+            self.taken(entry)?;
+            let weight = self.widened(entry)?;
+            entry.data.release();
+            Ok(weight)
+        })
+    }
+
+    /// A weight of what an entry has, as f32.
+    fn widened(&self, entry: &TensorEntry) -> Result<Weight<B>> {
+        let bytes: Vec<u8> = entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
+        let all = 0..bytes.len();
+        self.client.weight(HostBytes::new(Arc::new(bytes), all)?, DType::F32, &entry.shape)
     }
 
     /// Weights `name` under each of `layers`, row under row, where all are blocks of one format.
@@ -451,6 +489,18 @@ impl<'a, B: Backend> Params<'a, B> {
             Some(_) => Ok(Vec::new()),
             None => self.entry(name)?.to_f32(),
         }
+    }
+
+    /// A small parameter as [`tensor`](Self::tensor) gives it, of what factors are above 1.
+    ///
+    /// # Errors
+    ///
+    /// As [`Params::values`].
+    pub fn offsets(&self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
+        if let Source::List(listing) = &self.source {
+            listing.tensors.borrow_mut().offsets.insert(format!("{}{name}", self.prefix));
+        }
+        self.tensor(name, shape)
     }
 
     /// A small parameter of a shape as an f32 tensor.
