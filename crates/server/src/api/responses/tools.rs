@@ -53,9 +53,11 @@ pub(super) fn full_name(namespace: Option<&str>, name: &str) -> String {
     if full.len() <= MAX_NAME || !(1..=MAX_NAME).contains(&name.len()) || !name.is_ascii() {
         return full;
     }
-    let hash: String = Sha256::digest(&full).iter().take(4).map(|b| format!("{b:02x}")).collect();
-    let room = MAX_NAME - hash.len() - 1;
-    format!("{hash}.{}", name.get(..room).unwrap_or(name))
+    let hash = Sha256::digest(&full);
+    let hash = hash.iter().take(4).fold(0, |hash: u32, byte| hash << 8 | u32::from(*byte));
+    let mut short = format!("{hash:08x}.{name}");
+    short.truncate(MAX_NAME);
+    short
 }
 
 /// The arguments that stand for the input of a custom tool.
