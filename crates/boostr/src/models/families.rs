@@ -1,7 +1,9 @@
 //! Which families there are: a value, so that a program may have its own beside the built-in ones.
 
 use super::{Config, Family, Fields, Keys};
-use super::{bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, llama, mamba2, nemotron_h, olmo_hybrid};
+use super::{
+    bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, llama, mamba2, nemotron_h, olmo_hybrid,
+};
 use super::{qwen3_5, zamba2};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};

@@ -258,7 +258,9 @@ fn check_unsupported(file: &ConfigFile) -> Result<()> {
     }
     for (key, expected) in [("moe_layer_freq", 1), ("num_nextn_predict_layers", 0)] {
         if let Some(found) = file.usize(&[key], 0..=MAX_SIZE)?.filter(|&found| found != expected) {
-            return Err(file.error(key, format!("expected {expected}, found {found}: not supported")));
+            return Err(
+                file.error(key, format!("expected {expected}, found {found}: not supported"))
+            );
         }
     }
     let key = "moe_router_activation_func";
@@ -280,7 +282,10 @@ impl Config {
             && self.delta.nheads != self.attention.nheads;
         refuse(&[
             (heads, "other heads of delta layers than of attention in GGUF, which has one number"),
-            (self.is_sparse[dense..].contains(&false), "a dense layer after one with experts in GGUF"),
+            (
+                self.is_sparse[dense..].contains(&false),
+                "a dense layer after one with experts in GGUF",
+            ),
             (
                 has(&self.is_sparse) && !self.moe.normalized,
                 "weights of experts that are not normalized in GGUF, where they always are",
@@ -459,12 +464,17 @@ impl LatentConfig {
     fn read_widths(&mut self, keys: &Keys<'_>) -> Result<()> {
         let name = "attention.key_length_mla";
         let both = keys.size(name)?;
-        self.d_key = both.checked_sub(self.d_shared).filter(|&width| width > 0).ok_or_else(|| {
-            let reason = format!("expected more than the {} that heads share, found {both}", self.d_shared);
-            keys.error(name, reason)
-        })?;
+        self.d_key =
+            both.checked_sub(self.d_shared).filter(|&width| width > 0).ok_or_else(|| {
+                let reason = format!(
+                    "expected more than the {} that heads share, found {both}",
+                    self.d_shared
+                );
+                keys.error(name, reason)
+            })?;
         let [latent, rank] = [self.rank.saturating_add(self.d_shared), self.rank];
-        for (name, expected) in [("attention.key_length", latent), ("attention.value_length", rank)] {
+        for (name, expected) in [("attention.key_length", latent), ("attention.value_length", rank)]
+        {
             if let Some(found) = keys.optional(name)?.filter(|&found| found != expected) {
                 let reason = format!("expected {expected}, as the latent has, found {found}");
                 return Err(keys.error(name, reason));
@@ -495,7 +505,8 @@ fn read_kinds(file: &ConfigFile, linear: &ConfigFile, n_layer: usize) -> Result<
         }
     }
     if let Some(layer) = kinds.iter().position(Option::is_none) {
-        let reason = format!("layer {} of {n_layer} (counted from 1) is in neither list", layer + 1);
+        let reason =
+            format!("layer {} of {n_layer} (counted from 1) is in neither list", layer + 1);
         return Err(linear.error("kda_layers, full_attn_layers", reason));
     }
     let kinds: Vec<bool> = kinds.into_iter().flatten().collect();

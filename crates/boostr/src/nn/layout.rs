@@ -266,7 +266,12 @@ impl Row {
         let of = |number: usize| {
             let named = |pattern: &str| pattern.replace('@', &number.to_string());
             let parts = self.parts.iter().map(|part| named(part)).collect();
-            let row = Self { file: named(&self.file), parts, how: self.how.clone(), order: self.order.clone() };
+            let row = Self {
+                file: named(&self.file),
+                parts,
+                how: self.how.clone(),
+                order: self.order.clone(),
+            };
             row.stored_one(layer, parameters)
         };
         (0..).map_while(of).collect()

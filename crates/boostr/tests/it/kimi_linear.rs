@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::common::{Folder, cpu};
 use crate::tiny::{
-    close, converted as of_type, edited, entry, fixture, linear, message, norm, random, renamed, run, save,
-    silu, softplus, tokens, widened, with,
+    close, converted as of_type, edited, entry, fixture, linear, message, norm, random, renamed,
+    run, save, silu, softplus, tokens, widened, with,
 };
 use boostr::Error;
 use boostr::backend::{Cpu, Tensor};
@@ -156,7 +156,8 @@ fn published_keys_and_those_of_transformers_5_are_one_model() {
     });
     assert_eq!(config(five), published);
     // Both lists together, as a re-saved file may have them.
-    let kinds = ["linear", "linear", "linear", "full", "linear"].map(|kind| format!("{kind}_attention"));
+    let kinds =
+        ["linear", "linear", "linear", "full", "linear"].map(|kind| format!("{kind}_attention"));
     assert_eq!(config(json!({ "layer_types": kinds })), published);
     let file = ConfigFile::parse("config.json", &published.to_json().unwrap().to_string()).unwrap();
     assert_eq!(Config { vocab_size: VOCAB, tie_embeddings: Some(false), ..published.clone() }, {
@@ -180,7 +181,10 @@ fn a_layer_in_no_list_or_in_two_is_named_and_so_is_what_changes_the_forward() {
     };
     refused(lists(json!([1, 2, 3]), json!([4])), &["layer 5 of 5", "counted from 1", "neither"]);
     refused(lists(json!([2, 3, 5]), json!([4])), &["layer 1 of 5", "neither"]);
-    refused(lists(json!([1, 2, 3, 5]), json!([4, 5])), &["full_attn_layers", "layer 5", "kda_layers"]);
+    refused(
+        lists(json!([1, 2, 3, 5]), json!([4, 5])),
+        &["full_attn_layers", "layer 5", "kda_layers"],
+    );
     refused(lists(json!([1, 2, 2, 3, 5]), json!([4])), &["kda_layers", "layer 2"]);
     refused(lists(json!([0, 1, 2, 3]), json!([4])), &["linear_attn_config.kda_layers"]);
     refused(lists(json!([1, 2, 3, 5, 6]), json!([4])), &["linear_attn_config.kda_layers"]);
@@ -192,7 +196,10 @@ fn a_layer_in_no_list_or_in_two_is_named_and_so_is_what_changes_the_forward() {
     refused(json!({ "mla_use_nope": false }), &["mla_use_nope", "expected true"]);
     refused(json!({ "attention_bias": true }), &["attention_bias", "expected false"]);
     refused(json!({ "hidden_act": "gelu" }), &["hidden_act", "silu", "gelu"]);
-    refused(json!({ "moe_router_activation_func": "softmax" }), &["moe_router", "sigmoid", "softmax"]);
+    refused(
+        json!({ "moe_router_activation_func": "softmax" }),
+        &["moe_router", "sigmoid", "softmax"],
+    );
     refused(json!({ "moe_layer_freq": 2 }), &["moe_layer_freq", "expected 1", "2"]);
     refused(json!({ "num_nextn_predict_layers": 1 }), &["num_nextn_predict_layers", "expected 0"]);
     refused(json!({ "num_key_value_heads": 1 }), &["num_key_value_heads", "expected 2", "found 1"]);
@@ -229,7 +236,8 @@ fn names_and_joined_tensors_of_transformers_5_are_read() {
     let mut values: BTreeMap<String, (Vec<f32>, Vec<usize>)> = BTreeMap::new();
     // In the order of their names: q before k before v, w1 before w3 of each expert.
     let mut parts: Vec<(&str, &TensorEntry)> = renamed.iter().collect();
-    let order = |name: &str| ["q_conv1d", "k_conv1d", "v_conv1d"].iter().position(|of| name.contains(of));
+    let order =
+        |name: &str| ["q_conv1d", "k_conv1d", "v_conv1d"].iter().position(|of| name.contains(of));
     parts.sort_by_key(|(name, _)| (order(name), name.replace("w2", "w4")));
     for (name, part) in parts {
         let (layer, _) = name.split_once(".mlp.experts.").unwrap_or((name, ""));
@@ -317,7 +325,8 @@ fn d_12_a_gguf_file_has_the_same_logits_and_gives_the_folder_back() {
 fn a_written_gguf_file_has_the_tensors_and_keys_of_llama_cpps() {
     let out = Folder::new();
     let file = converted(&fixture(NAME), out.path().join("model.gguf"));
-    let [ours, theirs] = [&file, &gguf_fixture()].map(|path| Checkpoint::open(path, false).unwrap());
+    let [ours, theirs] =
+        [&file, &gguf_fixture()].map(|path| Checkpoint::open(path, false).unwrap());
     let shapes = |file: &Checkpoint| -> Vec<(String, Vec<usize>)> {
         // ggml takes dimensions of 1 after the others as given.
         let shape = |shape: &[usize]| shape.iter().copied().skip_while(|&dim| dim == 1).collect();
@@ -361,24 +370,32 @@ fn old_gguf_files_with_one_matrix_of_keys_and_values_are_read() {
 
 #[test]
 fn quantized_files_are_read_with_their_matrices_of_heads_as_floats() {
+    // Without experts: a choice between two that are near would be another.
     let widths = json!({
-        "hidden_size": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 32,
-        "num_key_value_heads": 2,
+        "hidden_size": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "first_k_dense_replace": 5,
     });
     let source = made_up(widths);
     let out = Folder::new();
-    let file =
-        converted_by(source.path(), out.path().join("q8_0.gguf"), Types::named("q8_0").unwrap());
-    let types = contents(&file);
-    assert_eq!(types["blk.3.attn_k_b.weight"].0.name(), "q8_0");
-    let [got, plain] = [logits(&open(&file)), logits(&open(source.path()))];
-    let far = got.iter().zip(&plain).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let size = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    assert!(far > 0.0 && far < 0.1 * size, "{far} of {size}");
-    // The folder of it has floats: what the file says, to the bit.
-    let back = converted(&file, out.path().join("folder"));
-    let again = logits(&open(&back));
-    close(&again, &widened(&got), 0.02);
+    let q8_0 = boostr::convert::type_named("q8_0").unwrap();
+    let heads = Types::kept().with("attn_[kv]_b", q8_0).unwrap();
+    let all = Types::named("q8_0").unwrap();
+    for (types, name, other) in [(heads, "heads", "F32"), (all, "all", "q8_0")] {
+        let file = converted_by(source.path(), out.path().join(format!("{name}.gguf")), types);
+        let types = contents(&file);
+        let of = |tensor: &str| types[&format!("blk.3.{tensor}.weight")].0.name();
+        assert_eq!(["attn_k_b", "attn_v_b", "attn_q"].map(of), ["q8_0", "q8_0", other]);
+        // The folder of it has what the blocks say as floats.
+        let folder = converted(&file, out.path().join(name));
+        let [got, want] = [&file, &folder].map(|path| logits(&open(path)));
+        if other == "F32" {
+            assert!(got == want);
+            continue;
+        }
+        // Activations are rounded to 8 bits beside blocks, and random layers amplify that.
+        let size = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let error: Vec<f32> = got.iter().zip(&want).map(|(a, b)| a - b).collect();
+        assert!(size(&error) < 0.15 * size(&want), "{} of {}", size(&error), size(&want));
+    }
 }
 
 #[test]
@@ -449,8 +466,7 @@ fn d_5_packed_documents_shorter_than_the_convolution_have_the_logits_of_each_alo
     let lengths = [1, 2, 37, 1, 3, 2, 64, 1];
     let prompts: Vec<Vec<u32>> =
         lengths.iter().zip(20..).map(|(&len, seed)| tokens(seed, len, VOCAB)).collect();
-    let mut states: Vec<State<Cpu>> =
-        prompts.iter().map(|_| model.new_state().unwrap()).collect();
+    let mut states: Vec<State<Cpu>> = prompts.iter().map(|_| model.new_state().unwrap()).collect();
     let mut runs: Vec<Run<'_, Cpu>> =
         prompts.iter().zip(&mut states).map(|(tokens, state)| Run { tokens, state }).collect();
     let packed = to_vec(&model.forward(&mut runs, Logits::All).unwrap()).unwrap();
@@ -467,7 +483,8 @@ fn d_5_packed_documents_shorter_than_the_convolution_have_the_logits_of_each_alo
 #[test]
 fn d_21_finished_sequences_of_a_batch_stay_as_they_are_and_change_nothing() {
     let model = open(&fixture(NAME));
-    let prompts: Vec<Vec<u32>> = (0..8).map(|i| tokens(40 + i, 3 + 5 * i as usize, VOCAB)).collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..8).map(|i| tokens(40 + i, 3 + 5 * i as usize, VOCAB)).collect();
     let is_finished = |i: usize| [1, 4, 6].contains(&i);
     let mut states: Vec<State<Cpu>> = Vec::new();
     for prompt in &prompts {
@@ -513,9 +530,9 @@ impl Rule {
     fn new(checkpoint: &Checkpoint) -> Self {
         let own = |name: &str| {
             let layer = name.strip_prefix("model.layers.0.");
-            layer.map(|part| part.replace("self_attn.", "")).or_else(|| {
-                (name == "model.embed_tokens.weight").then(|| "embeddings".to_owned())
-            })
+            layer
+                .map(|part| part.replace("self_attn.", ""))
+                .or_else(|| (name == "model.embed_tokens.weight").then(|| "embeddings".to_owned()))
         };
         let weights = checkpoint
             .iter()
