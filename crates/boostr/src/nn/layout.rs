@@ -131,7 +131,7 @@ impl Order {
         if group.checked_mul(self.groups)?.checked_add(self.first)? != count {
             return None;
         }
-        let mut pieces = vec![0..self.first];
+        let mut pieces = Vec::from([Range { start: 0, end: self.first }]);
         for index in 0..self.groups {
             let mut band_start = self.first;
             let bands = self.bands.iter();
@@ -157,10 +157,8 @@ impl Order {
         let (lines, count) =
             if self.columns { (rows, shape.iter().skip(1).product()) } else { (1, rows) };
         let line = data.len().checked_div(lines)?;
-        let size = |n: usize| match self.columns {
-            true => size(n),
-            false => n.checked_mul(line / rows.max(1)),
-        };
+        let of_rows = |n: usize| n.checked_mul(line / rows.max(1));
+        let size = |n: usize| if self.columns { size(n) } else { of_rows(n) };
         if line * lines != data.len() || size(count)? != line {
             return None;
         }
