@@ -116,7 +116,9 @@ impl Family for Config {
                 &mut self.moe.d_model,
                 &mut self.moe.expert.d_model,
             ];
-            widths.into_iter().for_each(|width| *width = self.d_model);
+            for width in widths {
+                *width = self.d_model;
+            }
             self.delta.norm_eps = self.norm_eps;
         }
         Ok(())

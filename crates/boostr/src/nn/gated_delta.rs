@@ -23,7 +23,7 @@ use super::params::Params;
 use super::part::{Part, module};
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{
     self, Activation, ActivationOps, CausalConv, CausalConvOps, DecayGate, DeltaInput, DeltaOps,
     GatedNorm, LinearOps, NormOps, split_last,
@@ -217,11 +217,13 @@ pub struct GatedDelta<B: Backend> {
 }
 
 /// Projections of the decay, of beta and of the gate.
-enum Gates<B: Backend> {
-    /// in_proj_a and in_proj_b; in_proj_z
-    Heads { decay_beta: Joined<B>, gate: Linear<B> },
-    /// f_a_proj, in_proj_b and g_a_proj; f_b_proj; g_b_proj
-    Channels { narrow: Joined<B>, decay: Linear<B>, gate: Linear<B> },
+struct Gates<B: Backend> {
+    /// in_proj_a and in_proj_b; or f_a_proj, in_proj_b and g_a_proj
+    first: Joined<B>,
+    /// f_b_proj, where each channel decays by itself
+    decay: Option<Linear<B>>,
+    /// in_proj_z or g_b_proj
+    gate: Linear<B>,
 }
 
 /// What the rule reads of the tokens of all runs, and the gate of its output.
@@ -362,43 +364,38 @@ impl<B: Backend> Gates<B> {
         let linear = |name, shape| Linear::load(&params.under(name), shape, false);
         let width = config.value_width();
         // What decays is multiplied token after token.
-        if config.by_channel {
-            let narrow = [("f_a_proj", d_key), ("in_proj_b", nheads), ("g_a_proj", d_value)];
-            return Ok(Self::Channels {
-                narrow: Joined::load(params, &narrow, d_model, false)?.precise(),
-                decay: linear("f_b_proj", [config.decays(), d_key])?.precise(),
-                gate: linear("g_b_proj", [width, d_value])?,
-            });
-        }
-        let of_heads = [("in_proj_a", nheads), ("in_proj_b", nheads)];
-        Ok(Self::Heads {
-            decay_beta: Joined::load(params, &of_heads, d_model, false)?.precise(),
-            gate: linear("in_proj_z", [width, d_model])?,
+        let (first, gate) = if config.by_channel {
+            let first = [("f_a_proj", d_key), ("in_proj_b", nheads), ("g_a_proj", d_value)];
+            (first.to_vec(), linear("g_b_proj", [width, d_value])?)
+        } else {
+            let first = [("in_proj_a", nheads), ("in_proj_b", nheads)];
+            (first.to_vec(), linear("in_proj_z", [width, d_model])?)
+        };
+        let decay = || Ok::<_, Error>(linear("f_b_proj", [config.decays(), d_key])?.precise());
+        Ok(Self {
+            first: Joined::load(params, &first, d_model, false)?.precise(),
+            decay: config.by_channel.then(decay).transpose()?,
+            gate,
         })
     }
 
     /// Of the decay, of beta and of the gate.
     fn forward(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
-        match self {
-            Self::Heads { decay_beta, gate } => {
-                let [a, b] = decay_beta.forward(client, u)?;
-                Ok([a, b, gate.forward(client, u)?])
+        match &self.decay {
+            None => {
+                let [a, b] = self.first.forward(client, u)?;
+                Ok([a, b, self.gate.forward(client, u)?])
             }
-            Self::Channels { narrow, decay, gate } => {
-                let [f, b, g] = narrow.forward(client, u)?;
-                Ok([decay.forward(client, &f)?, b, gate.forward(client, &g)?])
+            Some(decay) => {
+                let [f, b, g] = self.first.forward(client, u)?;
+                Ok([decay.forward(client, &f)?, b, self.gate.forward(client, &g)?])
             }
         }
     }
 
     fn weight_bytes(&self) -> usize {
-        let size = |linear: &Linear<B>| linear.weight().size_in_bytes();
-        match self {
-            Self::Heads { decay_beta, gate } => decay_beta.weight_bytes() + size(gate),
-            Self::Channels { narrow, decay, gate } => {
-                narrow.weight_bytes() + size(decay) + size(gate)
-            }
-        }
+        let of = |linear: &Linear<B>| linear.weight().size_in_bytes();
+        self.first.weight_bytes() + self.decay.as_ref().map_or(0, of) + of(&self.gate)
     }
 }
 
@@ -425,4 +422,64 @@ fn a_log<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> 
         let logs: Vec<f32> = stored.iter().map(|&a| (-f64::from(a)).ln() as f32).collect();
         ops::tensor(client, &logs, &[heads])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::backend::{Cpu, cpu};
+    use crate::checkpoint::Checkpoint;
+    use crate::nn::Slots;
+    use crate::ops::KvType;
+
+    /// f32 against the original's f32.
+    const TOLERANCE: f32 = 2e-5;
+
+    #[test]
+    fn stages_of_the_first_layer_of_kimi_linear_are_the_originals() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        let open = |file: &str| {
+            Checkpoint::open(&root.join("kimi-linear-tiny").join(file), false).unwrap()
+        };
+        let (mut weights, golden) = (open("model.safetensors"), open("golden.safetensors"));
+        weights.retain(|name| name.starts_with("model.layers.0."));
+        let own = [("b_proj", "in_proj_b"), ("o_norm", "norm"), ("o_proj", "out_proj")];
+        weights
+            .rename(|name| {
+                let part = name.strip_prefix("model.layers.0.self_attn.")?;
+                let new = own.iter().find(|(file, _)| part == format!("{file}.weight"));
+                Some(new.map_or(part.to_owned(), |(_, new)| format!("{new}.weight")))
+            })
+            .unwrap();
+        weights.reshape("A_log", &[2]).unwrap();
+
+        let client = cpu();
+        let config = DeltaConfig::by_channel(32, 2, 16);
+        let params = Params::<Cpu>::new(&weights, &client);
+        let mixer = GatedDelta::load(&config, &params).unwrap();
+        let hidden = golden.get("hidden.0").unwrap().to_f32().unwrap();
+        let hidden = ops::tensor::<Cpu>(&client, &hidden, &[37, 32]).unwrap();
+        let norm = params.tensor("model.layers.0.input_layernorm.weight", &[32]).unwrap();
+        let u = client.rmsnorm(&hidden, &norm, 1e-5).unwrap();
+        let mut batch = Batch::new(&[37], &[0], u.clone());
+        batch.slots_mut()[0] = Slots::new(config.slots().into(), KvType::F32, &client).unwrap();
+
+        let conv_in = mixer.qkv_proj.forward_whole(&client, &u).unwrap();
+        let inputs = mixer.inputs(&client, &u, &mut batch).unwrap();
+        let o = mixer.rule(&client, &inputs, &mut batch).unwrap();
+        let Inputs { q, k, v, g, beta, z } = inputs;
+        let stages = [("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("z", z), ("o", o)];
+        for (name, got) in stages.into_iter().chain([("conv_in", conv_in)]) {
+            let want = golden.get(&format!("stage.0.{name}")).unwrap().to_f32().unwrap();
+            let got = ops::to_vec(&got.contiguous().unwrap()).unwrap();
+            assert_eq!(got.len(), want.len(), "{name}");
+            let most = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (got - want).abs();
+                assert!(error <= TOLERANCE * most, "{name} {i}: {got} is not {want}");
+            }
+        }
+    }
 }

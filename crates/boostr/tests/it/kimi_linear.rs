@@ -52,9 +52,10 @@ fn config(changes: Value) -> Config {
 
 #[track_caller]
 fn refused(changes: Value, parts: &[&str]) {
-    let text = message(&read(&json(changes.clone())).expect_err(&changes.to_string()));
+    let shown = changes.to_string();
+    let text = message(&read(&json(changes)).expect_err(&shown));
     for part in parts {
-        assert!(text.contains(part), "{changes}: {text}");
+        assert!(text.contains(part), "{shown}: {text}");
     }
 }
 
@@ -227,10 +228,10 @@ fn names_and_joined_tensors_of_transformers_5_are_read() {
     let renamed = renamed(&published, |name| {
         let name = name.replace(".block_sparse_moe.", ".mlp.");
         let own = ["f_a_proj.", "f_b_proj.", "dt_bias", "A_log"];
-        match own.iter().any(|part| name.contains(&format!(".self_attn.{part}"))) {
-            true => name.replace(".self_attn.", ".self_attn.forget_gate."),
-            false => name,
+        if own.iter().any(|part| name.contains(&format!(".self_attn.{part}"))) {
+            return name.replace(".self_attn.", ".self_attn.forget_gate.");
         }
+        name
     });
     let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
     let mut values: BTreeMap<String, (Vec<f32>, Vec<usize>)> = BTreeMap::new();
@@ -569,7 +570,9 @@ impl Rule {
             let rows = &mut state[at * WIDTH..(at + WIDTH) * WIDTH];
             for (i, row) in rows.chunks_exact_mut(WIDTH).enumerate() {
                 let g = -rate * softplus(a[at + i] + weight("dt_bias")[at + i]);
-                row.iter_mut().for_each(|s| *s *= g.exp());
+                for s in row {
+                    *s *= g.exp();
+                }
             }
             for j in 0..WIDTH {
                 let read: f64 = (0..WIDTH).map(|i| rows[i * WIDTH + j] * k[i] / length).sum();
@@ -584,7 +587,9 @@ impl Rule {
 fn check_rule(checkpoint: &Checkpoint, ids: &[u32], pieces: &[usize]) {
     let model = Model::<Cpu>::load(config(json!({})), checkpoint.clone(), cpu()).unwrap();
     let mut rule = Rule::new(checkpoint);
-    ids.iter().for_each(|&id| rule.step(id));
+    for &id in ids {
+        rule.step(id);
+    }
     let mut state = model.new_state().unwrap();
     let mut first = 0;
     for &len in pieces {
