@@ -321,10 +321,19 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str, shape: [usize; 2]) -> Result<Weight<B>> {
-        if let Some(listing) = self.listed(name, &shape) {
+        self.made_weight(name, &shape, || self.make_weight(name))
+    }
+
+    /// The weight that `make` makes, unless it is only listed or there already.
+    fn made_weight(
+        &self,
+        name: &str,
+        shape: &[usize],
+        make: impl FnOnce() -> Result<Weight<B>>,
+    ) -> Result<Weight<B>> {
+        if let Some(listing) = self.listed(name, shape) {
             return Ok(listing.weight.clone());
         }
-        let make = || self.make_weight(name);
         let weight = match self.source {
             Source::Checkpoint { weights: Some(shared), .. } => {
                 shared.get(&format!("{}{name}", self.prefix), make)
@@ -353,13 +362,7 @@ impl<'a, B: Backend> Params<'a, B> {
                 entry.data.release();
                 return Ok(weight);
             }
-            _ => {
-                let bytes: Vec<u8> =
-                    entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
-                let all = 0..bytes.len();
-                let bytes = HostBytes::new(Arc::new(bytes), all)?;
-                return self.client.weight(bytes, DType::F32, &entry.shape);
-            }
+            _ => return self.widened(entry),
         };
         // Blocks are taken from a file's memory, which is not to be kept for the few floats beside them.
         let has_blocks = matches!(self.source, Source::Checkpoint { has_blocks: true, .. });
@@ -369,6 +372,31 @@ impl<'a, B: Backend> Params<'a, B> {
             return self.client.weight(HostBytes::new(Arc::new(bytes), all)?, dtype, &entry.shape);
         }
         self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
+    }
+
+    /// Several matrices of one shape as a weight, one after another. Floats stay in their place, blocks become f32.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, or of a type that is no float.
+    pub fn matrices(&self, name: &str, shape: [usize; 3]) -> Result<Weight<B>> {
+        self.made_weight(name, &shape, || {
+            let entry = self.entry(name)?;
+            if !matches!(entry.dtype, Dtype::Block(_)) {
+                return self.make_weight(name);
+            }
+            self.taken(entry)?;
+            let weight = self.widened(entry)?;
+            entry.data.release();
+            Ok(weight)
+        })
+    }
+
+    /// A weight of what an entry has, as f32.
+    fn widened(&self, entry: &TensorEntry) -> Result<Weight<B>> {
+        let bytes: Vec<u8> = entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
+        let all = 0..bytes.len();
+        self.client.weight(HostBytes::new(Arc::new(bytes), all)?, DType::F32, &entry.shape)
     }
 
     /// Weights `name` under each of `layers`, row under row, where all are blocks of one format.
