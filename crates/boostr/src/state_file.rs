@@ -453,6 +453,24 @@ fn fingerprint_of<B: Backend>(model: &Model<B>) -> Result<&str> {
     })
 }
 
+/// Keys and values of a layer, which `read` finds.
+fn rows_of<'a>(
+    layer: usize,
+    sizes: KvSizes,
+    read: &mut impl FnMut(&Part, &[Option<usize>]) -> Result<&'a TensorEntry>,
+) -> Result<(Vec<f32>, Vec<f32>)> {
+    let heads = Some(sizes.nheads);
+    let rows = read(&Part::new(layer, KEYS), &[None, heads, Some(sizes.d_key)])?;
+    let count = rows.shape.first().copied();
+    let values = if sizes.latent {
+        Vec::new()
+    } else {
+        let values = Part::new(layer, VALUES);
+        read(&values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
+    };
+    Ok((rows.to_f32()?, values))
+}
+
 /// A state as it lies in its file, which was found to be whole.
 #[derive(Debug, Clone)]
 pub struct SavedState {
@@ -736,7 +754,7 @@ impl SavedState {
                 }
                 SlotSize::Rows { sizes, window } => {
                     let sizes = KvSizes { kind: self.kv_type.unwrap_or(KvType::F32), ..*sizes };
-                    let (rows, values) = self.rows(layer, sizes, &mut read)?;
+                    let (rows, values) = rows_of(layer, sizes, &mut read)?;
                     let of_keys = |error| match error {
                         Error::Argument { reason, .. } => {
                             self.error(format!("tensor `{}`: {reason}", Part::new(layer, KEYS)))
@@ -774,25 +792,6 @@ impl SavedState {
         }
         state.set_position(self.position);
         Ok(state)
-    }
-
-    /// Keys and values of a layer, which `read` finds.
-    fn rows<'a>(
-        &self,
-        layer: usize,
-        sizes: KvSizes,
-        read: &mut impl FnMut(&Part, &[Option<usize>]) -> Result<&'a TensorEntry>,
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let heads = Some(sizes.nheads);
-        let rows = read(&Part::new(layer, KEYS), &[None, heads, Some(sizes.d_key)])?;
-        let count = rows.shape.first().copied();
-        let values = if sizes.latent {
-            Vec::new()
-        } else {
-            let values = Part::new(layer, VALUES);
-            read(&values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
-        };
-        Ok((rows.to_f32()?, values))
     }
 
     /// The tensor called `name`, if it has the expected dimensions, of which `None` is any.

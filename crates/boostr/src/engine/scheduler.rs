@@ -199,8 +199,11 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 
     /// Begins those whose states were read.
     fn resume(&mut self) -> bool {
-        let Self { model, running, store, stats, .. } = self;
-        running.iter_mut().fold(false, |any, job| job.resume(model, store, stats) || any)
+        let mut any = false;
+        for job in &mut self.running {
+            any |= job.resume(self.model, &mut self.store, &mut self.stats);
+        }
+        any
     }
 
     /// Takes requests out of the queue, in their order, while there is room.

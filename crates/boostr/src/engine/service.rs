@@ -270,11 +270,10 @@ fn wait<B: Backend>(
     scheduler: &mut Scheduler<'_, B>,
     is_spilling: bool,
 ) -> Result<Arrival<B>, RecvTimeoutError> {
-    let mut pause = QUIET;
-    while is_spilling {
-        match arrivals.recv_timeout(pause) {
-            Err(RecvTimeoutError::Timeout) if scheduler.file_one() => pause = PAUSE,
-            Err(RecvTimeoutError::Timeout) => break,
+    let mut pause = is_spilling.then_some(QUIET);
+    while let Some(time) = pause {
+        match arrivals.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => pause = scheduler.file_one().then_some(PAUSE),
             come => return come,
         }
     }

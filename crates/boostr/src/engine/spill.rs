@@ -189,7 +189,9 @@ impl<B: Backend> Spill<B> {
             what: "states on disk of a model whose weights are being trained".into(),
         })?;
         let mut hash = Fnv::default();
-        [fingerprint, of.kv_type().name(), &numerics].into_iter().for_each(|text| hash.text(text));
+        for text in [fingerprint, of.kv_type().name(), &numerics] {
+            hash.text(text);
+        }
         let model_key = hash.0;
         let has_segments = state_file::has_segments(of);
         let shared = Arc::new(Shared {
@@ -597,7 +599,9 @@ fn keys(model: u64, scope: u64, ids: &[u32]) -> (Vec<u64>, u64) {
     hash.bytes(&scope.to_le_bytes());
     let mut segments = Vec::with_capacity(ids.len() / SEGMENT);
     for segment in ids.chunks(SEGMENT) {
-        segment.iter().for_each(|id| hash.bytes(&id.to_le_bytes()));
+        for id in segment {
+            hash.bytes(&id.to_le_bytes());
+        }
         if segment.len() == SEGMENT {
             segments.push(hash.0);
         }

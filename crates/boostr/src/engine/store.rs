@@ -147,7 +147,7 @@ impl Standing {
 /// What a state is worth.
 struct Worth {
     at: usize,
-    worth: f64,
+    value: f64,
     /// When a request went there last.
     used: u64,
     /// Whether another continues it on its only way.
@@ -387,9 +387,9 @@ impl<B: Backend> Store<B> {
 
     /// The state that is worth the least there, and its worth.
     fn least(&self, tier: Tier) -> Option<(usize, f64)> {
-        let order = |a: &Worth, b: &Worth| a.worth.total_cmp(&b.worth).then(a.used.cmp(&b.used));
+        let order = |a: &Worth, b: &Worth| a.value.total_cmp(&b.value).then(a.used.cmp(&b.used));
         let least = self.worths(tier).into_iter().min_by(order);
-        least.map(|it| (it.at, it.worth))
+        least.map(|it| (it.at, it.value))
     }
 
     /// What each state is worth there, but those that are waited for: the tokens that would be computed again without it,
@@ -426,7 +426,7 @@ impl<B: Backend> Store<B> {
             let is_passed = branches(at) == 1 && !has_parted;
             let weight = if is_passed { PASSED } else { 1.0 };
             let lost = f64::from(standing.uses) * weight * (node.depth - from) as f64;
-            Some(Worth { at, worth: standing.floor + lost, used: node.used, is_passed })
+            Some(Worth { at, value: standing.floor + lost, used: node.used, is_passed })
         };
         all.iter().filter_map(worth).collect()
     }
@@ -648,7 +648,7 @@ impl<B: Backend> Store<B> {
         self.settle();
         let fresh = |it: &Worth| !it.is_passed && self.nodes[it.at].filed.is_none();
         let worths = self.worths(Tier::Memory).into_iter().filter(fresh);
-        let Some(Worth { at, .. }) = worths.max_by(|a, b| a.worth.total_cmp(&b.worth)) else {
+        let Some(Worth { at, .. }) = worths.max_by(|a, b| a.value.total_cmp(&b.value)) else {
             return false;
         };
         if self.spill.as_ref().is_some_and(|spill| !spill.is_free()) {
@@ -666,7 +666,7 @@ impl<B: Backend> Store<B> {
         let deadline = Instant::now() + END;
         self.settle();
         let mut worths = self.worths(Tier::Memory);
-        worths.sort_by(|a, b| b.worth.total_cmp(&a.worth));
+        worths.sort_by(|a, b| b.value.total_cmp(&a.value));
         for Worth { at, .. } in worths {
             if Instant::now() < deadline
                 && self.nodes.get(at).is_some_and(|it| it.snapshot.is_some())

@@ -9,12 +9,12 @@ use std::fs::File;
 use std::path::Path;
 
 use super::parts::Parts;
-use super::{About, Extent, SavedState, StateType, file_of};
+use super::{About, Extent, KEYS, Part, SavedState, StateType, file_of, rows_of};
 use crate::backend::{Backend, KvCache};
 use crate::checkpoint::safetensors;
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
-use crate::nn::{Kept, SlotSize};
+use crate::nn::{Kept, Slot, SlotSize, Slots};
 use crate::ops::{AttentionOps, KvSizes, KvType};
 
 /// Positions of a segment; whole pages of a KV cache.
@@ -110,7 +110,7 @@ impl<B: Backend> Pieces<B> {
     fn between(&self, first: usize, end: usize) -> Result<State<B>> {
         let mut state = self.state.clone();
         for &layer in &self.layers {
-            let rows = self.state.layer(layer).into_iter().flat_map(|slots| slots.iter());
+            let rows = self.state.layer(layer).into_iter().flat_map(Slots::iter);
             for (slot, kept) in rows {
                 if let Kept::Rows(cache) = kept {
                     let mut cache = cache.clone();
@@ -128,7 +128,7 @@ impl<B: Backend> Pieces<B> {
 /// The layers whose keys and values are the same pages for all states that go a state's way, and are there from the first
 /// position on.
 fn shared_layers<B: Backend>(state: &State<B>) -> Vec<usize> {
-    let shares = |(layer, slot, kept): (usize, &crate::nn::Slot, &Kept<B>)| {
+    let shares = |(layer, slot, kept): (usize, &Slot, &Kept<B>)| {
         let (SlotSize::Rows { window: None, .. }, Kept::Rows(cache)) = (slot.size(), kept) else {
             return None;
         };
@@ -222,7 +222,7 @@ pub(crate) fn is_rows_alone<B: Backend>(model: &Model<B>) -> bool {
 /// How many segments come before the rest of a state.
 fn segments<B: Backend>(model: &Model<B>, rest: &SavedState) -> Result<usize> {
     let Some(layer) = first_shared(model) else { return Ok(0) };
-    let name = super::Part::new(layer, super::KEYS).to_string();
+    let name = Part::new(layer, KEYS).to_string();
     let rows = rest.checkpoint.get(&name).and_then(|entry| entry.shape.first().copied());
     let first = rest.position.saturating_sub(rows.unwrap_or(0));
     if first.is_multiple_of(SEGMENT) {
@@ -241,10 +241,9 @@ fn add<B: Backend>(
         for slot in spec.slots() {
             let SlotSize::Rows { sizes, window: None } = slot.size() else { continue };
             let sizes = KvSizes { kind: saved.kv_type.unwrap_or(KvType::F32), ..*sizes };
-            let mut read = |part: &super::Part, expected: &[Option<usize>]| {
-                saved.read(&part.to_string(), expected)
-            };
-            let (keys, values) = saved.rows(layer, sizes, &mut read)?;
+            let mut read =
+                |part: &Part, expected: &[Option<usize>]| saved.read(&part.to_string(), expected);
+            let (keys, values) = rows_of(layer, sizes, &mut read)?;
             let mut cache = match before.remove(&layer) {
                 Some(cache) => cache,
                 None => model.client().new_cache(sizes)?,
