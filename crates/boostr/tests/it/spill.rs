@@ -30,6 +30,9 @@ fn config(snapshot_bytes: usize) -> EngineConfig {
     EngineConfig { snapshot_bytes, snapshot_every: 0, threads, ..EngineConfig::default() }
 }
 
+/// What is done to a file.
+type Fault<'a> = Box<dyn Fn(&Path) + 'a>;
+
 /// Lines of a log.
 type Lines = Arc<Mutex<Vec<String>>>;
 
@@ -254,7 +257,7 @@ fn pages_of_a_common_beginning_are_written_once() {
         assert_eq!(files(folder.path(), "rows-").len(), 2, "{name}");
         assert!(files(folder.path(), "state-").len() >= 5, "{name}");
         // What none needs any more is removed with the last that did.
-        let small = size(&files(folder.path(), "state-")[0].parent().unwrap()) / 100;
+        let small = size(folder.path()) / 100;
         let (engine, _) = start(&model, config(1 << 28), folder.path(), small);
         engine.stop();
         assert!(files(folder.path(), "rows-").is_empty(), "{name}");
@@ -288,7 +291,7 @@ fn files_that_are_torn_foreign_swapped_or_forged_are_no_use_and_do_no_harm() {
     let other_kind = |sealed: &mut Sealed| {
         sealed.metadata.insert("kv_type".into(), "q8_0".into()).unwrap();
     };
-    let faults: Vec<(&str, Box<dyn Fn(&Path)>)> = vec![
+    let faults: Vec<(&str, Fault<'_>)> = vec![
         (
             "torn",
             Box::new(|path| {
@@ -347,7 +350,9 @@ fn files_that_are_torn_foreign_swapped_or_forged_are_no_use_and_do_no_harm() {
             let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
             ask(&engine, &model, &a, 0);
             engine.stop();
-            files(folder.path(), kind).iter().for_each(|path| change(path));
+            for path in files(folder.path(), kind) {
+                change(&path);
+            }
             let (engine, lines) = start(&model, config(1 << 28), folder.path(), ROOMY);
             let got = ask(&engine, &model, &a_more, 0);
             got.is(&want[0]);
