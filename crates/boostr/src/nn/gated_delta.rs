@@ -7,6 +7,10 @@
 //!    └ in_proj_z ─────────────────────────────────────────┘
 //! ```
 //!
+//! In Kimi Delta Attention each channel of a key decays by itself (`kda`), and decay and gate are pairs of projections,
+//! the first no wider than a head: `f_a_proj` and `f_b_proj` for `in_proj_a`, `g_a_proj` and `g_b_proj` for `in_proj_z`
+//! (*Kimi Linear*, Moonshot AI, 2025, arXiv 2510.26692).
+//!
 //! Rows of `in_proj_qkv` are `[q (Hk Dk) | k (Hk Dk) | v (Hv Dv)]`. Value head h uses key head h / (Hv / Hk). Paper:
 //! *Gated Delta Networks* (Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464). Letters as in [`DeltaInput`].
 
@@ -19,7 +23,7 @@ use super::params::Params;
 use super::part::{Part, module};
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{
     self, Activation, ActivationOps, CausalConv, CausalConvOps, DecayGate, DeltaInput, DeltaOps,
     GatedNorm, LinearOps, NormOps, split_last,
@@ -52,6 +56,8 @@ pub struct DeltaConfig {
     /// Whether queries, keys and values have projections and convolutions of their own: `q_proj`, `q_conv1d` and so on
     /// in place of `in_proj_qkv` and `conv1d`.
     pub separate: bool,
+    /// Whether each channel of a key decays by itself, as in Kimi Delta Attention; else each head.
+    pub by_channel: bool,
 }
 
 impl DeltaConfig {
@@ -74,7 +80,25 @@ impl DeltaConfig {
             norm_eps: 1e-6,
             gate: Activation::Silu,
             separate: false,
+            by_channel: false,
         }
+    }
+
+    /// A mixer of Kimi Delta Attention: `nheads` heads whose keys and values are `width` wide.
+    #[must_use]
+    pub fn by_channel(d_model: usize, nheads: usize, width: usize) -> Self {
+        Self {
+            gate: Activation::Sigmoid,
+            separate: true,
+            by_channel: true,
+            ..Self::new(d_model, [nheads; 2], [width; 2])
+        }
+    }
+
+    /// Decays of a token: one for each head, or one for each channel of its key.
+    #[must_use]
+    pub fn decays(&self) -> usize {
+        self.nheads * if self.by_channel { self.d_key } else { 1 }
     }
 
     /// Hk Dk
@@ -168,7 +192,8 @@ impl Part for DeltaConfig {
     }
 
     fn work_width(&self) -> usize {
-        2 * self.conv_dim() + 2 * self.key_width() + 3 * self.value_width() + 4 * self.nheads
+        let gates = 2 * self.decays() + 2 * self.nheads;
+        2 * self.conv_dim() + 2 * self.key_width() + 3 * self.value_width() + gates
     }
 }
 
@@ -177,15 +202,12 @@ pub struct GatedDelta<B: Backend> {
     config: DeltaConfig,
     /// Of queries, keys and values.
     qkv_proj: Joined<B>,
-    /// in_proj_z
-    gate_proj: Linear<B>,
-    /// in_proj_a and in_proj_b
-    decay_beta_proj: Joined<B>,
+    gates: Gates<B>,
     /// `[d_conv, conv_dim]`: taps first, unlike the checkpoint
     conv1d_weight: Tensor<B>,
     /// `[Hv]`
     a_log: Tensor<B>,
-    /// `[Hv]`
+    /// `[Hv]`, or `[Hv Dk]` where each channel decays by itself
     dt_bias: Tensor<B>,
     /// `[Hv]`, all `beta_scale`; `None` where that is 1.
     beta_scale: Option<Tensor<B>>,
@@ -196,6 +218,16 @@ pub struct GatedDelta<B: Backend> {
     tiles: Option<Vec<usize>>,
 }
 
+/// Projections of the decay, of beta and of the gate.
+struct Gates<B: Backend> {
+    /// in_proj_a and in_proj_b; or f_a_proj, in_proj_b and g_a_proj
+    first: Joined<B>,
+    /// f_b_proj, where each channel decays by itself
+    decay: Option<Linear<B>>,
+    /// in_proj_z or g_b_proj
+    gate: Linear<B>,
+}
+
 /// What the rule reads of the tokens of all runs, and the gate of its output.
 struct Inputs<B: Backend> {
     /// `[T, Hk, Dk]`, normalised
@@ -204,7 +236,7 @@ struct Inputs<B: Backend> {
     k: Tensor<B>,
     /// `[T, Hv, Dv]`
     v: Tensor<B>,
-    /// `[T, Hv]`
+    /// `[T, Hv]`, or `[T, Hv, Dk]`
     g: Tensor<B>,
     /// `[T, Hv]`
     beta: Tensor<B>,
@@ -234,7 +266,6 @@ impl<B: Backend> GatedDelta<B> {
                 several => client.transpose(&client.concat_rows(several)?),
             }
         })?;
-        let of_heads = [("in_proj_a", heads), ("in_proj_b", heads)];
         // Columns of GGUF whose heads share quantized blocks: the first head of each key head, then the second of each.
         let is_tiled = params.has("out_proj_tiled.weight");
         let out_proj = params.under(if is_tiled { "out_proj_tiled" } else { "out_proj" });
@@ -242,12 +273,10 @@ impl<B: Backend> GatedDelta<B> {
         let head = |i| i % config.nheads_key * copies + i / config.nheads_key;
         Ok(Self {
             qkv_proj: Joined::load(params, &config.qkv(), d_model, false)?,
-            gate_proj: Linear::load(&params.under("in_proj_z"), [width, d_model], false)?,
-            // What decays is multiplied token after token.
-            decay_beta_proj: Joined::load(params, &of_heads, d_model, false)?.precise(),
+            gates: Gates::load(config, params)?,
             conv1d_weight,
             a_log: a_log(params, heads)?,
-            dt_bias: params.tensor("dt_bias", &[heads])?,
+            dt_bias: params.tensor("dt_bias", &[config.decays()])?,
             beta_scale: params.factors(&[(heads, config.beta_scale)])?,
             norm: params.tensor("norm.weight", &[config.d_value])?,
             out_proj: Linear::load(&out_proj, [d_model, width], false)?,
@@ -303,19 +332,20 @@ impl<B: Backend> GatedDelta<B> {
         let qk = client.l2norm(&qkv.narrow(1, 0, 2 * width)?, config.d_key, QK_EPS)?;
         let v = qkv.narrow(1, 2 * width, config.value_width())?;
 
-        let [a, b] = self.decay_beta_proj.forward(client, u)?;
+        let [a, b, z] = self.gates.forward(client, u)?;
         let decay = DecayGate { a: &a, a_log: &self.a_log, dt_bias: &self.dt_bias };
+        let g = client.decay_gate(&decay)?;
         let beta = client.activate(Activation::Sigmoid, &b)?;
         Ok(Inputs {
             q: split_last(&qk.narrow(1, 0, width)?, &heads)?,
             k: split_last(&qk.narrow(1, width, width)?, &heads)?,
             v: split_last(&v, &[config.nheads, config.d_value])?,
-            g: client.decay_gate(&decay)?,
+            g: if config.by_channel { split_last(&g, &[config.nheads, config.d_key])? } else { g },
             beta: match &self.beta_scale {
                 None => beta,
                 Some(factors) => client.scale_columns(&beta, factors)?,
             },
-            z: self.gate_proj.forward(client, u)?,
+            z,
         })
     }
 
@@ -330,16 +360,60 @@ impl<B: Backend> GatedDelta<B> {
         let scale = (self.config.d_key as f32).sqrt().recip();
         let (runs, mut states) = batch.tensors("delta")?;
         let input = DeltaInput { q, k, v, g, beta, scale };
-        let o = client.gated_delta(&input, runs, &mut states)?; // [T, Hv, Dv]
+        let o = if self.config.by_channel {
+            client.kda(&input, runs, &mut states)?
+        } else {
+            client.gated_delta(&input, runs, &mut states)?
+        }; // [T, Hv, Dv]
         Ok(o.reshape(&[o.shape()[0], self.config.value_width()])?)
     }
 
     /// Bytes that a pass over the layer's matrices reads.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        let linear = [&self.gate_proj, &self.out_proj];
-        let linear: usize = linear.iter().map(|linear| linear.weight().size_in_bytes()).sum();
-        self.qkv_proj.weight_bytes() + self.decay_beta_proj.weight_bytes() + linear
+        let out = self.out_proj.weight().size_in_bytes();
+        self.qkv_proj.weight_bytes() + self.gates.weight_bytes() + out
+    }
+}
+
+impl<B: Backend> Gates<B> {
+    fn load(config: &DeltaConfig, params: &Params<'_, B>) -> Result<Self> {
+        let &DeltaConfig { d_model, nheads, d_key, d_value, .. } = config;
+        let linear = |name, shape| Linear::load(&params.under(name), shape, false);
+        let width = config.value_width();
+        // What decays is multiplied token after token.
+        let (first, gate) = if config.by_channel {
+            let first = [("f_a_proj", d_key), ("in_proj_b", nheads), ("g_a_proj", d_value)];
+            (first.to_vec(), linear("g_b_proj", [width, d_value])?)
+        } else {
+            let first = [("in_proj_a", nheads), ("in_proj_b", nheads)];
+            (first.to_vec(), linear("in_proj_z", [width, d_model])?)
+        };
+        let decay = || Ok::<_, Error>(linear("f_b_proj", [config.decays(), d_key])?.precise());
+        Ok(Self {
+            first: Joined::load(params, &first, d_model, false)?.precise(),
+            decay: config.by_channel.then(decay).transpose()?,
+            gate,
+        })
+    }
+
+    /// Of the decay, of beta and of the gate.
+    fn forward(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
+        match &self.decay {
+            None => {
+                let [a, b] = self.first.forward(client, u)?;
+                Ok([a, b, self.gate.forward(client, u)?])
+            }
+            Some(decay) => {
+                let [f, b, g] = self.first.forward(client, u)?;
+                Ok([decay.forward(client, &f)?, b, self.gate.forward(client, &g)?])
+            }
+        }
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let of = |linear: &Linear<B>| linear.weight().size_in_bytes();
+        self.first.weight_bytes() + self.decay.as_ref().map_or(0, of) + of(&self.gate)
     }
 }
 
@@ -391,16 +465,19 @@ mod tests {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
             let open = |file| Checkpoint::open(&folder.join(name).join(file), false).unwrap();
             let is_qwen = name == "qwen3_5-tiny";
-            let (config, norm) = if is_qwen {
-                (DeltaConfig::new(32, [2, 6], [16, 16]), "input_layernorm")
-            } else {
-                let config = DeltaConfig::new(32, [4, 4], [8, 16]);
-                let config =
-                    DeltaConfig { beta_scale: 2.0, norm_eps: 1e-5, separate: true, ..config };
-                (config, "attention_layer_norm")
+            let (config, norm, eps) = match name {
+                "qwen3_5-tiny" => (DeltaConfig::new(32, [2, 6], [16, 16]), "input_layernorm", 1e-6),
+                "kimi-linear-tiny" => (DeltaConfig::by_channel(32, 2, 16), "input_layernorm", 1e-5),
+                _ => {
+                    let config = DeltaConfig::new(32, [4, 4], [8, 16]);
+                    let config =
+                        DeltaConfig { beta_scale: 2.0, norm_eps: 1e-5, separate: true, ..config };
+                    (config, "attention_layer_norm", 1e-6)
+                }
             };
             let own_name = |name: &str| {
-                const NAMES: [(&str, &str); 6] = [
+                const NAMES: [(&str, &str); 7] = [
+                    ("layers.0.self_attn.", "layers.0.linear_attn."),
                     ("linear_attn.a_proj", "linear_attn.in_proj_a"),
                     ("linear_attn.b_proj", "linear_attn.in_proj_b"),
                     ("linear_attn.g_proj", "linear_attn.in_proj_z"),
@@ -411,15 +488,17 @@ mod tests {
                 let rename = |name: String, (from, to): &(&str, &str)| name.replace(from, to);
                 NAMES.iter().fold(name.to_owned(), rename)
             };
-            let file = open("model.safetensors");
+            let mut file = open("model.safetensors");
+            file.retain(|name| name.contains("layers.0."));
             let rounded = file.iter().map(|(name, entry)| {
                 let data = Bytes::new(dtype.encode(&entry.to_f32().unwrap()).unwrap());
                 (own_name(name), TensorEntry { dtype, data, ..entry.clone() })
             });
-            let weights = Checkpoint::from_entries("memory", rounded.collect());
+            let mut weights = Checkpoint::from_entries("memory", rounded.collect());
+            weights.reshape("model.layers.0.linear_attn.A_log", &[config.nheads]).unwrap();
             let client = cpu();
             let params = Params::<Cpu>::new(&weights, &client).under("model.layers.0");
-            let norm = RmsNorm::load(&params.under(norm), config.d_model, 1e-6, is_qwen);
+            let norm = RmsNorm::load(&params.under(norm), config.d_model, eps, is_qwen);
             Self {
                 mixer: GatedDelta::load(&config, &params.under("linear_attn")).unwrap(),
                 norm: norm.unwrap(),
@@ -448,7 +527,8 @@ mod tests {
         }
     }
 
-    const MODELS: [&str; 2] = ["qwen3_5-tiny", "olmo-hybrid-tiny"];
+    /// The first two have one decay for each head.
+    const MODELS: [&str; 3] = ["qwen3_5-tiny", "olmo-hybrid-tiny", "kimi-linear-tiny"];
 
     #[test]
     fn stages_of_the_first_mixer_are_those_of_the_original() {
