@@ -252,8 +252,9 @@ impl<B: Backend> LanguageModel<B> {
     ) -> Result<Self> {
         let summary = weights.checkpoint.summary();
         let folder = file.path().parent().unwrap_or(Path::new(""));
-        let text = TextSide::of_files(files, folder, Some(file))?;
+        let mut text = TextSide::of_files(files, folder, Some(file))?;
         let config = weights.options.families.read(file)?;
+        text.warnings.extend(config.family().left_out(&weights.checkpoint));
         let opened = weights.open(config, client)?;
         Ok(Self::new(path, summary, text, opened))
     }

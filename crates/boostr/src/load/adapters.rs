@@ -353,13 +353,19 @@ impl Adapters {
         let mut adapters = BTreeMap::new();
         for (name, a) in a.iter() {
             let (Some(b), Some(scale)) = (b.get(name), scales.get(name)) else { continue };
+            let stored = layout.0.iter().find(|stored| stored.name == name);
             let parts = match weights.get(name) {
                 Some(weight) => vec![(name.to_owned(), weight.shape.clone())],
                 None => {
-                    let stored = layout.0.iter().find(|stored| stored.name == name);
                     let parts = stored.into_iter().flat_map(|stored| &stored.parts);
                     parts.map(|part| (part.name.clone(), part.shape.clone())).collect()
                 }
+            };
+            let order = stored.and_then(|stored| Some((stored, stored.order.as_ref()?.columns)));
+            let (a, b) = match order {
+                None => (a.clone(), b.clone()),
+                Some((stored, true)) => (stored.in_model_order(a)?, b.clone()),
+                Some((stored, false)) => (a.clone(), stored.in_model_order(b)?),
             };
             let layer = name.trim_end_matches(".weight");
             let other = "adapters of another model?";

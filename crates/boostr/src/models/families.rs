@@ -1,7 +1,8 @@
 //! Which families there are: a value, so that a program may have its own beside the built-in ones.
 
 use super::{Config, Family, Fields, Keys};
-use super::{bamba, falcon_h1, gguf, granite_hybrid, llama, mamba2, nemotron_h, zamba2};
+use super::{bamba, falcon_h1, gguf, granite_hybrid, llama, mamba2, nemotron_h, olmo_hybrid};
+use super::{qwen3_5, zamba2};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -64,6 +65,8 @@ impl Families {
             Entry::of::<falcon_h1::Config>(),
             Entry::of::<nemotron_h::Config>(),
             Entry::of::<zamba2::Config>(),
+            Entry::of::<qwen3_5::Config>(),
+            Entry::of::<olmo_hybrid::Config>(),
         ])
     }
 
@@ -99,8 +102,12 @@ impl Families {
         let config = (family.read)(file)?;
         config.check(|field, reason| file.error(&field, reason))?;
         // A family that needs it has read it, and refused what is none.
-        let stated = file.usize(&["max_position_embeddings"], 1..=1 << 40);
-        Ok(config.trained_for(stated.ok().flatten()))
+        let stated = |file: &ConfigFile| {
+            file.usize(&["max_position_embeddings"], 1..=1 << 40).ok().flatten()
+        };
+        // Models that see pictures too say it of their text.
+        let of_text = || stated(&file.object("text_config").ok()?);
+        Ok(config.trained_for(stated(file).or_else(of_text)))
     }
 
     /// Reads the metadata of a GGUF file.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::gguf::{self, Keys, KeysMut};
-use crate::backend::{Cpu, cpu};
+use crate::backend::{Backend, Cpu, cpu};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -141,6 +141,12 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         Ok(())
     }
 
+    /// A line for people about each kind of tensors of a file that the model does without.
+    fn left_out(&self, checkpoint: &Checkpoint) -> Vec<String> {
+        let _ = checkpoint;
+        Vec::new()
+    }
+
     /// The `config.json` that transformers reads, without the fields that every family has.
     ///
     /// # Errors
@@ -181,10 +187,11 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
     ///
     /// When a layer cannot be listed.
     fn parameters(&self, rows: usize, with_head: bool) -> Result<Tensors> {
-        let Frame { names, d_model, .. } = self.frame();
+        let frame = self.frame();
+        let Frame { names, d_model, .. } = frame;
         Params::<Cpu>::list(&cpu(), |params| {
             params.under(names.embeddings).weight("weight", [rows, d_model])?;
-            RmsNorm::load(&params.under(names.norm), d_model, 0.0)?;
+            frame.load_norm(params)?;
             if with_head {
                 params.under(names.head).weight("weight", [rows, d_model])?;
             }
@@ -210,7 +217,7 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
     ///
     /// [`Error::Unsupported`] for what GGUF has no place for.
     fn gguf_layout(&self, rows: usize, with_head: bool) -> Result<Layout> {
-        let names = self.frame().names;
+        let Frame { names, zero_centred, .. } = self.frame();
         let weight = |name: &str| format!("{name}.weight");
         let [embedding, head] = self.gguf_table_scales();
         // A head that is the embedding but for its factor is a tensor of its own there.
@@ -218,7 +225,11 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         let head_name = if is_tied { names.embeddings } else { names.head };
         let mut table = vec![
             Row::new(gguf::EMBEDDING, weight(names.embeddings)).how(How::Times(embedding)),
-            Row::new(gguf::NORM, weight(names.norm)),
+            Row::new(gguf::NORM, weight(names.norm)).how(if zero_centred {
+                How::PlusOne
+            } else {
+                How::Same
+            }),
             Row::new(gguf::HEAD, weight(head_name)).how(How::Times(head)),
         ];
         table.extend(self.gguf_table()?);
@@ -294,6 +305,8 @@ pub struct Frame {
     pub tie_embeddings: Option<bool>,
     /// Added to the mean of squares of norms.
     pub norm_eps: f32,
+    /// Whether the last norm's weight is what its factors are above 1.
+    pub zero_centred: bool,
     /// Factor of the embeddings.
     pub embedding_scale: f32,
     /// Factor of the logits.
@@ -311,6 +324,7 @@ impl Frame {
             pad_vocab_size_multiple: 1,
             tie_embeddings: None,
             norm_eps,
+            zero_centred: false,
             embedding_scale: 1.0,
             logits_scale: 1.0,
         }
@@ -320,6 +334,18 @@ impl Frame {
     #[must_use]
     pub fn tied(self, tie_embeddings: Option<bool>) -> Self {
         Self { tie_embeddings, ..self }
+    }
+
+    /// The same, whose last norm's weight is what its factors are above 1.
+    #[must_use]
+    pub fn zero_centred(self) -> Self {
+        Self { zero_centred: true, ..self }
+    }
+
+    /// The last norm.
+    pub(super) fn load_norm<B: Backend>(&self, params: &Params<'_, B>) -> Result<RmsNorm<B>> {
+        let norm = params.under(self.names.norm);
+        RmsNorm::load(&norm, self.d_model, self.norm_eps, self.zero_centred)
     }
 
     /// Rows of the embedding by the configuration alone.

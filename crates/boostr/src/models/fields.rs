@@ -398,11 +398,12 @@ impl<'a> Fields<'a> {
         let nheads_kv = ["num_key_value_heads", "attention.head_count_kv"];
         self.size(nheads_kv, &mut a.nheads_kv, Need::Or(self.class_heads_kv(a.nheads)?))?;
         let mut default = a.d_model.checked_div(a.nheads).unwrap_or(0);
-        if let Some(file) = self.json()
-            && file.text("model_type")? == Some("qwen3")
-            && !file.states("head_dim")
-        {
-            default = 128;
+        if let Some(file) = self.json().filter(|file| !file.states("head_dim")) {
+            default = match file.text("model_type")? {
+                Some("qwen3") => 128,
+                Some(kind) if is_qwen_delta(kind) => 256,
+                _ => default,
+            };
         }
         self.size(["head_dim", "attention.key_length"], &mut a.headdim, Need::Or(default))?;
         self.value_length(a.headdim)?;
@@ -420,6 +421,8 @@ impl<'a> Fields<'a> {
         let of_class = match file.text("model_type")? {
             Some("mistral" | "bamba" | "falcon_h1" | "nemotron_h") => 8,
             Some("qwen2" | "qwen3") => 32,
+            Some("qwen3_5" | "qwen3_5_text") => 4,
+            Some(kind) if is_qwen_delta(kind) => 2,
             _ => nheads,
         };
         Ok(if nheads.is_multiple_of(of_class) { of_class } else { nheads })
@@ -485,6 +488,11 @@ impl<'a> Fields<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a model of this type is one of Qwen's with gated delta mixers.
+fn is_qwen_delta(model_type: &str) -> bool {
+    model_type == "qwen3_next" || model_type.starts_with("qwen3_5")
 }
 
 /// A pair of bounds in order, the upper one possibly infinite; `(0, infinity)` when missing.

@@ -3,7 +3,7 @@
 use crate::checkpoint::gguf::{Metadata, Value};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::error::{Error, Result};
-use crate::nn::{AttentionConfig, How, MixerConfig, RopeConfig, Row};
+use crate::nn::{AttentionConfig, DeltaConfig, How, MixerConfig, Order, QkNorm, RopeConfig, Row};
 
 use super::MAX_SIZE;
 
@@ -316,6 +316,34 @@ pub fn mixer_table(mixer: &MixerConfig, name: &str) -> Vec<Row> {
     ]
 }
 
+/// The rows of a gated delta mixer whose parameters are under `name`, a pattern with `#`. Where `is_tiled`, the file has
+/// the value heads of one key head apart: the first of each key head, then the second of each.
+pub fn delta_table(mixer: &DeltaConfig, name: &str, is_tiled: bool) -> Vec<Row> {
+    let copies = mixer.nheads / mixer.nheads_key.max(1);
+    let heads = |width| Order::transposed(mixer.nheads_key, copies, width);
+    let (values, channels) =
+        (heads(mixer.d_value), heads(mixer.d_value).after(2 * mixer.key_width()));
+    let rows = [
+        ("attn_qkv.weight", "in_proj_qkv.weight", How::Same, Some(channels.clone())),
+        ("attn_gate.weight", "in_proj_z.weight", How::Same, Some(values.clone())),
+        ("ssm_beta.weight", "in_proj_b.weight", How::Same, Some(heads(1))),
+        ("ssm_alpha.weight", "in_proj_a.weight", How::Same, Some(heads(1))),
+        ("ssm_conv1d.weight", "conv1d.weight", How::Taps, Some(channels)),
+        ("ssm_dt.bias", "dt_bias", How::Same, Some(heads(1))),
+        ("ssm_a", "A_log", How::NegExp, Some(heads(1))),
+        ("ssm_norm.weight", "norm.weight", How::Same, None),
+        ("ssm_out.weight", "out_proj.weight", How::Same, Some(values.columns())),
+    ];
+    let row = |(file, part, how, order): (&str, &str, How, Option<Order>)| {
+        let row = Row::new(format!("blk.#.{file}"), format!("{name}.{part}")).how(how);
+        match order.filter(|_| is_tiled && copies > 1) {
+            Some(order) => row.order(order),
+            None => row,
+        }
+    };
+    rows.map(row).into()
+}
+
 /// The rows of attention whose parameters are under `name`, a pattern with `#`.
 ///
 /// `interleaved`: queries and keys lie as llama.cpp's converter of Llama leaves them, for rotations of
@@ -340,7 +368,9 @@ pub fn attention_table(attention: &AttentionConfig, name: &str, interleaved: boo
         }
     }
     for (file, part) in [("attn_q_norm", "q_norm"), ("attn_k_norm", "k_norm")] {
-        rows.push(Row::new(format!("blk.#.{file}.weight"), format!("{name}.{part}.weight")));
+        let row = Row::new(format!("blk.#.{file}.weight"), format!("{name}.{part}.weight"));
+        let is_offset = attention.qk_norm == QkNorm::HeadZeroCentred;
+        rows.push(if is_offset { row.how(How::PlusOne) } else { row });
     }
     rows
 }

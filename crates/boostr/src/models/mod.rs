@@ -9,6 +9,8 @@
 //! | [`falcon_h1`] | `falcon_h1` | `falcon-h1` |
 //! | [`nemotron_h`] | `nemotron_h` | `nemotron_h`, `nemotron_h_moe` |
 //! | [`zamba2`] | `zamba2` | none |
+//! | [`qwen3_5`] | `qwen3_5`, `qwen3_5_text` | `qwen35` |
+//! | [`olmo_hybrid`] | `olmo_hybrid` | none |
 //!
 //! A family is one description ([`Family`]): its fields, what its layers are made of, its names in files. What is the
 //! same for all stands once, in [`Model`]. Which families there are is a value, [`Families`], to which a program may
@@ -16,6 +18,7 @@
 
 pub mod bamba;
 mod config;
+mod delta_hybrid;
 pub mod falcon_h1;
 mod families;
 mod family;
@@ -29,16 +32,21 @@ pub mod llama;
 pub mod mamba2;
 mod model;
 pub mod nemotron_h;
+pub mod olmo_hybrid;
+pub mod qwen3_5;
 mod state;
 mod turns;
 pub mod zamba2;
 
 pub use config::Config;
+pub use delta_hybrid::DeltaHybrid;
 pub use families::{Entry, Families};
 pub use family::{Family, Frame, Names};
 pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
-pub use gguf::{Keys, KeysMut, attention_table, mixer_table, mlp_table, moe_table, rope_factors};
+pub use gguf::{
+    Keys, KeysMut, attention_table, delta_table, mixer_table, mlp_table, moe_table, rope_factors,
+};
 pub use hybrid::Hybrid;
 pub use model::{Context, Logits, Model, PIECE, Run};
 pub use state::State;

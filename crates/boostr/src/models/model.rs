@@ -157,7 +157,7 @@ impl<B: Backend> Model<B> {
             precise_head,
             embeddings: embeddings.weight("weight", table)?,
             layers: config.load(&params)?.into_iter().map(Arc::new).collect(),
-            norm: RmsNorm::load(&params.under(frame.names.norm), frame.d_model, frame.norm_eps)?,
+            norm: frame.load_norm(&params)?,
             head: head.transpose()?,
             kv_type: KvType::F32,
             context: Context::Model,

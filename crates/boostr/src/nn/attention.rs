@@ -2,11 +2,15 @@
 //!
 //! ```text
 //! u ─┬ q_proj ─ (q_norm) ─ rope ─┐
-//!    ├ k_proj ─ (k_norm) ─ rope ─┼ attention with what the sequence keeps ─ o_proj ─ + residual
+//!    ├ k_proj ─ (k_norm) ─ rope ─┼ attention with what the sequence keeps ─ (* sigmoid(gate)) ─ o_proj ─ + residual
 //!    └ v_proj ───────────────────┘
 //! ```
 //!
+//! Where the output is gated, the rows of q_proj are `[query (D) | gate (D)]` for each head.
+//!
 //! Letters: T tokens, H heads of queries, Hk heads of keys and values, D the width of a head.
+
+use std::fmt;
 
 use serde_json::{Map, Value, json};
 
@@ -19,10 +23,12 @@ use super::rope::RopeConfig;
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
 use crate::error::Result;
-use crate::ops::{self, ActivationOps, AttentionOps, KvSizes, KvType, Rope, split_last};
+use crate::ops::{
+    self, Activation, ActivationOps, AttentionOps, KvSizes, KvType, Rope, split_last,
+};
 
 /// Sizes and options of an attention layer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct AttentionConfig {
     /// Width of the input.
     pub d_in: usize,
@@ -38,7 +44,7 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// Whether o_proj has a bias.
     pub out_bias: bool,
-    /// Added to the mean of squares of the norms of each head's query and key; `None` without norms.
+    /// Added to the mean of squares of the norms of queries and keys; `None` without norms.
     pub qk_norm_eps: Option<f32>,
     /// Rotary positions; `None` for attention that knows no positions.
     pub rope: Option<RopeConfig>,
@@ -50,6 +56,49 @@ pub struct AttentionConfig {
     pub softcap: Option<f32>,
     /// Factor of the keys, before they rotate.
     pub key_scale: f32,
+    /// What the norms of queries and keys are of.
+    pub qk_norm: QkNorm,
+    /// Whether each head's output is gated; then there are norms of each head.
+    pub output_gate: bool,
+}
+
+/// What the norms of queries and keys are of, where attention has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head, which all share one weight.
+    #[default]
+    Head,
+    /// Each head; the weight is what the factors are above 1.
+    HeadZeroCentred,
+    /// The whole projection.
+    Whole,
+}
+
+/// As a derived one, without options that attention does not have: fingerprints of models know this text.
+impl fmt::Debug for AttentionConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("AttentionConfig");
+        text.field("d_in", &self.d_in)
+            .field("d_model", &self.d_model)
+            .field("nheads", &self.nheads)
+            .field("nheads_kv", &self.nheads_kv)
+            .field("headdim", &self.headdim)
+            .field("qkv_bias", &self.qkv_bias)
+            .field("out_bias", &self.out_bias)
+            .field("qk_norm_eps", &self.qk_norm_eps)
+            .field("rope", &self.rope)
+            .field("scale", &self.scale)
+            .field("window", &self.window)
+            .field("softcap", &self.softcap)
+            .field("key_scale", &self.key_scale);
+        if self.qk_norm != QkNorm::Head {
+            text.field("qk_norm", &self.qk_norm);
+        }
+        if self.output_gate {
+            text.field("output_gate", &true);
+        }
+        text.finish()
+    }
 }
 
 impl AttentionConfig {
@@ -70,7 +119,15 @@ impl AttentionConfig {
             window: None,
             softcap: None,
             key_scale: 1.0,
+            qk_norm: QkNorm::Head,
+            output_gate: false,
         }
+    }
+
+    /// Rows of q_proj.
+    #[must_use]
+    pub fn query_rows(&self) -> usize {
+        self.nheads * self.headdim * if self.output_gate { 2 } else { 1 }
     }
 
     /// Sizes of what a sequence keeps, its elements of type `kind`.
@@ -100,6 +157,10 @@ impl Part for AttentionConfig {
     }
 
     fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.output_gate && (self.qk_norm_eps.is_none() || self.qk_norm == QkNorm::Whole) {
+            let reason = "a gate without norms of each head's query is not supported".into();
+            return Err(("attn_output_gate", reason));
+        }
         if self.nheads.is_multiple_of(self.nheads_kv) {
             return Ok(());
         }
@@ -116,7 +177,8 @@ impl Part for AttentionConfig {
         };
         let window = self.window.map_or_else(String::new, |w| format!(", window {w}"));
         let kv = format!("{nheads_kv} of keys and values");
-        vec![("attention", format!("{nheads} heads of {headdim}, {kv}, {positions}{window}"))]
+        let gate = if self.output_gate { ", gated" } else { "" };
+        vec![("attention", format!("{nheads} heads of {headdim}, {kv}, {positions}{window}{gate}"))]
     }
 
     fn to_json(&self) -> Map<String, Value> {
@@ -132,7 +194,8 @@ impl Part for AttentionConfig {
     }
 
     fn work_width(&self) -> usize {
-        (3 * self.nheads + 3 * self.nheads_kv) * self.headdim
+        (3 * self.nheads + 3 * self.nheads_kv) * self.headdim + self.query_rows()
+            - self.nheads * self.headdim
     }
 }
 
@@ -157,9 +220,15 @@ impl<B: Backend> Attention<B> {
     /// When a parameter is missing or no float.
     pub fn load(config: &AttentionConfig, params: &Params<'_, B>) -> Result<Self> {
         let (q, kv) = (config.nheads * config.headdim, config.nheads_kv * config.headdim);
-        let norm = |name, eps| RmsNorm::load(&params.under(name), config.headdim, eps);
-        let norms = |eps| -> Result<_> { Ok([norm("q_norm", eps)?, norm("k_norm", eps)?]) };
-        let qkv = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let norms = |eps| -> Result<_> {
+            let norm = |name, width| {
+                let width = if config.qk_norm == QkNorm::Whole { width } else { config.headdim };
+                let zero_centred = config.qk_norm == QkNorm::HeadZeroCentred;
+                RmsNorm::load(&params.under(name), width, eps, zero_centred)
+            };
+            Ok([norm("q_norm", q)?, norm("k_norm", kv)?])
+        };
+        let qkv = [("q_proj", config.query_rows()), ("k_proj", kv), ("v_proj", kv)];
         let out = [config.d_model, q];
         Ok(Self {
             // Scores amplify what rounding changes of their input, most of all in models with outliers.
@@ -190,7 +259,7 @@ impl<B: Backend> Attention<B> {
         self.o_proj.forward_onto(client, &y, residual, factor)
     }
 
-    /// Queries `[T, H D]`, keys and values `[T, Hk D]` of the tokens `u` `[T, d_in]`.
+    /// What q_proj gives of the tokens `u` `[T, d_in]`, keys and values `[T, Hk D]`.
     ///
     /// # Errors
     ///
@@ -226,16 +295,28 @@ impl<B: Backend> Attention<B> {
             Some(factors) => client.scale_columns(&k, factors)?,
             None => k,
         };
-        let mut q = split_last(&q, &[config.nheads, config.headdim])?; // [T, H, D]
-        let mut k = split_last(&k, &[config.nheads_kv, config.headdim])?; // [T, Hk, D]
-        let v = split_last(&v, &[config.nheads_kv, config.headdim])?;
-        if let Some([q_norm, k_norm]) = &self.qk_norm {
-            for (x, norm) in [(&mut q, q_norm), (&mut k, k_norm)] {
-                let shape = x.shape().to_vec();
-                let heads = x.contiguous()?.reshape(&[shape[0] * shape[1], config.headdim])?; // [T H, D]
-                *x = norm.forward(client, &heads)?.reshape(&shape)?;
-            }
-        }
+        let (nheads, headdim) = (config.nheads, config.headdim);
+        let (q, gate) = if config.output_gate {
+            let heads = by_head::<B>(&q, 2 * headdim)?;
+            (heads.narrow(1, 0, headdim)?, Some(heads.narrow(1, headdim, headdim)?)) // [T H, D]
+        } else {
+            (q, None)
+        };
+        let [q, k] = match &self.qk_norm {
+            None => [q, k],
+            Some([q_norm, k_norm]) => match config.qk_norm {
+                QkNorm::Whole => [q_norm.forward(client, &q)?, k_norm.forward(client, &k)?],
+                QkNorm::Head | QkNorm::HeadZeroCentred => {
+                    let [q, k] = [by_head::<B>(&q, headdim)?, by_head::<B>(&k, headdim)?];
+                    let [q, k] = [q_norm.forward(client, &q)?, k_norm.forward(client, &k)?];
+                    let whole = |x: Tensor<B>, n| x.reshape(&[tokens, n * headdim]);
+                    [whole(q, nheads)?, whole(k, config.nheads_kv)?]
+                }
+            },
+        };
+        let mut q = split_last(&q, &[nheads, headdim])?; // [T, H, D]
+        let mut k = split_last(&k, &[config.nheads_kv, headdim])?; // [T, Hk, D]
+        let v = split_last(&v, &[config.nheads_kv, headdim])?;
         if let Some(rope) = &self.rope {
             q = client.rope(&q, positions, rope)?;
             k = client.rope(&k, positions, rope)?;
@@ -252,7 +333,11 @@ impl<B: Backend> Attention<B> {
         for cache in caches {
             cache.forget(cache.first_seen(config.window));
         }
-        Ok(y.reshape(&[tokens, config.nheads * config.headdim])?)
+        let y = match gate {
+            None => y,
+            Some(gate) => client.glu(Activation::Sigmoid, &gate, &by_head::<B>(&y, headdim)?)?,
+        };
+        Ok(y.reshape(&[tokens, nheads * headdim])?)
     }
 
     /// Bytes that a pass over the layer's matrices reads.
@@ -260,6 +345,15 @@ impl<B: Backend> Attention<B> {
     pub fn weight_bytes(&self) -> usize {
         self.qkv_proj.weight_bytes() + self.o_proj.weight().size_in_bytes()
     }
+}
+
+/// Rows `[T, H width]`, or `[T, H, width]`, as rows of one head each, `[T H, width]`.
+fn by_head<B: Backend>(x: &Tensor<B>, width: usize) -> Result<Tensor<B>> {
+    if x.shape().last() == Some(&width) && x.shape().len() == 2 {
+        return Ok(x.clone()); // Rows of single heads, which may be bands of wider ones.
+    }
+    let rows = x.numel() / width.max(1);
+    Ok(x.contiguous()?.reshape(&[rows, width])?)
 }
 
 module!(Attention of AttentionConfig, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));

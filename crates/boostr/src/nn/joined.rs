@@ -6,6 +6,7 @@ use super::linear::Linear;
 use super::params::Params;
 use crate::backend::{Backend, Tensor};
 use crate::error::{Error, Result};
+use crate::ops::ActivationOps;
 
 /// Linear layers with one input.
 ///
@@ -77,11 +78,24 @@ impl<B: Backend> Joined<B> {
             }
         }
         let count = out.len();
-        out.try_into().map_err(|_| Error::Shape {
-            name: "projections".into(),
-            expected: vec![N],
-            got: vec![count],
-        })
+        out.try_into().map_err(|_| no_projections(N, count))
+    }
+
+    /// The same side by side: `[T, sum of out]`.
+    ///
+    /// # Errors
+    ///
+    /// When the width disagrees, there is no layer, or memory is short.
+    pub fn forward_whole(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
+        let mut whole = None;
+        for (linear, _) in &self.products {
+            let y = linear.forward(client, x)?;
+            whole = Some(match whole {
+                None => y,
+                Some(left) => client.concat_columns(&left, &y)?,
+            });
+        }
+        whole.ok_or_else(|| no_projections(1, 0))
     }
 
     /// Bytes that a pass over the matrices reads.
@@ -89,6 +103,10 @@ impl<B: Backend> Joined<B> {
     pub fn weight_bytes(&self) -> usize {
         self.products.iter().map(|(linear, _)| linear.weight().size_in_bytes()).sum()
     }
+}
+
+fn no_projections(expected: usize, got: usize) -> Error {
+    Error::Shape { name: "projections".into(), expected: vec![expected], got: vec![got] }
 }
 
 #[cfg(test)]

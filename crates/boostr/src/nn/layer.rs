@@ -1,8 +1,8 @@
 //! What a layer is made of, and the weights of one.
 //!
 //! ```text
-//! h ─┬─ norm ─┬─ part ─┬─ + ─┬─ norm ─ part ─ + ─ ...   step after step
-//!    │        └─ part ─┘  │  └────────────────┘
+//! h ─┬─ norm ─┬─ part ─┬─ + ─┬─ norm ─ part ─ + ─┬─ part ─ norm ─ + ─ ...   step after step
+//!    │        └─ part ─┘  │  └────────────────┘  └────────────────┘
 //!    └────────────────────┘
 //! ```
 
@@ -16,7 +16,7 @@ use super::part::{Load, Module, Part};
 use super::slots::Slot;
 use crate::backend::{Backend, Cpu, Recorded, Tensor};
 use crate::error::{Error, Result};
-use crate::ops::{ActivationOps, KvType, Level};
+use crate::ops::{self, ActivationOps, KvType, Level};
 
 /// What one layer is made of: norms, and the parts that see what each gives, in the order in which rows pass them.
 ///
@@ -36,6 +36,7 @@ use crate::ops::{ActivationOps, KvType, Level};
 pub struct LayerSpec {
     d_model: usize,
     norm_eps: f32,
+    zero_centred: bool,
     parts: Vec<Arc<dyn Part>>,
     steps: Vec<Step>,
 }
@@ -45,6 +46,8 @@ pub struct LayerSpec {
 struct Step {
     /// The name of the norm; without one the stream itself is seen.
     norm: Option<&'static str>,
+    /// The norm is of what the weights give together, before it is added; they see the stream itself.
+    is_after: bool,
     /// Its output is in what the norm sees, not in the stream.
     lead: Option<Placed>,
     parts: Vec<Placed>,
@@ -94,7 +97,13 @@ impl LayerSpec {
     /// A layer of nothing, whose norms are of rows of `d_model` and add `norm_eps` to the mean of squares.
     #[must_use]
     pub fn new(d_model: usize, norm_eps: f32) -> Self {
-        Self { d_model, norm_eps, parts: Vec::new(), steps: Vec::new() }
+        Self { d_model, norm_eps, zero_centred: false, parts: Vec::new(), steps: Vec::new() }
+    }
+
+    /// The same, whose norms' weights are what their factors are above 1.
+    #[must_use]
+    pub fn zero_centred(self) -> Self {
+        Self { zero_centred: true, ..self }
     }
 
     /// The same with one norm more, for the parts that come next.
@@ -102,6 +111,14 @@ impl LayerSpec {
     pub fn norm(mut self, name: &'static str) -> Self {
         self.steps.push(Step { norm: Some(name), ..Step::default() });
         self
+    }
+
+    /// The same with one norm more, of what the parts that come next give. They see the stream itself.
+    #[must_use]
+    pub fn norm_after(self, name: &'static str) -> Self {
+        let mut layer = self.norm(name);
+        layer.step().is_after = true;
+        layer
     }
 
     /// The same with one part more. Its parameters are under `name`; parts of one norm stand side by side.
@@ -156,11 +173,13 @@ impl LayerSpec {
     /// What [`Load::load`] returns; [`Error::Unsupported`] for a backend that models are not built for.
     pub fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Layer<B>> {
         let place = |placed: &Placed| placed.load(self.d_model, params);
-        let norm = |name| RmsNorm::load(&params.under(name), self.d_model, self.norm_eps);
+        let (eps, zero_centred) = (self.norm_eps, self.zero_centred);
+        let norm = |name| RmsNorm::load(&params.under(name), self.d_model, eps, zero_centred);
         let step = |step: &Step| -> Result<_> {
             Ok(LoadedStep {
                 lead: step.lead.as_ref().map(place).transpose()?,
                 norm: step.norm.map(norm).transpose()?,
+                is_after: step.is_after,
                 parts: step.parts.iter().map(place).collect::<Result<_>>()?,
             })
         };
@@ -246,6 +265,7 @@ pub struct Layer<B: Backend>(Vec<LoadedStep<B>>);
 struct LoadedStep<B: Backend> {
     lead: Option<LoadedPart<B>>,
     norm: Option<RmsNorm<B>>,
+    is_after: bool,
     parts: Vec<LoadedPart<B>>,
 }
 
@@ -269,6 +289,12 @@ impl<B: Backend> Layer<B> {
         batch: &mut Batch<B>,
     ) -> Result<Tensor<B>> {
         self.0.iter().try_fold(h, |h, step| {
+            if step.is_after {
+                let zeros = ops::zeros(client, h.shape())?;
+                let mut parts = step.parts.iter();
+                let y = parts.try_fold(zeros, |y, part| part.add_to(client, &h, y, batch))?;
+                return client.add_scaled(h, &step.normed(client, &y)?, 1.0);
+            }
             let u = match &step.lead {
                 None => step.normed(client, &h)?,
                 Some(lead) => step.normed(client, &lead.add_to(client, &h, h.clone(), batch)?)?,

@@ -7,7 +7,9 @@
 //! together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use super::params::Tensors;
 use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
@@ -15,6 +17,9 @@ use crate::error::{Error, Result};
 
 /// Why a tensor of interleaved rows cannot be read or written.
 const NOT_INTERLEAVED: &str = "has rows that are not whole heads with two halves that rotate";
+
+/// Why a tensor whose rows or columns are moved cannot be read or written.
+const NOT_IN_BANDS: &str = "cannot be cut into the heads whose order differs in this file";
 
 /// The tensors of one kind of file.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +36,8 @@ pub struct Stored {
     pub parts: Vec<Parameter>,
     /// What the file has in their place.
     pub change: Change,
+    /// How the file orders rows or columns, where it has another order.
+    pub order: Option<Order>,
 }
 
 /// A parameter: its name and shape in the model.
@@ -59,8 +66,110 @@ pub enum Change {
     },
     /// Bands of rows, each times a factor, which reading leaves in.
     Scaled(Vec<(usize, f32)>),
+    /// `1 + x`, in f32: GGUF's weights of norms that a model keeps zero-centred.
+    PlusOne,
     /// Values that no parameter holds; reading leaves them to the configuration.
     Given(Vec<f32>),
+}
+
+/// An order of rows or columns: the file has them group by group, with a band of each kind in a group. The model has
+/// them band by band, with the groups in each.
+///
+/// With two groups of bands a and b the file has `a0 b0 a1 b1`, the model `a0 a1 b0 b1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// Whether columns are moved; else rows.
+    pub columns: bool,
+    /// Rows or columns before all groups, which stay.
+    pub first: usize,
+    /// How many groups there are.
+    pub groups: usize,
+    /// The bands of one group: how many neighbours have a width, and that width.
+    pub bands: Arc<[(usize, usize)]>,
+}
+
+impl Order {
+    /// Rows that are bands in groups, all of them.
+    #[must_use]
+    pub fn rows(groups: usize, bands: &[(usize, usize)]) -> Self {
+        Self { columns: false, first: 0, groups, bands: bands.into() }
+    }
+
+    /// Of `outer` times `inner` heads of `width` rows the model has the inner ones of each outer side by side, the file
+    /// the outer ones of each inner.
+    #[must_use]
+    pub fn transposed(outer: usize, inner: usize, width: usize) -> Self {
+        Self::rows(inner, &[(outer, width)])
+    }
+
+    /// The same after so many rows that stay.
+    #[must_use]
+    pub fn after(self, first: usize) -> Self {
+        Self { first, ..self }
+    }
+
+    /// The same of columns.
+    #[must_use]
+    pub fn columns(self) -> Self {
+        Self { columns: true, ..self }
+    }
+
+    /// The model's place of each piece of the file, of `count` rows or columns in all; `None` when they are not so many.
+    fn pieces(&self, count: usize) -> Option<Vec<Range<usize>>> {
+        let mut bands = self.bands.iter();
+        let group = bands.try_fold(0usize, |sum, (n, w)| sum.checked_add(n.checked_mul(*w)?))?;
+        if group.checked_mul(self.groups)?.checked_add(self.first)? != count {
+            return None;
+        }
+        let mut pieces = vec![0..self.first];
+        for index in 0..self.groups {
+            let mut band_start = self.first;
+            let bands = self.bands.iter();
+            for band in bands.flat_map(|&(count, width)| std::iter::repeat_n(width, count)) {
+                let start = band_start + index * band;
+                pieces.push(start..start + band);
+                band_start += band * self.groups;
+            }
+        }
+        Some(pieces)
+    }
+
+    /// The elements of a tensor of a shape in the file's order, or from there in the model's; `size` is how many
+    /// elements a number of columns takes, if it is a whole number.
+    fn moved<T: Copy>(
+        &self,
+        data: &[T],
+        shape: &[usize],
+        size: impl Fn(usize) -> Option<usize>,
+        to_file: bool,
+    ) -> Option<Vec<T>> {
+        let rows = shape.first().copied().unwrap_or(1);
+        let (lines, count) =
+            if self.columns { (rows, shape.iter().skip(1).product()) } else { (1, rows) };
+        let line = data.len().checked_div(lines)?;
+        let size = |n: usize| match self.columns {
+            true => size(n),
+            false => n.checked_mul(line / rows.max(1)),
+        };
+        if line * lines != data.len() || size(count)? != line {
+            return None;
+        }
+        let pieces = self.pieces(count)?.into_iter();
+        let pieces = pieces.map(|piece| Some(size(piece.start)?..size(piece.end)?));
+        let pieces: Vec<Range<usize>> = pieces.collect::<Option<_>>()?;
+        let mut out = data.to_vec();
+        for (from, to) in data.chunks_exact(line.max(1)).zip(out.chunks_exact_mut(line.max(1))) {
+            let mut file = 0;
+            for model in &pieces {
+                let there = file..file + model.len();
+                file = there.end;
+                let (source, target) =
+                    if to_file { (model.clone(), there) } else { (there, model.clone()) };
+                to.get_mut(target)?.copy_from_slice(from.get(source)?);
+            }
+        }
+        Some(out)
+    }
 }
 
 /// A row of a family's table of names: a tensor of the file, and the parameters that make it up.
@@ -75,6 +184,8 @@ pub struct Row {
     pub parts: Vec<String>,
     /// How the file has them.
     pub how: How,
+    /// The order of rows or columns in the file, where it is another.
+    pub order: Option<Order>,
 }
 
 /// How a file has a parameter.
@@ -88,6 +199,8 @@ pub enum How {
     Column,
     /// `[H]` as `[H, 1]`, and `-exp(x)` of it.
     Rates,
+    /// As [`Change::NegExp`], in its own shape.
+    NegExp,
     /// `[width]` as `[groups, width / groups]`.
     Groups(usize),
     /// As [`Change::Interleaved`].
@@ -101,23 +214,32 @@ pub enum How {
     Scaled(Vec<(usize, f32)>),
     /// All of it times a factor.
     Times(f32),
+    /// As [`Change::PlusOne`].
+    PlusOne,
 }
 
 impl Row {
     /// A parameter under another name.
     pub fn new(file: impl Into<String>, part: impl Into<String>) -> Self {
-        Self { file: file.into(), parts: vec![part.into()], how: How::Same }
+        Self { file: file.into(), parts: vec![part.into()], how: How::Same, order: None }
     }
 
     /// Several parameters as one tensor.
     pub fn joined(file: impl Into<String>, parts: &[String]) -> Self {
-        Self { file: file.into(), parts: parts.to_vec(), how: How::Same }
+        Self { file: file.into(), parts: parts.to_vec(), how: How::Same, order: None }
     }
 
     /// The same, had in another way.
     #[must_use]
     pub fn how(mut self, how: How) -> Self {
         self.how = how;
+        self
+    }
+
+    /// The same, with rows or columns in another order.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
         self
     }
 
@@ -152,6 +274,7 @@ impl Row {
             (How::Taps, &[channels, _, taps]) => (vec![channels, taps], Change::Same),
             (How::Column, &[heads]) => (vec![heads, 1], Change::Same),
             (How::Rates, &[heads]) => (vec![heads, 1], Change::NegExp),
+            (How::NegExp, _) => (own, Change::NegExp),
             (&How::Groups(groups), &[width]) => (vec![groups, width / groups.max(1)], Change::Same),
             (&How::Interleaved { nheads, rotary_dim }, _) => {
                 (own, Change::Interleaved { nheads, rotary_dim })
@@ -162,10 +285,11 @@ impl Row {
                 (own, Change::Same)
             }
             (How::Scaled(bands), _) => (own, Change::Scaled(bands.clone())),
+            (How::PlusOne, _) => (own, Change::PlusOne),
             (_, [_, rest @ ..]) => ([&[rows], rest].concat(), Change::Same),
             (_, []) => (own, Change::Same),
         };
-        Some(Stored { name: named(&self.file), shape, parts, change })
+        Some(Stored { name: named(&self.file), shape, parts, change, order: self.order.clone() })
     }
 }
 
@@ -187,7 +311,7 @@ impl Layout {
         for (name, shape) in parameters.iter().filter(|(name, _)| !named.contains(*name)) {
             let parts = vec![Parameter { name: name.into(), shape: shape.to_vec() }];
             let (name, shape) = (name.to_owned(), shape.to_vec());
-            layout.0.push(Stored { name, shape, parts, change: Change::Same });
+            layout.0.push(Stored { name, shape, parts, change: Change::Same, order: None });
         }
         // Layer by layer, as a forward reads them.
         let layer = |name: &str| name.split('.').find_map(|part| part.parse::<usize>().ok());
@@ -206,7 +330,7 @@ impl Layout {
     pub fn given(&mut self, name: impl Into<String>, values: Vec<f32>) {
         let shape = vec![values.len()];
         let (name, parts) = (name.into(), Vec::new());
-        self.0.push(Stored { name, shape, parts, change: Change::Given(values) });
+        self.0.push(Stored { name, shape, parts, change: Change::Given(values), order: None });
     }
 
     /// The first parameter that has the same name in the file, if any: the file has no name for it.
@@ -292,6 +416,7 @@ impl Stored {
         entry: &TensorEntry,
         parameters: &mut BTreeMap<String, TensorEntry>,
     ) -> Result<()> {
+        let entry = &self.in_model_order(entry)?;
         let mut first = 0;
         for part in &self.parts {
             let size = entry.dtype.bytes_of(&part.shape);
@@ -310,16 +435,37 @@ impl Stored {
                 Change::NegExp => part.name.replace("A_log", "A"),
                 _ => part.name.clone(),
             };
-            let entry = TensorEntry { data, shape: part.shape.clone(), ..entry.clone() };
+            let mut entry = TensorEntry { data, shape: part.shape.clone(), ..entry.clone() };
+            if self.change == Change::PlusOne {
+                let values: Vec<f32> = entry.to_f32()?.iter().map(|x| x - 1.0).collect();
+                entry.data = Bytes::new(Dtype::F32.encode(&values)?);
+                entry.dtype = Dtype::F32;
+            }
             parameters.insert(name, entry);
         }
         Ok(())
+    }
+
+    /// The file's tensor, or one with as many rows, in the order of the model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when it cannot be cut into the pieces that are moved.
+    pub fn in_model_order(&self, entry: &TensorEntry) -> Result<TensorEntry> {
+        let Some(order) = &self.order else { return Ok(entry.clone()) };
+        let size = |columns: usize| entry.dtype.bytes_of(&[columns]);
+        let data = order.moved(&entry.data, &entry.shape, size, false);
+        let data = data.ok_or_else(|| self.error(from_ref(entry), NOT_IN_BANDS))?;
+        Ok(TensorEntry { data: Bytes::new(data), ..entry.clone() })
     }
 
     /// The type of the file's tensor when nothing is asked for: that of its parameters, f32 where they
     /// differ.
     #[must_use]
     pub fn dtype(&self, parts: &[TensorEntry]) -> Dtype {
+        if self.change == Change::PlusOne {
+            return Dtype::F32;
+        }
         match parts {
             [first, rest @ ..] if rest.iter().all(|part| part.dtype == first.dtype) => first.dtype,
             _ => Dtype::F32,
@@ -337,6 +483,13 @@ impl Stored {
         let whole = match parts {
             [one] => one.data.clone(),
             many => Bytes::new(many.iter().map(|part| &*part.data).collect::<Vec<_>>().concat()),
+        };
+        let whole = match &self.order {
+            None => whole,
+            Some(order) => {
+                let size = |columns: usize| first.dtype.bytes_of(&[columns]);
+                Bytes::new(order.moved(&whole, &self.shape, size, true)?)
+            }
         };
         match &self.change {
             Change::Same => Some(whole),
@@ -360,7 +513,12 @@ impl Stored {
         for part in parts {
             values.extend(part.to_f32()?);
         }
+        if let Some(order) = &self.order {
+            let moved = order.moved(&values, &self.shape, Some, true);
+            values = moved.ok_or_else(|| self.error(parts, NOT_IN_BANDS))?;
+        }
         match &self.change {
+            Change::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
             Change::NegExp => values.iter_mut().for_each(|x| *x = super::decay_rate(*x)),
             &Change::Interleaved { nheads, rotary_dim } => {
                 let order = interleaved(self.shape.first().copied(), nheads, rotary_dim)
@@ -458,6 +616,38 @@ mod tests {
         let order = interleaved(24, 2, 8);
         let back: Vec<usize> = inverse(&order).iter().map(|&i| order[i]).collect();
         assert_eq!(back, (0..24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bands_that_a_file_has_group_by_group_are_moved_and_moved_back() {
+        let size = |n: usize| Some(n);
+        let order = Order::rows(2, &[(1, 1), (1, 2)]).after(1);
+        let model: Vec<u8> = vec![9, 0, 1, 20, 21, 30, 31];
+        let file = order.moved(&model, &[7], size, true).unwrap();
+        assert_eq!(file, [9, 0, 20, 21, 1, 30, 31]);
+        assert_eq!(order.moved(&file, &[7], size, false).unwrap(), model);
+        // Three copies of each of two key heads: the file has the copies of a key apart.
+        let order = Order::transposed(2, 3, 1).columns();
+        let model: Vec<u8> = vec![0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32];
+        let file = order.moved(&model, &[2, 6], size, true).unwrap();
+        assert_eq!(file, [0, 10, 1, 11, 2, 12, 20, 30, 21, 31, 22, 32]);
+        assert_eq!(order.moved(&file, &[2, 6], size, false).unwrap(), model);
+        // Other rows than the bands, and columns that are no whole blocks.
+        assert!(order.moved(&model, &[3, 4], size, true).is_none());
+        let blocks = |n: usize| n.is_multiple_of(2).then_some(n);
+        assert!(order.moved(&model, &[2, 6], blocks, true).is_none());
+    }
+
+    #[test]
+    fn zero_centred_weights_are_one_more_in_the_file_in_f32() {
+        let layout = layout_of(&[("n", &[2])], Row::new("norm", "n").how(How::PlusOne));
+        let part = [encoded(Dtype::BF16, &[0.5, -0.25], &[2])];
+        assert!(layout.0[0].bytes(&part).is_none());
+        assert_eq!(layout.0[0].dtype(&part), Dtype::F32);
+        let written = layout.0[0].values(&part).unwrap();
+        assert_eq!(written, [1.5, 0.75]);
+        let back = read(&layout, entry(&written, &[2])).unwrap();
+        assert_eq!(back.get("n").unwrap().to_f32().unwrap(), [0.5, -0.25]);
     }
 
     #[test]

@@ -170,18 +170,33 @@ impl<B: Backend> Linear<B> {
 
 /// Root-mean-square norm with its weight in f32.
 pub struct RmsNorm<B: Backend> {
+    /// What each column is multiplied with.
     weight: Tensor<B>,
     eps: f32,
 }
 
 impl<B: Backend> RmsNorm<B> {
-    /// Loads `weight` `[width]`.
+    /// Loads `weight` `[width]`, which in norms that are `zero_centred` is what the factors are above 1.
     ///
     /// # Errors
     ///
     /// When it is missing or no float.
-    pub fn load(params: &Params<'_, B>, width: usize, eps: f32) -> Result<Self> {
-        Ok(Self { weight: params.tensor("weight", &[width])?, eps })
+    pub fn load(
+        params: &Params<'_, B>,
+        width: usize,
+        eps: f32,
+        zero_centred: bool,
+    ) -> Result<Self> {
+        if !zero_centred {
+            return Ok(Self { weight: params.tensor("weight", &[width])?, eps });
+        }
+        let offsets = params.offsets("weight", &[width])?;
+        let weight = params.computed(|client| {
+            let ones = ops::tensor(client, &vec![1.0; width], &[1, width])?;
+            let sum = client.add_scaled(ones, &offsets.reshape(&[1, width])?, 1.0)?;
+            Ok(sum.reshape(&[width])?)
+        })?;
+        Ok(Self { weight, eps })
     }
 
     /// Normalises each row of `[T, width]`.

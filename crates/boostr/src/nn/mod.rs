@@ -2,6 +2,7 @@
 
 mod attention;
 mod batch;
+mod gated_delta;
 mod joined;
 mod layer;
 mod layout;
@@ -17,11 +18,12 @@ mod shared_block;
 mod slots;
 pub mod synthetic;
 
-pub use attention::{Attention, AttentionConfig};
+pub use attention::{Attention, AttentionConfig, QkNorm};
 pub use batch::Batch;
+pub use gated_delta::{DeltaConfig, GatedDelta};
 pub use joined::Joined;
 pub use layer::{Layer, LayerSpec};
-pub use layout::{Change, How, Layout, Parameter, Row, Stored};
+pub use layout::{Change, How, Layout, Order, Parameter, Row, Stored};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig};

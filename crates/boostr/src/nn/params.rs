@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,23 +18,33 @@ const MAX_LISTED: usize = 5;
 
 /// What tensors a model expects: their names and shapes.
 #[derive(Debug, Clone, Default)]
-pub struct Tensors(BTreeMap<String, Vec<usize>>);
+pub struct Tensors {
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// Those that are [offsets](Self::are_offsets).
+    offsets: BTreeSet<String>,
+}
 
 impl Tensors {
     /// Adds a tensor.
     pub fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.0.insert(name.into(), shape.to_vec());
+        self.shapes.insert(name.into(), shape.to_vec());
+    }
+
+    /// Whether a tensor has what factors are above 1, and so begins as zeros.
+    #[must_use]
+    pub fn are_offsets(&self, name: &str) -> bool {
+        self.offsets.contains(name)
     }
 
     /// The shape of one of them.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&[usize]> {
-        self.0.get(name).map(Vec::as_slice)
+        self.shapes.get(name).map(Vec::as_slice)
     }
 
     /// All of them with their shapes, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
+        self.shapes.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
     }
 
     /// Checks that the checkpoint has these tensors in these shapes and no others.
@@ -56,7 +66,7 @@ impl Tensors {
         }
         let unexpected: Vec<String> = checkpoint
             .iter()
-            .filter(|(name, _)| !self.0.contains_key(*name))
+            .filter(|(name, _)| !self.shapes.contains_key(*name))
             .map(|(name, entry)| format!("`{}` {:?}", name.escape_debug(), entry.shape))
             .collect();
         let lists: Vec<String> =
@@ -562,6 +572,18 @@ impl<'a, B: Backend> Params<'a, B> {
             Some(_) => Ok(Vec::new()),
             None => self.entry(name)?.to_f32(),
         }
+    }
+
+    /// A small parameter as [`tensor`](Self::tensor) gives it, of what factors are above 1.
+    ///
+    /// # Errors
+    ///
+    /// As [`Params::values`].
+    pub fn offsets(&self, name: &str, shape: &[usize]) -> Result<Tensor<B>> {
+        if let Source::List(listing) = &self.source {
+            listing.tensors.borrow_mut().offsets.insert(format!("{}{name}", self.prefix));
+        }
+        self.tensor(name, shape)
     }
 
     /// A small parameter of a shape as an f32 tensor.

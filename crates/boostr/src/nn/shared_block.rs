@@ -51,7 +51,7 @@ struct Shared<B: Backend> {
 impl<B: Backend> Shared<B> {
     fn load(config: &SharedBlock, params: &Params<'_, B>) -> Result<Self> {
         let MlpConfig { d_model, d_ff, bias, .. } = config.mlp;
-        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps);
+        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps, false);
         let mlp = params.under("feed_forward");
         let linear = |name, shape| Linear::load(&mlp.under(name), shape, bias);
         Ok(Self {

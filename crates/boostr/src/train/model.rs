@@ -96,7 +96,11 @@ impl TrainableModel {
         let mut random = Random::new(seed);
         let shared: Arc<Path> = Path::new("memory").into();
         let entries = tensors.iter().map(|(name, shape)| {
-            let values = initial(name, shape, n_layer, &mut random);
+            let values = if tensors.are_offsets(name) {
+                vec![0.0; shape.iter().product()]
+            } else {
+                initial(name, shape, n_layer, &mut random)
+            };
             let data = Bytes::new(Dtype::F32.encode(&values)?);
             let entry = TensorEntry {
                 dtype: Dtype::F32,
@@ -352,7 +356,7 @@ impl TrainableModel {
 /// | name | value |
 /// |---|---|
 /// | `A_log` | ln of uniform 1..16 |
-/// | `D`, norms | 1 |
+/// | `D`, norms | 1; 0 where the weight is what the factors are above 1 |
 /// | `dt_bias` | softplus of it is log-uniform in 0.001..0.1 |
 /// | biases | 0 |
 /// | embeddings, head | normal, deviation 0.02 |

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use boostr::backend::{self, CpuClient};
@@ -12,20 +13,20 @@ pub mod weight_files;
 
 pub use weight_files::{safetensors_file, torch_zip};
 
-/// The folders of fixtures/models.
-pub const MODELS: [&str; 11] = [
-    "mamba2-tiny",
-    "mamba2-tiny-g2",
-    "llama-tiny",
-    "bamba-tiny",
-    "granitehybrid-dense-tiny",
-    "granitehybrid-moe-tiny",
-    "falcon-h1-tiny",
-    "falcon-h1-rms-tiny",
-    "nemotron-h-tiny",
-    "nemotron-h-moe-tiny",
-    "zamba2-tiny",
-];
+/// The folders of fixtures/models, sorted: a model is tested by its folder alone.
+pub fn models() -> Vec<&'static str> {
+    static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let folders = entries.filter(|path| path.join("golden.safetensors").is_file());
+        let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut names: Vec<String> = folders.map(name).collect();
+        names.sort();
+        assert!(names.len() >= 13, "{names:?}");
+        names
+    });
+    NAMES.iter().map(String::as_str).collect()
+}
 
 /// What `--exact` takes for the test `name` of the module whose `module_path!()` is given.
 pub fn test_name(module: &str, name: &str) -> String {

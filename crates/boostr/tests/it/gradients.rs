@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::common::{MODELS, cpu};
+use crate::common::{cpu, models};
 use boostr::backend::{Cpu, Recorded};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::models::{Config, Model, Run};
@@ -100,7 +100,7 @@ fn run<B: boostr::backend::Backend>(model: &Model<B>, vocab: usize) -> f64 {
 
 #[test]
 fn a_recorded_model_computes_what_any_model_computes() {
-    for name in MODELS {
+    for name in models() {
         let parameters = Parameters::open(name);
         let (recorded, plain) = (parameters.gradients().0, parameters.loss());
         assert!((recorded - plain).abs() < 1e-6 * plain, "{name}: {recorded} {plain}");
@@ -109,7 +109,7 @@ fn a_recorded_model_computes_what_any_model_computes() {
 
 #[test]
 fn along_each_parameters_gradient_the_loss_changes_by_its_length() {
-    for name in MODELS {
+    for name in models() {
         let mut parameters = Parameters::open(name);
         let (_, gradients) = parameters.gradients();
         // That bias is moved by how often an expert is chosen, not by a gradient.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Folder, MODELS, cpu};
+use crate::common::{Folder, cpu, models};
 use boostr::backend::{self, Cpu, Recorded};
 use boostr::load::OpenOptions;
 use boostr::models::{Model, Run};
@@ -81,7 +81,7 @@ fn check_same(what: &str, a: &Gradients, b: &Gradients) {
 
 #[test]
 fn ragged_runs_and_runs_that_go_on_have_the_same_bits_in_every_family() {
-    for name in MODELS {
+    for name in models() {
         check_same_bits(name, &[&[5, 38, 1, 17], &[20, 1, 0, 9], &[3, 2]]);
     }
 }

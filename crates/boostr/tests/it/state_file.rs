@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, LazyLock};
 
-use crate::common::{Folder, MODELS, Random, cpu, test_name};
+use crate::common::{Folder, Random, cpu, models, test_name};
 use crate::sealed::Sealed;
 use crate::tiny::{Tiny, checkpoint, fixture, m, message, tokens, with};
 use boostr::Error;
@@ -110,7 +110,7 @@ fn refused<T>(result: Result<T, Error>, parts: &[&str]) {
 
 #[test]
 fn a_loaded_state_goes_on_as_the_one_in_memory_in_every_family() {
-    for name in MODELS {
+    for name in models() {
         let model = open(name);
         let vocab = model.vocab_limit();
         let ids = tokens(1, 40, vocab);
@@ -128,7 +128,7 @@ fn a_loaded_state_goes_on_as_the_one_in_memory_in_every_family() {
 
 #[test]
 fn r_e9_a_forked_state_loads_into_a_batch_that_is_being_generated() {
-    for name in MODELS {
+    for name in models() {
         let model = open(name);
         let ids = tokens(2, 60, model.vocab_limit());
         let parent = after(&model, &ids[..20]);
@@ -238,7 +238,7 @@ fn case_2_of_500_tokens_saved_by_another_process_one_more_is_evaluated() {
 
 #[test]
 fn bytes_of_a_state_are_those_of_its_file() {
-    for name in MODELS {
+    for name in models() {
         let model = open(name);
         let ids = tokens(4, 70, model.vocab_limit());
         let state = after(&model, &ids);
@@ -359,7 +359,7 @@ fn r_e2_the_state_of_another_model_is_refused_and_both_are_named() {
 
 #[test]
 fn the_fingerprint_is_the_models_own() {
-    for name in MODELS {
+    for name in models() {
         let (print, again) = (open(name), open(name).with_kv_type(KvType::F16));
         let (print, again) = (print.fingerprint().unwrap(), again.fingerprint().unwrap());
         assert_eq!((print, print.len()), (again, 16), "{name}");

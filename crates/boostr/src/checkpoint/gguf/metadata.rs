@@ -224,6 +224,21 @@ impl Metadata {
         })
     }
 
+    /// Truth values.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is something else.
+    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        let truth = |value: Value| match value {
+            Value::Bool(truth) => Some(truth),
+            _ => None,
+        };
+        self.read(key, "an array of truth values", |value| {
+            array(value)?.iter().map(truth).collect()
+        })
+    }
+
     /// Floats, of either width.
     ///
     /// # Errors

@@ -1,0 +1,351 @@
+//! The gated delta mixer: one implementation for all families that have it.
+//!
+//! ```text
+//! u ─┬ in_proj_qkv ─ conv1d, silu ─ q k v ┐      q and k normalised by head
+//!    ├ in_proj_a ─ decay ───────────────  gated_delta ─ norm by head, * act(z) ─ out_proj ─ + residual
+//!    ├ in_proj_b ─ sigmoid ───────────────┘               │
+//!    └ in_proj_z ─────────────────────────────────────────┘
+//! ```
+//!
+//! Rows of `in_proj_qkv` are `[q (Hk Dk) | k (Hk Dk) | v (Hv Dv)]`. Value head h uses key head h / (Hv / Hk). Paper:
+//! *Gated Delta Networks* (Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464). Letters as in [`DeltaInput`].
+
+use serde_json::{Map, Value};
+
+use super::batch::Batch;
+use super::joined::Joined;
+use super::linear::Linear;
+use super::params::Params;
+use super::part::{Part, module};
+use super::slots::Slot;
+use crate::backend::{Backend, Tensor};
+use crate::error::Result;
+use crate::ops::{
+    self, Activation, ActivationOps, CausalConv, CausalConvOps, DecayGate, DeltaInput, DeltaOps,
+    GatedNorm, LinearOps, NormOps, split_last,
+};
+
+/// Added to the sum of squares of a query and of a key, whatever a model's norms add.
+const QK_EPS: f32 = 1e-6;
+
+/// Sizes and options of a mixer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeltaConfig {
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Hk, divides Hv
+    pub nheads_key: usize,
+    /// Hv
+    pub nheads: usize,
+    /// Dk
+    pub d_key: usize,
+    /// Dv
+    pub d_value: usize,
+    /// Taps of the convolution, at least 1.
+    pub d_conv: usize,
+    /// Upper bound of beta: 1, or 2 where what the state has for a key may change its sign.
+    pub beta_scale: f32,
+    /// Added to the mean of squares of the gated norm.
+    pub norm_eps: f32,
+    /// What the gate goes through.
+    pub gate: Activation,
+    /// Whether queries, keys and values have projections and convolutions of their own: `q_proj`, `q_conv1d` and so on
+    /// in place of `in_proj_qkv` and `conv1d`.
+    pub separate: bool,
+}
+
+impl DeltaConfig {
+    /// A mixer of `nheads_key` heads of width `d_key` and `nheads` of width `d_value`, its options as most models have
+    /// them.
+    #[must_use]
+    pub fn new(
+        d_model: usize,
+        [nheads_key, nheads]: [usize; 2],
+        [d_key, d_value]: [usize; 2],
+    ) -> Self {
+        Self {
+            d_model,
+            nheads_key,
+            nheads,
+            d_key,
+            d_value,
+            d_conv: 4,
+            beta_scale: 1.0,
+            norm_eps: 1e-6,
+            gate: Activation::Silu,
+            separate: false,
+        }
+    }
+
+    /// Hk Dk
+    #[must_use]
+    pub fn key_width(&self) -> usize {
+        self.nheads_key * self.d_key
+    }
+
+    /// Hv Dv
+    #[must_use]
+    pub fn value_width(&self) -> usize {
+        self.nheads * self.d_value
+    }
+
+    /// Channels of the convolution: queries, keys and values.
+    #[must_use]
+    pub fn conv_dim(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// The projections that go through the convolution, and their outputs.
+    fn qkv(&self) -> Vec<(&'static str, usize)> {
+        if self.separate {
+            let (key, value) = (self.key_width(), self.value_width());
+            vec![("q_proj", key), ("k_proj", key), ("v_proj", value)]
+        } else {
+            vec![("in_proj_qkv", self.conv_dim())]
+        }
+    }
+
+    /// The convolutions, and their channels.
+    fn convs(&self) -> Vec<(&'static str, usize)> {
+        if self.separate {
+            let (key, value) = (self.key_width(), self.value_width());
+            vec![("q_conv1d", key), ("k_conv1d", key), ("v_conv1d", value)]
+        } else {
+            vec![("conv1d", self.conv_dim())]
+        }
+    }
+}
+
+impl Part for DeltaConfig {
+    fn kind(&self) -> &'static str {
+        "gated delta"
+    }
+
+    /// `conv`, the last inputs of the convolution, oldest first: `[d_conv - 1, conv_dim]`; and `delta` `[Hv, Dk, Dv]`.
+    fn slots(&self) -> Vec<Slot> {
+        vec![
+            Slot::fixed("conv", vec![self.d_conv - 1, self.conv_dim()]),
+            Slot::fixed("delta", vec![self.nheads, self.d_key, self.d_value]),
+        ]
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("linear_num_key_heads", self.nheads_key),
+            ("linear_num_value_heads", self.nheads),
+            ("linear_key_head_dim", self.d_key),
+            ("linear_value_head_dim", self.d_value),
+            ("linear_conv_kernel_dim", self.d_conv),
+        ]
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.nheads.is_multiple_of(self.nheads_key) {
+            return Ok(());
+        }
+        let reason =
+            format!("{} value heads are no multiple of {} key heads", self.nheads, self.nheads_key);
+        Err(("linear_num_value_heads", reason))
+    }
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("heads", format!("{} of {}", self.nheads, self.d_value)),
+            ("key heads", format!("{} of {}", self.nheads_key, self.d_key)),
+            ("convolution", format!("{} taps", self.d_conv)),
+        ]
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let sizes = [
+            ("nheads_key", self.nheads_key),
+            ("nheads", self.nheads),
+            ("d_key", self.d_key),
+            ("d_value", self.d_value),
+            ("d_conv", self.d_conv),
+        ];
+        sizes.into_iter().map(|(name, size)| (name.to_owned(), size.into())).collect()
+    }
+
+    fn work_width(&self) -> usize {
+        2 * self.conv_dim() + 2 * self.key_width() + 3 * self.value_width() + 4 * self.nheads
+    }
+}
+
+/// The layer's weights.
+pub struct GatedDelta<B: Backend> {
+    config: DeltaConfig,
+    /// Of queries, keys and values.
+    qkv_proj: Joined<B>,
+    /// in_proj_z
+    gate_proj: Linear<B>,
+    /// in_proj_a and in_proj_b
+    decay_beta_proj: Joined<B>,
+    /// `[d_conv, conv_dim]`: taps first, unlike the checkpoint
+    conv1d_weight: Tensor<B>,
+    /// `[Hv]`
+    a_log: Tensor<B>,
+    /// `[Hv]`
+    dt_bias: Tensor<B>,
+    /// `[Hv]`, all `beta_scale`; `None` where that is 1.
+    beta_scale: Option<Tensor<B>>,
+    /// `[Dv]`, which all heads share
+    norm: Tensor<B>,
+    out_proj: Linear<B>,
+}
+
+/// What the rule reads of the tokens of all runs, and the gate of its output.
+struct Inputs<B: Backend> {
+    /// `[T, Hk, Dk]`, normalised
+    q: Tensor<B>,
+    /// `[T, Hk, Dk]`, normalised
+    k: Tensor<B>,
+    /// `[T, Hv, Dv]`
+    v: Tensor<B>,
+    /// `[T, Hv]`
+    g: Tensor<B>,
+    /// `[T, Hv]`
+    beta: Tensor<B>,
+    /// `[T, Hv Dv]`
+    z: Tensor<B>,
+}
+
+impl<B: Backend> GatedDelta<B> {
+    /// Loads the mixer; A_log, dt_bias, the norm and the convolution become f32 whatever their type.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing, is no float, or A_log is not finite.
+    pub fn load(config: &DeltaConfig, params: &Params<'_, B>) -> Result<Self> {
+        let (heads, width, d_model) = (config.nheads, config.value_width(), config.d_model);
+        let taps = config.convs().into_iter().map(|(name, channels)| {
+            let shape = [channels, 1, config.d_conv];
+            Ok((params.under(name).tensor("weight", &shape)?, channels))
+        });
+        let taps: Vec<(Tensor<B>, usize)> = taps.collect::<Result<_>>()?;
+        let conv1d_weight = params.computed(|client| {
+            let rows =
+                taps.iter().map(|(taps, channels)| taps.reshape(&[*channels, config.d_conv]));
+            let rows: Vec<Tensor<B>> = rows.collect::<Result<_, _>>()?;
+            match &rows[..] {
+                [all] => client.transpose(all),
+                several => client.transpose(&client.concat_rows(several)?),
+            }
+        })?;
+        let of_heads = [("in_proj_a", heads), ("in_proj_b", heads)];
+        Ok(Self {
+            qkv_proj: Joined::load(params, &config.qkv(), d_model, false)?,
+            gate_proj: Linear::load(&params.under("in_proj_z"), [width, d_model], false)?,
+            // What decays is multiplied token after token.
+            decay_beta_proj: Joined::load(params, &of_heads, d_model, false)?.precise(),
+            conv1d_weight,
+            a_log: a_log(params, heads)?,
+            dt_bias: params.tensor("dt_bias", &[heads])?,
+            beta_scale: params.factors(&[(heads, config.beta_scale)])?,
+            norm: params.tensor("norm.weight", &[config.d_value])?,
+            out_proj: Linear::load(&params.under("out_proj"), [d_model, width], false)?,
+            config: config.clone(),
+        })
+    }
+
+    /// `residual + factor * mixer(u)` for the tokens `[T, d_model]` of all runs.
+    ///
+    /// # Errors
+    ///
+    /// When shapes disagree or memory is short.
+    pub fn forward_onto(
+        &self,
+        client: &B::Client,
+        u: &Tensor<B>,
+        (residual, factor): (Tensor<B>, f32),
+        batch: &mut Batch<B>,
+    ) -> Result<Tensor<B>> {
+        let inputs = self.inputs(client, u, batch)?;
+        let o = self.rule(client, &inputs, batch)?;
+        let norm = GatedNorm {
+            weight: &self.norm,
+            ngroups: self.config.nheads,
+            eps: self.config.norm_eps,
+            norm_before_gate: true,
+            activation: self.config.gate,
+        };
+        let y = client.gated_rmsnorm(&o, &inputs.z, &norm)?;
+        self.out_proj.forward_onto(client, &y, residual, factor)
+    }
+
+    /// Everything before the rule.
+    fn inputs(&self, client: &B::Client, u: &Tensor<B>, batch: &mut Batch<B>) -> Result<Inputs<B>> {
+        let config = &self.config;
+        let qkv = self.qkv_proj.forward_whole(client, u)?; // [T, conv_dim]
+        let conv = CausalConv { weight: &self.conv1d_weight, bias: None, silu: true };
+        let (runs, mut windows) = batch.tensors("conv")?;
+        let qkv = client.causal_conv1d(&qkv, &conv, runs, &mut windows)?;
+
+        let (width, heads) = (config.key_width(), [config.nheads_key, config.d_key]);
+        let qk = client.l2norm(&qkv.narrow(1, 0, 2 * width)?, config.d_key, QK_EPS)?;
+        let v = qkv.narrow(1, 2 * width, config.value_width())?;
+
+        let [a, b] = self.decay_beta_proj.forward(client, u)?;
+        let decay = DecayGate { a: &a, a_log: &self.a_log, dt_bias: &self.dt_bias };
+        let beta = client.activate(Activation::Sigmoid, &b)?;
+        Ok(Inputs {
+            q: split_last(&qk.narrow(1, 0, width)?, &heads)?,
+            k: split_last(&qk.narrow(1, width, width)?, &heads)?,
+            v: split_last(&v, &[config.nheads, config.d_value])?,
+            g: client.decay_gate(&decay)?,
+            beta: match &self.beta_scale {
+                None => beta,
+                Some(factors) => client.scale_columns(&beta, factors)?,
+            },
+            z: self.gate_proj.forward(client, u)?,
+        })
+    }
+
+    /// What the queries read, `[T, Hv Dv]`.
+    fn rule(
+        &self,
+        client: &B::Client,
+        inputs: &Inputs<B>,
+        batch: &mut Batch<B>,
+    ) -> Result<Tensor<B>> {
+        let Inputs { q, k, v, g, beta, .. } = inputs;
+        let scale = (self.config.d_key as f32).sqrt().recip();
+        let (runs, mut states) = batch.tensors("delta")?;
+        let input = DeltaInput { q, k, v, g, beta, scale };
+        let o = client.gated_delta(&input, runs, &mut states)?; // [T, Hv, Dv]
+        Ok(o.reshape(&[o.shape()[0], self.config.value_width()])?)
+    }
+
+    /// Bytes that a pass over the layer's matrices reads.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        let linear = [&self.gate_proj, &self.out_proj];
+        let linear: usize = linear.iter().map(|linear| linear.weight().size_in_bytes()).sum();
+        self.qkv_proj.weight_bytes() + self.decay_beta_proj.weight_bytes() + linear
+    }
+}
+
+module!(GatedDelta of DeltaConfig, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
+
+/// Logarithms of the heads' rates `[H]`, of finite rates above 0: GGUF stores `A`, minus the rates, other files `A_log`.
+fn a_log<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> {
+    let name = if params.has("A") { "A" } else { "A_log" };
+    let parameter = params.tensor(name, &[heads])?;
+    params.computed(|client| {
+        let stored = ops::to_vec(&parameter)?;
+        let is_good = |&x: &f32| match name {
+            "A" => x.is_finite() && x < 0.0,
+            _ => x.is_finite() && x.exp().is_finite(),
+        };
+        if let Some(head) = stored.iter().position(|x| !is_good(x)) {
+            let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+            let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
+            return Err(params.error(name, &reason));
+        }
+        if name == "A_log" {
+            return Ok(parameter.clone());
+        }
+        let logs: Vec<f32> = stored.iter().map(|&a| (-f64::from(a)).ln() as f32).collect();
+        ops::tensor(client, &logs, &[heads])
+    })
+}
