@@ -225,7 +225,15 @@ impl<'a> Fields<'a> {
     ///
     /// As [`size`](Self::size).
     pub fn context(&mut self, value: &mut usize, default: usize) -> Result<()> {
-        let names = ["max_position_embeddings", "context_length"];
+        self.length(["max_position_embeddings", "context_length"], value, default)
+    }
+
+    /// The same under other names.
+    ///
+    /// # Errors
+    ///
+    /// As [`size`](Self::size).
+    pub fn length(&mut self, names: Names<'_>, value: &mut usize, default: usize) -> Result<()> {
         self.field(names, value, Need::Or(default), &LENGTH)
     }
 

@@ -66,6 +66,16 @@ pub enum Change {
     },
     /// Bands of rows, each times a factor, which reading leaves in.
     Scaled(Vec<(usize, f32)>),
+    /// The matrices of two parameters `[H, rank, k]` and `[H, v, rank]` by heads: k rows of a head are the columns of
+    /// its first matrix, then come the v rows of its second.
+    Latent {
+        /// H
+        nheads: usize,
+        /// Width of a row.
+        rank: usize,
+        /// Rows of each head for keys and for values.
+        rows: [usize; 2],
+    },
     /// `1 + x`, in f32: GGUF's weights of norms that a model keeps zero-centred.
     PlusOne,
     /// Values that no parameter holds; reading leaves them to the configuration.
@@ -121,7 +131,7 @@ impl Order {
         if group.checked_mul(self.groups)?.checked_add(self.first)? != count {
             return None;
         }
-        let mut pieces = vec![0..self.first];
+        let mut pieces = Vec::from([Range { start: 0, end: self.first }]);
         for index in 0..self.groups {
             let mut band_start = self.first;
             let bands = self.bands.iter();
@@ -147,10 +157,8 @@ impl Order {
         let (lines, count) =
             if self.columns { (rows, shape.iter().skip(1).product()) } else { (1, rows) };
         let line = data.len().checked_div(lines)?;
-        let size = |n: usize| match self.columns {
-            true => size(n),
-            false => n.checked_mul(line / rows.max(1)),
-        };
+        let of_rows = |n: usize| n.checked_mul(line / rows.max(1));
+        let size = |n: usize| if self.columns { size(n) } else { of_rows(n) };
         if line * lines != data.len() || size(count)? != line {
             return None;
         }
@@ -175,7 +183,8 @@ impl Order {
 /// A row of a family's table of names: a tensor of the file, and the parameters that make it up.
 ///
 /// `#` stands for the number of a layer. A part with `@` stands for as many as there are, one for each
-/// number of an expert; several parts with `@` alternate.
+/// number of an expert; several parts with `@` alternate. Where the file's name has an `@`, it has a tensor for each
+/// number.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// The tensor in the file.
@@ -214,6 +223,10 @@ pub enum How {
     Scaled(Vec<(usize, f32)>),
     /// All of it times a factor.
     Times(f32),
+    /// As [`Change::Latent`].
+    Latent,
+    /// With so many dimensions of 1 before its own and after them.
+    Padded([usize; 2]),
     /// As [`Change::PlusOne`].
     PlusOne,
 }
@@ -243,8 +256,26 @@ impl Row {
         self
     }
 
-    /// The tensor for one layer; `None` where the layer has no such parameter.
-    fn stored(&self, layer: usize, parameters: &Tensors) -> Option<Stored> {
+    /// The tensors for one layer; none where the layer has no such parameter.
+    fn stored(&self, layer: usize, parameters: &Tensors) -> Vec<Stored> {
+        if !self.file.contains('@') {
+            return self.stored_one(layer, parameters).into_iter().collect();
+        }
+        let of = |number: usize| {
+            let named = |pattern: &str| pattern.replace('@', &number.to_string());
+            let parts = self.parts.iter().map(|part| named(part)).collect();
+            let row = Self {
+                file: named(&self.file),
+                parts,
+                how: self.how.clone(),
+                order: self.order.clone(),
+            };
+            row.stored_one(layer, parameters)
+        };
+        (0..).map_while(of).collect()
+    }
+
+    fn stored_one(&self, layer: usize, parameters: &Tensors) -> Option<Stored> {
         let named = |pattern: &str| pattern.replace('#', &layer.to_string());
         let find = |name: String| {
             let shape = parameters.get(&name)?.to_vec();
@@ -268,6 +299,14 @@ impl Row {
         let own = parts.first()?.shape.clone();
         let rows: usize = parts.iter().map(|part| part.shape.first().copied().unwrap_or(1)).sum();
         let (shape, change) = match (&self.how, own.as_slice()) {
+            (How::Latent, &[nheads, rank, k]) => {
+                let v = parts.get(1).and_then(|part| part.shape.get(1)).copied().unwrap_or(0);
+                let shape = vec![nheads * (k + v), rank];
+                (shape, Change::Latent { nheads, rank, rows: [k, v] })
+            }
+            (&How::Padded([before, after]), own) => {
+                ([&vec![1; before], own, &vec![1; after]].concat(), Change::Same)
+            }
             (_, [_, columns]) if is_stack => {
                 (vec![stacked, rows / stacked, *columns], Change::Same)
             }
@@ -302,7 +341,7 @@ impl Layout {
         for row in table {
             let layers = if row.file.contains('#') { n_layer } else { 1 };
             for layer in 0..layers {
-                if let Some(stored) = row.stored(layer, parameters) {
+                for stored in row.stored(layer, parameters) {
                     named.extend(stored.parts.iter().map(|part| part.name.clone()));
                     layout.0.push(stored);
                 }
@@ -441,7 +480,8 @@ impl Stored {
         entry: &TensorEntry,
         parameters: &mut BTreeMap<String, TensorEntry>,
     ) -> Result<()> {
-        let entry = &self.in_model_order(entry)?;
+        let turned = self.turned(entry)?;
+        let entry = &self.in_model_order(turned.as_ref().unwrap_or(entry))?;
         let mut first = 0;
         for part in &self.parts {
             let size = entry.dtype.bytes_of(&part.shape);
@@ -469,6 +509,18 @@ impl Stored {
             parameters.insert(name, entry);
         }
         Ok(())
+    }
+
+    /// The elements of matrices by heads in the order of the parameters, blocks as f32; `None` where nothing is turned.
+    fn turned(&self, entry: &TensorEntry) -> Result<Option<TensorEntry>> {
+        let &Change::Latent { nheads, rank, rows } = &self.change else { return Ok(None) };
+        let (dtype, data) = match entry.dtype {
+            Dtype::Block(_) => (Dtype::F32, Bytes::new(Dtype::F32.encode(&entry.to_f32()?)?)),
+            dtype => (dtype, entry.data.clone()),
+        };
+        let data = permuted(&data, &inverse(&by_heads(nheads, rank, rows)))
+            .ok_or_else(|| self.error(from_ref(entry), "cannot be cut into heads"))?;
+        Ok(Some(TensorEntry { dtype, data, ..entry.clone() }))
     }
 
     /// The file's tensor, or one with as many rows, in the order of the model.
@@ -521,6 +573,9 @@ impl Stored {
             &Change::Interleaved { nheads, rotary_dim } => {
                 permuted(&whole, &interleaved(self.shape.first().copied(), nheads, rotary_dim)?)
             }
+            &Change::Latent { nheads, rank, rows } => {
+                permuted(&whole, &by_heads(nheads, rank, rows))
+            }
             _ => None,
         }
     }
@@ -567,6 +622,13 @@ impl Stored {
                     first += rows;
                 }
             }
+            &Change::Latent { nheads, rank, rows } => {
+                let order = by_heads(nheads, rank, rows);
+                if order.len() != values.len() {
+                    return Err(self.error(parts, "has other matrices than its heads"));
+                }
+                values = order.into_iter().map(|at| values[at]).collect();
+            }
             Change::Same | Change::Given(_) => {}
         }
         Ok(values)
@@ -588,6 +650,19 @@ fn interleaved(rows: Option<usize>, nheads: usize, rotary_dim: usize) -> Option<
         _ => row,
     };
     Some((0..rows).map(of).collect())
+}
+
+/// The element of both parameters, one after the other, that each element of [`Change::Latent`] is.
+fn by_heads(nheads: usize, rank: usize, [k, v]: [usize; 2]) -> Vec<usize> {
+    let values = nheads * rank * k;
+    let key = |head: usize, row: usize| (0..rank).map(move |i| (head * rank + i) * k + row);
+    let value =
+        |head: usize, row: usize| (0..rank).map(move |i| values + (head * v + row) * rank + i);
+    let head = |head: usize| {
+        let keys = (0..k).flat_map(move |row| key(head, row));
+        keys.chain((0..v).flat_map(move |row| value(head, row)))
+    };
+    (0..nheads).flat_map(head).collect()
 }
 
 fn inverse(order: &[usize]) -> Vec<usize> {
@@ -878,6 +953,62 @@ mod tests {
         let layout = layout_of(&[("n", &[12])], Row::new("norm", "n").how(How::Groups(4)));
         let file = entry(&values(12), &[4, 3]);
         assert_eq!(read(&layout, file).unwrap().get("n").unwrap().shape, [12]);
+    }
+
+    #[test]
+    fn matrices_by_heads_are_two_parameters_of_which_one_is_turned() {
+        // Two heads, of two rows for keys and one for values; a row is three wide.
+        let parameters: [(&str, &[usize]); 2] = [("k", &[2, 3, 2]), ("v", &[2, 1, 3])];
+        let mut tensors = Tensors::default();
+        for (name, shape) in parameters {
+            tensors.add(name, shape);
+        }
+        let row = Row::joined("kv_b_proj", &["k".into(), "v".into()]).how(How::Latent);
+        let layout = Layout::new(&tensors, &[row], 1);
+        assert_eq!(layout.0[0].shape, [6, 3]);
+        let keys = [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 9.0, 12.0, 10.0, 13.0, 11.0, 14.0];
+        let own = [6.0, 7.0, 8.0, 15.0, 16.0, 17.0];
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            let file = encoded(dtype, &values(18), &[6, 3]);
+            let read = read(&layout, file.clone()).unwrap();
+            let parts = ["k", "v"].map(|name| read.get(name).unwrap().clone());
+            assert_eq!(parts.clone().map(|part| part.to_f32().unwrap()), [&keys[..], &own[..]]);
+            assert_eq!(parts.each_ref().map(|part| &part.shape[..]), parameters.map(|of| of.1));
+            assert_eq!(*layout.0[0].bytes(&parts).unwrap(), *file.data);
+            assert_eq!(layout.0[0].values(&parts).unwrap(), values(18));
+        }
+    }
+
+    #[test]
+    fn blocks_of_matrices_by_heads_become_floats_as_columns_cannot_be_cut_out_of_them() {
+        let mut tensors = Tensors::default();
+        tensors.add("k", &[2, 32, 3]);
+        tensors.add("v", &[2, 4, 32]);
+        let row = Row::joined("kv_b_proj", &["k".into(), "v".into()]).how(How::Latent);
+        let layout = Layout::new(&tensors, &[row], 1);
+        let file = encoded(Q8_0, &values(14 * 32), &[14, 32]);
+        let decoded = file.to_f32().unwrap();
+        let read = read(&layout, file).unwrap();
+        let parts = ["k", "v"].map(|name| read.get(name).unwrap().clone());
+        assert_eq!(parts[0].dtype, Dtype::F32);
+        assert_eq!(layout.0[0].values(&parts).unwrap(), decoded);
+    }
+
+    #[test]
+    fn experts_may_be_tensors_of_their_own_under_another_name_and_have_dimensions_of_1() {
+        let mut tensors = Tensors::default();
+        for name in ["l.1.e.0.gate", "l.1.e.1.gate", "l.1.a"] {
+            tensors.add(name, if name == "l.1.a" { &[4] } else { &[2, 3][..] });
+        }
+        let table = [
+            Row::new("l.#.e.@.w1", "l.#.e.@.gate"),
+            Row::new("l.#.a", "l.#.a").how(How::Padded([2, 1])),
+        ];
+        let layout = Layout::new(&tensors, &table, 2);
+        let names: Vec<&str> = layout.0.iter().map(|stored| stored.name.as_str()).collect();
+        assert_eq!(names, ["l.1.e.0.w1", "l.1.e.1.w1", "l.1.a"]);
+        assert_eq!(layout.0[2].shape, [1, 1, 4, 1]);
+        assert_eq!(layout.stored_as("l.1.e.1.gate"), Some("l.1.e.1.w1"));
     }
 
     #[test]

@@ -389,11 +389,20 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing, no matrix, or of a type that is no float.
     pub fn weight(&self, name: &str, shape: [usize; 2]) -> Result<Weight<B>> {
-        if let Some(listing) = self.listed(name, &shape) {
+        self.made_weight(name, &shape, || self.make_weight(name))
+    }
+
+    /// The weight that `make` makes, unless it is only listed or there already.
+    fn made_weight(
+        &self,
+        name: &str,
+        shape: &[usize],
+        make: impl FnOnce() -> Result<Weight<B>>,
+    ) -> Result<Weight<B>> {
+        if let Some(listing) = self.listed(name, shape) {
             self.add_pack(name, &[""])?;
             return Ok(listing.weight.clone());
         }
-        let make = || self.make_weight(name);
         let weight = match self.source {
             Source::Checkpoint { weights: Some(shared), .. } => {
                 shared.get(&format!("{}{name}", self.prefix), make)
@@ -403,14 +412,15 @@ impl<'a, B: Backend> Params<'a, B> {
         if let Some(floats) = weight.floats() {
             self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
         }
-        self.place(&weight, self.entry(name)?);
+        self.place(&weight, name);
         Ok(weight)
     }
 
-    /// Counts a weight that was made of `entry`, or of several like it.
-    fn place(&self, weight: &Weight<B>, entry: &TensorEntry) {
+    /// Counts a weight that was made of `name`, or of several like it.
+    fn place(&self, weight: &Weight<B>, name: &str) {
         let [mut in_files, mut in_memory] = self.placed.get();
-        let is_in_file = weight.is_borrowed() && entry.data.is_mapped();
+        let is_mapped = self.entry(name).is_ok_and(|entry| entry.data.is_mapped());
+        let is_in_file = weight.is_borrowed() && is_mapped;
         let bytes = if is_in_file { &mut in_files } else { &mut in_memory };
         *bytes += weight.size_in_bytes();
         self.placed.set([in_files, in_memory]);
@@ -418,6 +428,9 @@ impl<'a, B: Backend> Params<'a, B> {
 
     /// The blocks `name` under each of `layers`, row under row, if they are experts'.
     fn pack(&self, name: &str, layers: &[&str]) -> Result<Option<Pack>> {
+        if !self.are_chosen {
+            return Ok(None);
+        }
         let mut parts = Vec::new();
         for layer in layers {
             let params =
@@ -427,7 +440,7 @@ impl<'a, B: Backend> Params<'a, B> {
         let joined = layers.join("+");
         let dot = if joined.is_empty() { "" } else { "." };
         let full = format!("{}{joined}{dot}{name}", self.prefix);
-        Ok(if self.are_chosen { Pack::new(full, parts) } else { None })
+        Ok(Pack::new(full, parts))
     }
 
     /// Adds experts' blocks to the list, if this is one of them.
@@ -466,13 +479,7 @@ impl<'a, B: Backend> Params<'a, B> {
                 entry.data.release();
                 return Ok(weight);
             }
-            _ => {
-                let bytes: Vec<u8> =
-                    entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
-                let all = 0..bytes.len();
-                let bytes = HostBytes::new(Arc::new(bytes), all)?;
-                return self.client.weight(bytes, DType::F32, &entry.shape);
-            }
+            _ => return self.widened(entry),
         };
         // Blocks are taken from a file's memory, which is not to be kept for the few floats beside them.
         let has_blocks = matches!(self.source, Source::Checkpoint { has_blocks: true, .. });
@@ -482,6 +489,31 @@ impl<'a, B: Backend> Params<'a, B> {
             return self.client.weight(HostBytes::new(Arc::new(bytes), all)?, dtype, &entry.shape);
         }
         self.client.weight(host_bytes(entry)?, dtype, &entry.shape)
+    }
+
+    /// Several matrices of one shape as a weight, one after another. Floats stay in their place, blocks become f32.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, or of a type that is no float.
+    pub fn matrices(&self, name: &str, shape: [usize; 3]) -> Result<Weight<B>> {
+        self.made_weight(name, &shape, || {
+            let entry = self.entry(name)?;
+            if !matches!(entry.dtype, Dtype::Block(_)) {
+                return self.make_weight(name);
+            }
+            self.taken(entry)?;
+            let weight = self.widened(entry)?;
+            entry.data.release();
+            Ok(weight)
+        })
+    }
+
+    /// A weight of what an entry has, as f32.
+    fn widened(&self, entry: &TensorEntry) -> Result<Weight<B>> {
+        let bytes: Vec<u8> = entry.to_f32()?.into_iter().flat_map(f32::to_ne_bytes).collect();
+        let all = 0..bytes.len();
+        self.client.weight(HostBytes::new(Arc::new(bytes), all)?, DType::F32, &entry.shape)
     }
 
     /// Weights `name` under each of `layers`, row under row, where all are blocks of one format.
@@ -501,8 +533,7 @@ impl<'a, B: Backend> Params<'a, B> {
             }
             _ => make(),
         }?;
-        let first = layers.first().copied().unwrap_or_default();
-        self.place(&weight, self.under(first).entry(name)?);
+        self.under(layers.first().copied().unwrap_or_default()).place(&weight, name);
         Ok(weight)
     }
 

@@ -276,9 +276,10 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         }
     }
 
-    /// The tensors of keys and values, where they are such.
+    /// The tensors of keys and values, where they are such; of a latent cache the keys, which are both.
     pub(crate) fn rows(&self) -> &[Tensor<R>] {
         match &self.storage {
+            KvStorage::Tensors(Some([keys, _])) if self.sizes.latent => std::slice::from_ref(keys),
             KvStorage::Tensors(Some(rows)) => rows,
             _ => &[],
         }

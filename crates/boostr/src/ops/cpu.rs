@@ -18,6 +18,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+pub(super) use attention::per_head;
+
 type Cpu = Tensor<CpuRuntime>;
 
 /// A client whose operations on the CPU are kernels of one level.

@@ -8,7 +8,10 @@ use crate::tiny::{close, entry, floats};
 use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::checkpoint::{Dtype, TensorEntry};
-use boostr::ops::{Attention, KvCache, KvSizes, KvType, LatentAttention, Weight, to_vec};
+use boostr::ops::{
+    Attention, AttentionOps, KvCache, KvSizes, KvType, LatentAttention, LinearOps, Tape, Weight,
+    tensor, to_vec,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -315,5 +318,91 @@ fn caches_of_another_operation_or_device_are_refused() {
         let error = other.latent_attention(&latent, &[2], &mut [&mut cache]).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{other:?}: {error}");
         assert!(cache.is_empty());
+    }
+}
+
+/// What three calls with two sequences give, by a client and its weights.
+fn outputs<C: AttentionOps<Cpu>>(
+    client: &C,
+    problem: &Problem,
+    sequences: &[Sequence; 2],
+    [w_uk, w_uv]: [&Weight<Cpu>; 2],
+) -> Vec<Floats> {
+    let mut caches = [0, 1].map(|_| client.new_cache(problem.sizes(KvType::F32)).unwrap());
+    let (mut outs, mut done) = (Vec::new(), [0; 2]);
+    for runs in [[3, 2], [0, 1], [4, 3]] {
+        let parts = [0, 1, 2, 3].map(|part| {
+            let row = &problem.rows()[part];
+            let width = row.iter().product::<usize>();
+            let rows = sequences.iter().zip(done).zip(runs);
+            let rows: Vec<f32> = rows
+                .flat_map(|((x, done), len)| &x[part][done * width..(done + len) * width])
+                .copied()
+                .collect();
+            tensor::<Cpu>(client, &rows, &[&[runs[0] + runs[1]], &row[..]].concat()).unwrap()
+        });
+        let [q_nope, q_pe, c, k_pe] = &parts;
+        let input = LatentAttention { q_nope, q_pe, c, k_pe, w_uk, w_uv, scale: problem.scale() };
+        let mut borrowed: Vec<_> = caches.iter_mut().collect();
+        outs.push(client.latent_attention(&input, &runs, &mut borrowed).unwrap());
+        done = [done[0] + runs[0], done[1] + runs[1]];
+    }
+    outs
+}
+
+/// What an element of an output counts in the loss.
+fn factor(i: usize) -> f32 {
+    (i as f32 * 0.7).sin()
+}
+
+#[test]
+fn a_tape_computes_the_bits_of_any_client_and_gives_the_slopes_to_both_weights() {
+    let random = &mut Random(86);
+    let mut problem = Problem::new(random, Dtype::F32, [2, 3, 5, 2, 4]);
+    let sequences = [7, 6].map(|len| problem.sequence(random, len));
+    let tape = Tape::new(cpu(), |_| true);
+    let [w_uk, w_uv] = &problem.weights;
+    tape.parameter("w_uk", w_uk);
+    tape.parameter("w_uv", w_uv);
+    let outs = outputs(&tape, &problem, &sequences, [w_uk, w_uv]);
+    for (out, plain) in outs.iter().zip(outputs(&cpu(), &problem, &sequences, [w_uk, w_uv])) {
+        assert_eq!(to_vec(out).unwrap(), to_vec(&plain).unwrap());
+    }
+    // The loss of each output as one row: -ln softmax([s, 0])[0] = ln(1 + exp(-s)), s by factors of its elements.
+    for out in &outs {
+        let width: usize = out.shape().iter().product();
+        let factors: Vec<f32> = (0..width).map(factor).chain(vec![0.0; width]).collect();
+        let head = weight(&entry(Dtype::F32, &[2, width], &factors));
+        tape.parameter("head", &head);
+        let row = out.reshape(&[1, width]).unwrap();
+        tape.cross_entropy(&row, &head, 1.0, (&[0], &[1.0]), false).unwrap();
+    }
+    let gradients = tape.backward().unwrap();
+    let loss = |problem: &Problem| -> f64 {
+        let [w_uk, w_uv] = &problem.weights;
+        let of = |out: Floats| {
+            let values = to_vec(&out).unwrap();
+            let terms = values.iter().enumerate();
+            let s: f64 = terms.map(|(i, x)| f64::from(*x) * f64::from(factor(i))).sum();
+            (-s).exp().ln_1p()
+        };
+        outputs(&cpu(), problem, &sequences, [w_uk, w_uv]).into_iter().map(of).sum()
+    };
+    let step = 1.0f32 / 64.0;
+    for (which, name) in ["w_uk", "w_uv"].into_iter().enumerate() {
+        let own = [&problem.w_uk, &problem.w_uv][which].clone();
+        let values = own.to_f32().unwrap();
+        for i in 0..values.len() {
+            let mut at = |step: f32| {
+                let mut moved = values.clone();
+                moved[i] += step;
+                problem.weights[which] = weight(&entry(Dtype::F32, &own.shape, &moved));
+                loss(&problem)
+            };
+            let slope = (at(step) - at(-step)) / f64::from(2.0 * step);
+            let got = f64::from(gradients[name][i]);
+            assert!((got - slope).abs() < 1e-3, "{name} {i}: {got}, not {slope}");
+        }
+        problem.weights[which] = weight(&own);
     }
 }

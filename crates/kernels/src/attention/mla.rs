@@ -76,7 +76,7 @@ pub fn latent_attention(
     out: &mut [f32],
 ) {
     let LatentInput { q_nope, q_pe, c, k_pe } = *input;
-    let Sizes { d_nope, d_c, d_r, d_v } = kernel.sizes(q_nope, q_pe, c, k_pe);
+    let Sizes { d_c, d_r, d_v, .. } = kernel.sizes(q_nope, q_pe, c, k_pe);
     let (nheads, d_k, tokens) = (kernel.nheads, d_c + d_r, q_nope.len());
     assert_eq!((c.len(), q_pe.len(), k_pe.len()), (tokens, tokens, tokens), "c, q_pe and k_pe");
     assert_eq!(runs.iter().sum::<usize>(), tokens, "runs");
@@ -84,11 +84,7 @@ pub fn latent_attention(
     assert_eq!(out.len(), tokens * nheads * d_v, "out");
     let level = kernel.level;
 
-    let mut keys = Vec::with_capacity(tokens * d_k);
-    for t in 0..tokens {
-        keys.extend_from_slice(c.row(t));
-        keys.extend_from_slice(k_pe.row(t));
-    }
+    let keys = joined(c, k_pe);
     let keys = Rows::new(&keys, tokens, d_k, 0, d_k); // [T, d_c + d_r]
     let mut first = 0;
     for (&len, cache) in runs.iter().zip(caches.iter_mut()) {
@@ -97,16 +93,7 @@ pub fn latent_attention(
         first += len;
     }
 
-    let mut q = vec![0.0; tokens * nheads * d_k]; // [T, H * (d_c + d_r)]
-    column_blocks(&mut q, nheads * d_k, d_k).into_par_iter().enumerate().for_each(|(head, q)| {
-        let (mut absorbed, rotated): (Vec<_>, Vec<_>) =
-            q.into_iter().map(|q| q.split_at_mut(d_c)).unzip();
-        let w = head_of(kernel.w_uk, head, nheads);
-        linear_rows(level, q_nope.columns(head * d_nope, d_nope), w, &mut absorbed);
-        for (t, to) in rotated.into_iter().enumerate() {
-            to.copy_from_slice(&q_pe.row(t)[head * d_r..][..d_r]);
-        }
-    });
+    let q = kernel.absorbed(q_nope, q_pe, d_c);
     let q = Rows::new(&q, tokens, nheads * d_k, 0, nheads * d_k);
     let attention = Attention { level, nheads, scale: kernel.scale, window: None, softcap: None };
     let mut mixed = vec![0.0; tokens * nheads * d_c]; // [T, H * d_c]
@@ -123,17 +110,33 @@ pub fn latent_attention(
 }
 
 #[expect(clippy::struct_field_names, reason = "they are the paper's")]
-struct Sizes {
-    d_nope: usize,
-    d_c: usize,
-    d_r: usize,
-    d_v: usize,
+pub(super) struct Sizes {
+    pub(super) d_nope: usize,
+    pub(super) d_c: usize,
+    pub(super) d_r: usize,
+    pub(super) d_v: usize,
+}
+
+/// Rows `[c | k_pe]`.
+pub(super) fn joined(c: Rows<'_>, k_pe: Rows<'_>) -> Vec<f32> {
+    let mut keys = Vec::with_capacity(c.len() * (c.width() + k_pe.width()));
+    for t in 0..c.len() {
+        keys.extend_from_slice(c.row(t));
+        keys.extend_from_slice(k_pe.row(t));
+    }
+    keys
 }
 
 impl LatentAttention<'_> {
     /// The sizes that widths of rows and weights say.
     #[track_caller]
-    fn sizes(&self, q_nope: Rows<'_>, q_pe: Rows<'_>, c: Rows<'_>, k_pe: Rows<'_>) -> Sizes {
+    pub(super) fn sizes(
+        &self,
+        q_nope: Rows<'_>,
+        q_pe: Rows<'_>,
+        c: Rows<'_>,
+        k_pe: Rows<'_>,
+    ) -> Sizes {
         let (d_c, d_r) = (c.width(), k_pe.width());
         assert!(self.nheads > 0 && q_nope.width().is_multiple_of(self.nheads), "q_nope");
         let d_nope = q_nope.width() / self.nheads;
@@ -142,10 +145,30 @@ impl LatentAttention<'_> {
         assert!(d_c > 0 && self.w_uv.len().is_multiple_of(self.nheads * d_c), "w_uv");
         Sizes { d_nope, d_c, d_r, d_v: self.w_uv.len() / (self.nheads * d_c) }
     }
+
+    /// The queries that meet rows `[c | k_pe]`: `[T, H * (d_c + d_r)]`.
+    pub(super) fn absorbed(&self, q_nope: Rows<'_>, q_pe: Rows<'_>, d_c: usize) -> Vec<f32> {
+        let nheads = self.nheads;
+        let (d_nope, d_r) = (q_nope.width() / nheads, q_pe.width() / nheads);
+        let d_k = d_c + d_r;
+        let mut q = vec![0.0; q_nope.len() * nheads * d_k];
+        column_blocks(&mut q, nheads * d_k, d_k).into_par_iter().enumerate().for_each(
+            |(head, q)| {
+                let (mut absorbed, rotated): (Vec<_>, Vec<_>) =
+                    q.into_iter().map(|q| q.split_at_mut(d_c)).unzip();
+                let w = head_of(self.w_uk, head, nheads);
+                linear_rows(self.level, q_nope.columns(head * d_nope, d_nope), w, &mut absorbed);
+                for (t, to) in rotated.into_iter().enumerate() {
+                    to.copy_from_slice(&q_pe.row(t)[head * d_r..][..d_r]);
+                }
+            },
+        );
+        q
+    }
 }
 
 /// The part of one head.
-fn head_of(w: Weights<'_>, head: usize, nheads: usize) -> Weights<'_> {
+pub(super) fn head_of(w: Weights<'_>, head: usize, nheads: usize) -> Weights<'_> {
     let len = w.len() / nheads;
     let range = head * len..(head + 1) * len;
     match w {

@@ -34,7 +34,8 @@
 //!
 //! [`latent_attention`] is multi-head latent attention over a cache of compressed keys;
 //! [`attention_reference`] and [`latent_attention_reference`] are the definitions.
-//! [`attention_backward`] computes gradients, and [`attention_backward_reference`] is its definition.
+//! [`attention_backward`] computes gradients, and [`attention_backward_reference`] is its definition;
+//! [`latent_attention_backward`] computes those of latent attention, which tests compare with slopes.
 
 mod backward;
 mod backward_reference;
@@ -42,6 +43,7 @@ mod backward_reference;
 mod backward_tests;
 mod cache;
 mod mla;
+mod mla_backward;
 mod online;
 mod page;
 mod reference;
@@ -52,6 +54,7 @@ pub use backward::{AttentionGradients, AttentionInput, attention_backward};
 pub use backward_reference::attention_backward_reference;
 pub use cache::KvCache;
 pub use mla::{LatentAttention, LatentInput, latent_attention, latent_attention_reference};
+pub use mla_backward::{LatentGradients, latent_attention_backward};
 pub use page::{KvType, PAGE};
 pub use reference::attention_reference;
 

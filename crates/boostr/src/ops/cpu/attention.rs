@@ -39,7 +39,7 @@ fn pages<'a>(
 }
 
 /// The elements of a weight that has one matrix for each head.
-fn per_head<'a>(name: &str, w: &'a Weight<CpuRuntime>) -> Result<Weights<'a>> {
+pub fn per_head<'a>(name: &str, w: &'a Weight<CpuRuntime>) -> Result<Weights<'a>> {
     match &w.storage {
         Storage::Dense(w, _) => elements(w),
         Storage::Packed(_) => {

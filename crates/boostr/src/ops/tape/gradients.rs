@@ -167,21 +167,36 @@ impl Gradients {
     }
 }
 
-/// `(width, stride, offset)` of `x` as rows.
+/// `(width, stride, offset)` of `x` as rows: all last dimensions that lie one in another, of what is a row of
+/// the others.
 fn rows(x: &Cpu) -> Result<(usize, usize, usize)> {
-    let (&count, inner) = x.shape().split_first().unwrap_or((&1, &[]));
-    let width: usize = inner.iter().product();
-    let mut expected = 1;
-    for (&size, &stride) in inner.iter().zip(&x.strides()[x.ndim() - inner.len()..]).rev() {
-        if size != 1 && stride != expected {
-            let reason = "expected contiguous rows".into();
-            return Err(Error::Argument { name: "x", reason });
-        }
-        expected *= size.cast_signed();
-    }
-    let stride = match x.strides().first() {
-        Some(&stride) if count > 1 => stride.unsigned_abs(),
-        _ => width.max(1),
+    let refuse = || {
+        let reason = "expected contiguous rows".into();
+        Error::Argument { name: "x", reason }
     };
-    Ok((width, stride.max(width), x.offset()))
+    if x.numel() == 0 {
+        return Ok((0, 1, x.offset()));
+    }
+    // The size and the stride of each dimension, from the last on.
+    let mut dims = x.shape().iter().zip(x.strides()).rev().filter(|(size, _)| **size != 1);
+    let (mut width, mut row) = (1usize, None);
+    for (&size, &stride) in dims.by_ref() {
+        if stride != width.cast_signed() {
+            row = Some((size, stride));
+            break;
+        }
+        width *= size;
+    }
+    let Some((mut count, stride)) = row else {
+        let width = width / x.shape().first().copied().unwrap_or(1).max(1);
+        return Ok((width, width.max(1), x.offset()));
+    };
+    for (&size, &outer) in dims {
+        if outer != stride * count.cast_signed() {
+            return Err(refuse());
+        }
+        count *= size;
+    }
+    let stride = usize::try_from(stride).ok().filter(|&stride| stride >= width);
+    Ok((width, stride.ok_or_else(refuse)?, x.offset()))
 }
