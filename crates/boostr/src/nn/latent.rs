@@ -147,7 +147,7 @@ impl<B: Backend> LatentMixer<B> {
         let q_width = nheads * config.d_query();
         let kv = ("kv_a_proj_with_mqa", rank + config.d_shared);
         let q = q_rank.map_or(("q_proj", q_width), |rank| ("q_a_proj", rank));
-        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps);
+        let norm = |name, width| RmsNorm::load(&params.under(name), width, config.norm_eps, false);
         let q_b = |rank| -> Result<_> {
             let q_b = Linear::load(&params.under("q_b_proj"), [q_width, rank], false)?;
             Ok((norm("q_a_layernorm", rank)?, q_b.precise()))
