@@ -79,13 +79,7 @@ impl Family for Config {
         f.constant("decoder_sparse_step", 1);
         self.experts.fields(f, self.hybrid.attention.d_model, [512, 10])?;
         let normalized = &mut self.experts.moe.normalized;
-        f.flag(["norm_topk_prob", ""], normalized, Or(true))?;
-        let [dense, sum] = [self.is_dense.contains(&true), !self.experts.moe.normalized];
-        let is_gguf = f.gguf_mut().is_some();
-        refuse(&[
-            (is_gguf && dense, "layers without experts in GGUF's qwen3next, which has them in all"),
-            (is_gguf && sum, "weights of experts that do not sum to 1 in GGUF's qwen3next"),
-        ])
+        f.flag(["norm_topk_prob", ""], normalized, Or(true))
     }
 
     fn frame(&self) -> Frame {
@@ -109,6 +103,11 @@ impl Family for Config {
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {
+        let [is_dense, is_sum] = [self.is_dense.contains(&true), self.experts.moe.normalized];
+        refuse(&[
+            (is_dense, "layers without experts in GGUF's qwen3next, which has them in all"),
+            (!is_sum, "weights of experts that do not sum to 1 in GGUF's qwen3next"),
+        ])?;
         let mut table = self.hybrid.gguf_table();
         let mut mixer = delta_table(&self.hybrid.mixer, MIXER, false);
         mixer.retain(|row| {

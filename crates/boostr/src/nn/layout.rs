@@ -437,9 +437,11 @@ impl Layout {
             change: Change::Same,
             order: None,
         };
-        let of = |stored: &Stored| match apart(stored) {
-            true => stored.parts.iter().map(one).collect(),
-            false => vec![stored.clone()],
+        let of = |stored: &Stored| {
+            if apart(stored) {
+                return stored.parts.iter().map(one).collect();
+            }
+            vec![stored.clone()]
         };
         Self(self.0.iter().flat_map(of).collect())
     }

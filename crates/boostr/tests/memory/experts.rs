@@ -214,7 +214,7 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
     for _ in 0..2 {
         let before = anonymous();
         let lm = open(&path, false);
-        assert_eq!(packed_of(&folder), [file.clone()]);
+        assert_eq!(packed_of(&folder), std::slice::from_ref(&file));
         let own = fs::metadata(&file).unwrap();
         assert_eq!(
             *written.get_or_insert((own.ino(), own.mtime_nsec())),
