@@ -264,6 +264,9 @@ pub struct Options {
     /// Go on with the last message, if the assistant says some text in it and calls nothing: the text ends where it does. Of
     /// [`rendered`](ChatTemplate::rendered) alone.
     pub continue_last: bool,
+    /// Close a thought that the text begins at its end, for an answer that a grammar holds to a form. Of
+    /// [`rendered`](ChatTemplate::rendered) alone.
+    pub skip_thought: bool,
     /// Tools on offer, each as JSON schema: `{"type": "function", "function": {"name": .., ..}}`.
     pub tools: Option<Vec<Value>>,
     /// Documents to answer from, each with `title` and `text`.
@@ -401,7 +404,10 @@ impl ChatTemplate {
         let Some((begun, before)) =
             last.and_then(|(last, before)| Some((Begun::of(last)?, before)))
         else {
-            return Ok(Rendered::new(self.prompt(&messages, &options)?));
+            let text = self.prompt(&messages, &options)?;
+            let markers = thoughts::opened(&text).filter(|_| options.skip_thought);
+            let end = markers.map_or_else(String::new, |markers| format!("\n{}", markers.end()));
+            return Ok(Rendered::new(text + &end));
         };
         let options = Options { add_generation_prompt: true, ..options };
         // A template may refuse a conversation of nobody.
@@ -470,11 +476,11 @@ impl Begun {
 
     /// It after a text that asks for an answer, which may begin a thought.
     fn after(&self, mut prompt: String) -> String {
-        let is_open = prompt.trim_end().ends_with("<think>");
-        if is_open || !self.thought.is_empty() {
-            prompt.push_str(if is_open { "" } else { "<think>\n" });
+        let markers = thoughts::opened(&prompt);
+        if markers.is_some() || !self.thought.is_empty() {
+            prompt.push_str(if markers.is_some() { "" } else { "<think>\n" });
             prompt.push_str(&self.thought);
-            prompt.push_str("\n</think>\n\n");
+            prompt.push_str(&format!("\n{}", markers.unwrap_or_default().end()));
         }
         prompt + &self.text
     }

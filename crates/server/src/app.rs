@@ -178,7 +178,7 @@ impl<B: Backend> Loaded<B> {
             }
         };
         let tokenizer = lm.tokenizer()?.clone();
-        let closing = tokenizer.id("</think>");
+        let closing = tokenizer.id("</think>").or_else(|| tokenizer.id("<|close|>"));
         let version = env!("CARGO_PKG_VERSION");
         let weights = lm.model.fingerprint().unwrap_or("none");
         Ok(Self {

@@ -1,7 +1,50 @@
 //! Thoughts out of an answer that comes in pieces.
 
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+/// What stands around thoughts and answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Markers {
+    /// `<think>` and `</think>`.
+    #[default]
+    Plain,
+    /// The tags of Kimi K3.
+    Tags,
+}
+
+/// What opens an answer in these tags, and what closes it and its message.
+const RESPONSE: &str = "<|open|>response<|sep|>";
+const ENDS: [&str; 2] = ["<|close|>response<|sep|>", "<|close|>message<|sep|>"];
+
+impl Markers {
+    /// What opens a thought.
+    pub(super) const fn open(self) -> &'static str {
+        match self {
+            Self::Plain => "<think>",
+            Self::Tags => "<|open|>think<|sep|>",
+        }
+    }
+
+    /// What closes one.
+    pub(super) const fn close(self) -> &'static str {
+        match self {
+            Self::Plain => "</think>",
+            Self::Tags => "<|close|>think<|sep|>",
+        }
+    }
+
+    /// What stands between a thought and the answer, as templates write it.
+    pub(super) const fn end(self) -> &'static str {
+        match self {
+            Self::Plain => "</think>\n\n",
+            Self::Tags => "<|close|>think<|sep|><|open|>response<|sep|>",
+        }
+    }
+}
+
+/// The markers of a thought that a prompt begins at its end.
+pub(super) fn opened(prompt: &str) -> Option<Markers> {
+    let prompt = prompt.trim_end();
+    [Markers::Plain, Markers::Tags].into_iter().find(|markers| prompt.ends_with(markers.open()))
+}
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +59,7 @@ pub enum Said {
 ///
 /// A thought is what stands between `<think>` and `</think>` at the beginning of an answer. White space around it is
 /// dropped, and so are the markers. Later markers are text. A thought without an end is a thought to the end of the answer.
+/// After a prompt that ends with a tag of Kimi K3, the markers are its tags, and those around the text are dropped too.
 /// How the answer is cut into pieces makes no difference.
 ///
 /// ```
@@ -29,6 +73,7 @@ pub enum Said {
 #[derive(Clone, Debug, Default)]
 pub struct Thoughts {
     place: Place,
+    markers: Markers,
     /// What is not decided yet.
     held: String,
 }
@@ -62,8 +107,14 @@ impl Thoughts {
     /// ```
     #[must_use]
     pub fn after(prompt: &str) -> Self {
-        let is_open = prompt.trim_end().ends_with(OPEN);
-        Self { place: if is_open { Place::Opened } else { Place::Start }, held: String::new() }
+        let held = String::new();
+        if let Some(markers) = opened(prompt) {
+            return Self { place: Place::Opened, markers, held };
+        }
+        if prompt.trim_end().ends_with(RESPONSE) {
+            return Self { place: Place::Text, markers: Markers::Tags, held };
+        }
+        Self::default()
     }
 
     /// Takes the next piece of the answer and gives what is now known.
@@ -79,11 +130,22 @@ impl Thoughts {
         let rest = std::mem::take(&mut self.held);
         let said = match self.place {
             Place::Opened | Place::Thought => thought(rest.trim()),
-            Place::Closed => None,
-            Place::Start | Place::Text => text(rest),
+            // What may have been a tag before the text is the text.
+            Place::Closed | Place::Start | Place::Text => text(rest),
         };
         *self = Self::default();
         said.into_iter().collect()
+    }
+
+    /// Takes the tags that close the answer out of what is held, and what may be the start of one; returns this.
+    fn without_ends(&mut self) -> String {
+        for end in ENDS {
+            if self.held.contains(end) {
+                self.held = self.held.replace(end, "");
+            }
+        }
+        let most = ENDS.iter().map(|end| begun(&self.held, end)).max().unwrap_or(0);
+        self.held.split_off(self.held.len() - most)
     }
 
     /// Decides the next part of what is held; `false` when more has to come first.
@@ -91,27 +153,28 @@ impl Thoughts {
         match self.place {
             Place::Start => {
                 let rest = self.held.trim_start();
-                if let Some(after) = rest.strip_prefix(OPEN) {
+                let open = self.markers.open();
+                if let Some(after) = rest.strip_prefix(open) {
                     self.held = after.to_owned();
                     self.place = Place::Opened;
                     return true;
                 }
-                if OPEN.starts_with(rest) {
+                if open.starts_with(rest) {
                     return false;
                 }
                 self.place = Place::Text;
                 true
             }
-            Place::Thought => match self.held.find(CLOSE) {
+            Place::Thought => match self.held.find(self.markers.close()) {
                 Some(at) => {
-                    let after = self.held.split_off(at + CLOSE.len());
+                    let after = self.held.split_off(at + self.markers.close().len());
                     said.extend(thought(self.held[..at].trim_end()));
                     self.held = after;
                     self.place = Place::Closed;
                     true
                 }
                 None => {
-                    let known = self.held.len() - begun(&self.held);
+                    let known = self.held.len() - begun(&self.held, self.markers.close());
                     let known = self.held[..known].trim_end().len();
                     let rest = self.held.split_off(known);
                     said.extend(thought(&std::mem::replace(&mut self.held, rest)));
@@ -125,11 +188,20 @@ impl Thoughts {
                     return false;
                 }
                 let is_open = matches!(self.place, Place::Opened);
+                if self.markers == Markers::Tags && !is_open {
+                    if let Some(answer) = self.held.strip_prefix(RESPONSE) {
+                        self.held = answer.to_owned();
+                    } else if RESPONSE.starts_with(&self.held) {
+                        return false;
+                    }
+                }
                 self.place = if is_open { Place::Thought } else { Place::Text };
                 true
             }
             Place::Text => {
-                said.extend(text(std::mem::take(&mut self.held)));
+                let rest =
+                    if self.markers == Markers::Tags { self.without_ends() } else { String::new() };
+                said.extend(text(std::mem::replace(&mut self.held, rest)));
                 false
             }
         }
@@ -144,11 +216,9 @@ fn text(text: String) -> Option<Said> {
     (!text.is_empty()).then_some(Said::Text(text))
 }
 
-/// How many bytes at the end of a text may be the start of the closing marker.
-fn begun(text: &str) -> usize {
-    let possible = (1..CLOSE.len()).rev();
-    let mut starts = possible.filter(|&len| text.ends_with(&CLOSE[..len]));
-    starts.next().unwrap_or(0)
+/// How many bytes at the end of a text may be the start of a marker.
+fn begun(text: &str, marker: &str) -> usize {
+    (1..marker.len()).rev().find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -216,6 +286,24 @@ mod tests {
             ("<think>", "Hm. <think>", "Hm. <think>", ""),
             ("<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
             ("Answer:", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+            (
+                Markers::Tags.open(),
+                "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.",
+                "Hm.",
+                "Yes.",
+            ),
+            (Markers::Tags.open(), "Hm.<|close|>think<|sep|>Yes.", "Hm.", "Yes."),
+            (Markers::Tags.open(), "Hm.</think>", "Hm.</think>", ""),
+            (Markers::Tags.open(), "Hm.<|close|>think<|sep|><|open|>resp", "Hm.", "<|open|>resp"),
+            (RESPONSE, "Yes.<|close|>response<|sep|><|close|>message<|sep|>", "", "Yes."),
+            (RESPONSE, "<think>Yes.<|close|>resp", "", "<think>Yes.<|close|>resp"),
+            (
+                RESPONSE,
+                "a<|close|>response<|sep|>b<|close|>tools<|sep|>",
+                "",
+                "ab<|close|>tools<|sep|>",
+            ),
+            ("Answer:", "Yes.<|close|>response<|sep|>", "", "Yes.<|close|>response<|sep|>"),
         ] {
             for size in 1..=answer.len() {
                 let found = divided(Thoughts::after(prompt), answer, size);

@@ -19,6 +19,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::thoughts::Markers;
 use super::{DEFAULT, Source, TOOL_USE};
 use crate::error::{Error, Result};
 
@@ -52,6 +53,10 @@ pub enum ToolFormat {
     },
     /// The answer is `{"name": .., "parameters": {..}}`, perhaps behind `<|python_tag|>`: Llama 3.
     Llama,
+    /// `<|tool_call_begin|>functions.NAME:N<|tool_call_argument_begin|>{..}<|tool_call_end|>` in a section: Kimi K2.
+    Kimi,
+    /// `<|open|>call tool="NAME" index="N"<|sep|>`, arguments between tags, `<|close|>call<|sep|>`: Kimi K3.
+    KimiTags,
 }
 
 impl ToolFormat {
@@ -69,6 +74,10 @@ impl ToolFormat {
             Some(if has("[ARGS]") { Self::MistralArgs { with_id } } else { Self::Mistral })
         } else if has("<TOOLCALL>") {
             Some(Self::Nemotron)
+        } else if has("<|tool_calls_section_begin|>") {
+            Some(Self::Kimi)
+        } else if has("<|open|>") && has("<|close|>") && has("<|sep|>") {
+            Some(Self::KimiTags)
         } else if has("<tool_call>") && has("<function=") {
             Some(Self::Functions)
         } else if has("<tool_call>") && has_key("arguments") {
@@ -77,6 +86,14 @@ impl ToolFormat {
             Some(Self::Llama)
         } else {
             None
+        }
+    }
+
+    /// What stands around thoughts.
+    pub(super) const fn markers(self) -> Markers {
+        match self {
+            Self::KimiTags => Markers::Tags,
+            _ => Markers::Plain,
         }
     }
 

@@ -13,6 +13,7 @@
 //! | [`qwen3_5_moe`] | `qwen3_5_moe`, `qwen3_5_moe_text` | `qwen35moe` |
 //! | [`qwen3_next`] | `qwen3_next` | `qwen3next` |
 //! | [`olmo_hybrid`] | `olmo_hybrid` | none |
+//! | [`kimi_linear`] | `kimi_linear` | `kimi-linear` |
 //!
 //! A family is one description ([`Family`]): its fields, what its layers are made of, its names in files. What is the
 //! same for all stands once, in [`Model`]. Which families there are is a value, [`Families`], to which a program may
@@ -31,6 +32,7 @@ mod gguf;
 pub mod granite_hybrid;
 mod groups;
 mod hybrid;
+pub mod kimi_linear;
 pub mod llama;
 pub mod mamba2;
 mod model;

@@ -41,6 +41,7 @@ fn rendered(template: &ChatTemplate, conversation: &Value, tools: &Value) -> Res
         kwargs: options.get("kwargs").map_or_else(Map::new, |kw| kw.as_object().unwrap().clone()),
         now: Some(now()),
         continue_last: false,
+        skip_thought: false,
     };
     template.render(&list(&conversation["messages"]), &options)
 }
@@ -102,6 +103,32 @@ fn render_with(source: &str, options: &Options) -> Result<String, String> {
 
 fn render(source: &str) -> Result<String, String> {
     render_with(source, &Options::default())
+}
+
+/// An answer that a grammar holds has no thought: what opens one in the prompt is closed there.
+#[test]
+fn a_thought_that_a_prompt_opens_is_closed_where_none_is_wanted() {
+    let tokenizer = crate::constrained::tokenizer("qwen2").0;
+    let messages = [json!({"role": "user", "content": "Hi"})];
+    for (name, open, closed) in [
+        ("Qwen-Qwen3.5-4B", "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"),
+        ("Qwen-Qwen3-0.6B", "<|im_start|>assistant\n", "<|im_start|>assistant\n"),
+        (
+            "moonshotai-Kimi-K3",
+            "<|open|>think<|sep|>",
+            "<|open|>think<|sep|>\n<|close|>think<|sep|><|open|>response<|sep|>",
+        ),
+    ] {
+        let path = fixtures().join(format!("{name}.jinja"));
+        let text = fs::read_to_string(&path).unwrap();
+        let template = ChatTemplate::new(&path, &text, &SpecialTokens::default()).unwrap();
+        for (skip_thought, end) in [(false, open), (true, closed)] {
+            let options =
+                Options { add_generation_prompt: true, skip_thought, ..Options::default() };
+            let text = template.rendered(&tokenizer, &messages, &options).unwrap();
+            assert!(text.text().ends_with(end), "{name}: {:?}", text.text());
+        }
+    }
 }
 
 #[test]

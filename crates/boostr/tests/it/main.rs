@@ -41,6 +41,7 @@ mod gradients;
 mod grammar;
 mod importance;
 mod jinja;
+mod kimi_linear;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;

@@ -14,7 +14,7 @@ use crate::constrained::{Setting, valid};
 /// Longest text between `[TOOL_CALLS]` and `[ARGS]`, in bytes.
 const MAX_HEAD: usize = 200;
 
-const FORMATS: [ToolFormat; 7] = [
+const FORMATS: [ToolFormat; 9] = [
     ToolFormat::Hermes,
     ToolFormat::Functions,
     ToolFormat::Nemotron,
@@ -22,6 +22,8 @@ const FORMATS: [ToolFormat; 7] = [
     ToolFormat::MistralArgs { with_id: false },
     ToolFormat::MistralArgs { with_id: true },
     ToolFormat::Llama,
+    ToolFormat::Kimi,
+    ToolFormat::KimiTags,
 ];
 
 fn templates() -> PathBuf {
@@ -94,6 +96,8 @@ fn the_format_of_each_published_template_is_known_or_none() {
         ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", Some(ToolFormat::Hermes)),
         ("Qwen-Qwen2.5-7B-Instruct", Some(ToolFormat::Hermes)),
         ("Qwen-Qwen3-0.6B", Some(ToolFormat::Hermes)),
+        ("Qwen-Qwen3-Coder", Some(ToolFormat::Functions)),
+        ("Qwen-Qwen3.5-4B", Some(ToolFormat::Functions)),
         ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", None),
         ("deepseek-ai-DeepSeek-V3.1", None),
         ("google-gemma-2-2b-it", None),
@@ -103,7 +107,10 @@ fn the_format_of_each_published_template_is_known_or_none() {
         ("meta-llama-Llama-3.2-3B-Instruct", Some(ToolFormat::Llama)),
         ("microsoft-Phi-3.5-mini-instruct", None),
         ("mistralai-Mistral-Nemo-Instruct-2407", Some(ToolFormat::Mistral)),
-        ("moonshotai-Kimi-K2", None),
+        ("moonshotai-Kimi-K2", Some(ToolFormat::Kimi)),
+        ("moonshotai-Kimi-K2-Instruct", Some(ToolFormat::Kimi)),
+        ("moonshotai-Kimi-K2-Thinking", Some(ToolFormat::Kimi)),
+        ("moonshotai-Kimi-K3", Some(ToolFormat::KimiTags)),
         ("openai-gpt-oss-120b", None),
     ];
     for (name, format) in expected {
@@ -164,7 +171,14 @@ fn calls_that_a_template_writes_are_read_back() {
             json!({"role": "user", "content": "The question."}),
             json!({"role": "assistant", "content": "", "tool_calls": calls(&all)}),
         ];
-        let whole = template.render(&messages, &options).unwrap();
+        let whole = match template.render(&messages, &options) {
+            Ok(whole) => whole,
+            // Two templates change a list, which the sandbox of transformers forbids.
+            Err(error) => {
+                assert!(error.to_string().contains("`append` is undefined"), "{error}");
+                continue;
+            }
+        };
         let answer = whole.rsplit_once("The question.").unwrap().1;
         let answer = match format {
             ToolFormat::Llama => answer.rsplit_once("<|end_header_id|>\n\n").unwrap().1,
@@ -187,7 +201,7 @@ fn calls_that_a_template_writes_are_read_back() {
         assert_eq!(found, expected, "{}: {answer}", path.display());
         read += 1;
     }
-    assert!(read >= 8, "{read} templates");
+    assert!(read >= 12, "{read} templates");
 }
 
 #[test]
@@ -256,8 +270,58 @@ fn calls_are_told_from_text() {
             "<|python_tag|>{\"name\": \"sum\", \"parameters\": {\"of\": [1]}}",
             vec![call("sum", &sum)],
         ),
+        (
+            ToolFormat::KimiTags,
+            "I add.<|open|>tools<|sep|><|open|>call tool=\"sum\" index=\"1\"<|sep|>\
+             <|open|>argument key=\"of\" type=\"array\"<|sep|>[1]<|close|>argument<|sep|>\
+             <|close|>call<|sep|><|open|>call tool=\"now\" index=\"2\"<|sep|><|close|>call<|sep|>\
+             <|close|>tools<|sep|>",
+            vec![text("I add."), call("sum", &sum), call("now", &now)],
+        ),
+        // A number that is a text; an object in place of arguments; an end that is missing.
+        (
+            ToolFormat::KimiTags,
+            "<|open|>tools<|sep|><|open|>call tool=\"weather\" index=\"1\"<|sep|>\
+             <|open|>argument key=\"city\" type=\"string\"<|sep|>12<|close|>argument<|sep|>\
+             <|open|>argument key=\"a&quot;&amp;b\" type=\"number\"<|sep|>3<|close|>argument<|sep|>\
+             <|close|>call<|sep|><|open|>call tool=\"sum\" index=\"2\"<|sep|>\
+             <|open|>json type=\"object\"<|sep|>{\"of\": [1]}<|close|>json<|sep|><|close|>call<|sep|>",
+            vec![call("weather", &json!({"city": "12", "a\"&b": 3})), call("sum", &sum)],
+        ),
     ] {
         assert_eq!(pieces(format, [answer]), expected, "{format:?}: {answer}");
+    }
+    let kimi = |name: &str, id: &str, arguments: &Value| {
+        let Piece::Call(call) = call(name, arguments) else { panic!() };
+        Piece::Call(Call { id: Some(id.to_owned()), ..call })
+    };
+    for (answer, expected) in [
+        (
+            "I add.<|tool_calls_section_begin|><|tool_call_begin|>functions.sum:0\
+             <|tool_call_argument_begin|>{\"of\": [1]}<|tool_call_end|>\n<|tool_call_begin|>functions.now:1\
+             <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|> Done.",
+            vec![
+                text("I add."),
+                kimi("sum", "functions.sum:0", &sum),
+                kimi("now", "functions.now:1", &now),
+                text("Done."),
+            ],
+        ),
+        // Without a number, without a namespace, without ends.
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>sum<|tool_call_argument_begin|>{\"of\": [1]}\
+             <|tool_call_begin|>functions.now:x<|tool_call_argument_begin|>{}",
+            vec![
+                kimi("sum", "sum", &sum),
+                text("<|tool_call_begin|>functions.now:x<|tool_call_argument_begin|>{}"),
+            ],
+        ),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.sum:3<|tool_call_argument_begin|>{\"of\": [1]}",
+            vec![kimi("sum", "functions.sum:3", &sum)],
+        ),
+    ] {
+        assert_eq!(pieces(ToolFormat::Kimi, [answer]), expected, "{answer}");
     }
     let with_id = "[TOOL_CALLS]sum[CALL_ID]abcDEF123[ARGS]{\"of\": [1]}";
     let found = pieces(ToolFormat::MistralArgs { with_id: true }, [with_id]);
@@ -298,6 +362,31 @@ fn malformed_calls_are_the_text_that_they_are() {
         (ToolFormat::Llama, "It is {\"name\": \"sum\", \"parameters\": {}}"),
         (ToolFormat::Llama, "<|python_tag|>weather.call(city=\"Oslo\")"),
         (ToolFormat::Llama, "<|pyth"),
+        (ToolFormat::Kimi, "<|tool_calls_section_begin|>"),
+        (ToolFormat::Kimi, "a <|tool_calls_section_begin|><|tool_calls_section_end|> b"),
+        (
+            ToolFormat::Kimi,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.unknown:0<|tool_call_argument_begin|>{}",
+        ),
+        (
+            ToolFormat::Kimi,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.sum:0<|tool_call_argument_begin|>[1]",
+        ),
+        (
+            ToolFormat::Kimi,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.sum:0<|tool_call_argument_begin|>{\"of",
+        ),
+        (ToolFormat::Kimi, "<|tool_call_begin|>functions.sum:0<|tool_call_argument_begin|>{}"),
+        (ToolFormat::KimiTags, "<|open|>tools<|sep|>x<|close|>tools<|sep|>"),
+        (ToolFormat::KimiTags, "<|open|>tools<|sep|><|open|>call tool=\"x\" index=\"1\"<|sep|>"),
+        (
+            ToolFormat::KimiTags,
+            "<|open|>tools<|sep|><|open|>call tool=\"now\" index=\"1\"<|sep|>text<|close|>call<|sep|>",
+        ),
+        (
+            ToolFormat::KimiTags,
+            "<|open|>tools<|sep|><|open|>call tool=\"now\" index=\"1\"<|sep|><|open|>argument key=\"",
+        ),
     ] {
         assert_eq!(pieces(format, [answer]), [text(answer)], "{format:?}: {answer}");
     }
@@ -324,6 +413,23 @@ fn fragments() -> Vec<String> {
         "[CALL_ID]",
         "{\"of\": [1]}",
         "<|python_tag|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "functions.sum:0",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|open|>tools<|sep|>",
+        "<|close|>tools<|sep|>",
+        "<|open|>call tool=\"sum\" index=\"1\"<|sep|>",
+        "<|close|>call<|sep|>",
+        "<|open|>argument key=\"of\" type=\"array\"<|sep|>",
+        "<|close|>argument<|sep|>",
+        "<|open|>json type=\"object\"<|sep|>",
+        "<|close|>json<|sep|>",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|sep|>",
         "<think>",
         "</think>",
         "; ",
@@ -500,6 +606,19 @@ fn any_answer_takes_linear_time_letter_by_letter() {
         // What may be a call at each marker, and is none.
         (ToolFormat::Hermes, "", "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \""),
         (ToolFormat::Hermes, "", "<tool_call>{"),
+        (ToolFormat::Kimi, "", "<|tool_calls_section_begin|>\n"),
+        (
+            ToolFormat::Kimi,
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>now<|tool_call_argument_begin|>{}",
+        ),
+        (ToolFormat::Kimi, "<|tool_calls_section_begin|><|tool_call_begin|>", "a"),
+        (
+            ToolFormat::KimiTags,
+            "<|open|>tools<|sep|><|open|>call tool=\"now\"<|sep|>",
+            "<|close|>call<|",
+        ),
+        (ToolFormat::KimiTags, "", "<|open|>tools<|sep|><|open|>call tool=\"now\"<|sep|>"),
         (ToolFormat::Functions, "", "<tool_call><function=weather><parameter=city>"),
         (ToolFormat::Functions, function, "<parameter=city></function></parameter>"),
         (ToolFormat::Functions, "<tool_call><function=", "a"),
@@ -529,6 +648,18 @@ fn nothing_of_a_call_is_given_before_it_is_whole() {
         (ToolFormat::Mistral, "See:", "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}]"),
         (ToolFormat::MistralArgs { with_id: false }, "See:", "[TOOL_CALLS]now[ARGS]{}"),
         (ToolFormat::Llama, "", "<|python_tag|>{\"name\": \"now\", \"parameters\": {}}"),
+        (
+            ToolFormat::Kimi,
+            "See:",
+            " <|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}\
+             <|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        (
+            ToolFormat::KimiTags,
+            "See:",
+            "<|open|>tools<|sep|><|open|>call tool=\"now\" index=\"1\"<|sep|><|close|>call<|sep|>\
+             <|close|>tools<|sep|>",
+        ),
     ] {
         let mut calls = Calls::new(format, tools());
         let mut given = Vec::new();
@@ -595,11 +726,19 @@ fn a_forced_call_is_a_call_whatever_is_sampled() {
                 for seed in 0..12 {
                     let wish = match format {
                         ToolFormat::Functions => "</parameter>\n</function>",
+                        ToolFormat::KimiTags => "<|close|>argument<|sep|><|close|>call<|sep|>",
                         _ => "",
                     };
                     let ids = setting.sampled_towards(&mut *constraint.fork(), seed, wish);
                     let answer = setting.tokenizer.decode(&ids, false).unwrap();
-                    let found = pieces(format, [answer.as_str()]);
+                    // The prompt opens the response, and the calls stand behind it.
+                    let calls = match format {
+                        ToolFormat::KimiTags => {
+                            answer.strip_prefix("<|close|>response<|sep|>").unwrap()
+                        }
+                        _ => &answer,
+                    };
+                    let found = pieces(format, [calls]);
                     assert!((1..=8).contains(&found.len()), "{name}, {format:?}: {answer}");
                     for piece in &found {
                         let Piece::Call(call) = piece else {
@@ -617,9 +756,15 @@ fn a_forced_call_is_a_call_whatever_is_sampled() {
                             *units = json!({"enum": ["celsius", "fahrenheit"]});
                         }
                         assert!(valid(&schema, &schema, &arguments), "{format:?}: {answer}");
+                        let has_id = match format {
+                            ToolFormat::MistralArgs { with_id: true } => |id: &str| id.len() == 9,
+                            ToolFormat::Kimi => |id: &str| id.starts_with("functions."),
+                            _ => |_: &str| false,
+                        };
+                        let with_id = [ToolFormat::MistralArgs { with_id: true }, ToolFormat::Kimi];
                         assert_eq!(
-                            call.id.as_ref().is_some_and(|id| id.len() == 9),
-                            format == ToolFormat::MistralArgs { with_id: true }
+                            call.id.as_deref().is_some_and(has_id),
+                            with_id.contains(&format)
                         );
                     }
                     if choice != ToolChoice::Required {

@@ -195,6 +195,7 @@ impl Conversation {
         chat::Options {
             add_generation_prompt: true,
             continue_last: self.continues && self.session.is_none(),
+            skip_thought: self.shape.is_held(),
             tools: self.shape.template_tools(),
             kwargs: self.kwargs.clone(),
             ..chat::Options::default()

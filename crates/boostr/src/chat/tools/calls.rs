@@ -4,6 +4,8 @@ use serde_json::{Map, Value};
 
 use super::{Tool, ToolFormat};
 
+mod sections;
+
 const TOOL_CALL: &str = "<tool_call>";
 const TOOL_CALL_END: &str = "</tool_call>";
 const FUNCTION: &str = "<function=";
@@ -16,8 +18,6 @@ const MISTRAL: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 const PYTHON_TAG: &str = "<|python_tag|>";
-const THINK: &str = "<think>";
-const THINK_END: &str = "</think>";
 
 /// Longest name of a function or a parameter, in bytes.
 const MAX_NAME: usize = 1000;
@@ -53,8 +53,8 @@ pub enum Piece {
 ///
 /// Text that may be a part of a call is held back, so nothing of a call is ever given as text. What turns out to be none,
 /// because it is malformed or names a tool that is not on offer, comes as the text that it is. White space next to a
-/// call is dropped. What stands between `<think>` and `</think>` is text, whatever it looks like; so is all that follows a
-/// `<think>` without an end. After a mebibyte that looked like calls and was none, all is text. How the answer is cut into
+/// call is dropped. What stands between `<think>` and `</think>`, or the markers that the format has in their place, is
+/// text, whatever it looks like; so is all that follows a `<think>` without an end. After a mebibyte that looked like calls and was none, all is text. How the answer is cut into
 /// pieces makes no difference, and time is linear in it.
 #[derive(Clone, Debug)]
 pub struct Calls {
@@ -99,6 +99,8 @@ struct Scan {
     escaped: bool,
     /// The body is `<function=..>`, not JSON.
     in_function: bool,
+    /// Name and id of the call of a section that is being read.
+    head: Option<(String, String)>,
     /// The calls that the body begins with, and where they end; a closing marker may follow.
     found: Option<(Vec<Call>, usize)>,
 }
@@ -148,7 +150,7 @@ impl Calls {
     /// ```
     #[must_use]
     pub fn after(self, prompt: &str) -> Self {
-        Self { in_thought: prompt.trim_end().ends_with(THINK), ..self }
+        Self { in_thought: prompt.trim_end().ends_with(self.format.markers().open()), ..self }
     }
 
     /// Takes the next piece of the answer and gives what is now known.
@@ -251,39 +253,43 @@ impl Calls {
     /// Where a call, or a thought, may begin in what is held; in a thought, where that ends.
     fn opening(&self) -> Opening {
         let held = self.rest();
+        let markers = self.format.markers();
+        let (think, think_end) = (markers.open(), markers.close());
         if self.vain > MAX_VAIN {
             return Opening::None { decided: held.len(), blank: 0 };
         }
         if self.in_thought {
-            return match held.find(THINK_END) {
-                Some(at) => Opening::Thought { len: at + THINK_END.len() },
-                None => Opening::None { decided: held.len() - begun(held, THINK_END), blank: 0 },
+            return match held.find(think_end) {
+                Some(at) => Opening::Thought { len: at + think_end.len() },
+                None => Opening::None { decided: held.len() - begun(held, think_end), blank: 0 },
             };
         }
         let marker = match self.format {
             ToolFormat::Hermes | ToolFormat::Functions => TOOL_CALL,
             ToolFormat::Nemotron => NEMOTRON,
             ToolFormat::Mistral | ToolFormat::MistralArgs { .. } => MISTRAL,
+            ToolFormat::Kimi => sections::SECTION,
+            ToolFormat::KimiTags => sections::TOOLS,
             ToolFormat::Llama => return self.opening_of_llama(),
         };
         // The first of both in one pass: time is linear however many there are of one and none of the other.
-        let starts = [THINK, marker].map(|marker| marker.chars().next().unwrap_or('<'));
+        let starts = [think, marker].map(|marker| marker.chars().next().unwrap_or('<'));
         let fresh = held.get(self.blank..).unwrap_or_default();
         let mut places = fresh.match_indices(starts).map(|(at, _)| self.blank + at);
         let is_one = |at: &usize| {
             let rest = held.get(*at..).unwrap_or_default();
-            rest.starts_with(THINK) || rest.starts_with(marker)
+            rest.starts_with(think) || rest.starts_with(marker)
         };
         match places.find(is_one) {
-            Some(at) if held.get(at..).is_some_and(|rest| rest.starts_with(THINK)) => {
-                Opening::Thought { len: at + THINK.len() }
+            Some(at) if held.get(at..).is_some_and(|rest| rest.starts_with(think)) => {
+                Opening::Thought { len: at + think.len() }
             }
             Some(at) => {
                 let start = held.get(..at).unwrap_or_default().trim_end().len();
                 Opening::At { start, body: at + marker.len() }
             }
             None => {
-                let possible = begun(fresh, marker).max(begun(fresh, THINK));
+                let possible = begun(fresh, marker).max(begun(fresh, think));
                 let before = fresh.get(..fresh.len() - possible).unwrap_or_default();
                 match before.trim_end().len() {
                     0 => Opening::None { decided: 0, blank: self.blank + before.len() },
@@ -298,6 +304,7 @@ impl Calls {
     /// A call is all of the answer, or comes behind another one.
     fn opening_of_llama(&self) -> Opening {
         let held = self.rest();
+        let think = self.format.markers().open();
         let all = Opening::None { decided: held.len(), blank: 0 };
         if !self.no_text {
             return all;
@@ -309,9 +316,9 @@ impl Calls {
             Opening::At { start: 0, body: at }
         } else if rest.starts_with(PYTHON_TAG) {
             Opening::At { start: 0, body: at + PYTHON_TAG.len() }
-        } else if rest.starts_with(THINK) {
-            Opening::Thought { len: at + THINK.len() }
-        } else if PYTHON_TAG.starts_with(rest) || THINK.starts_with(rest) {
+        } else if rest.starts_with(think) {
+            Opening::Thought { len: at + think.len() }
+        } else if PYTHON_TAG.starts_with(rest) || think.starts_with(rest) {
             Opening::None { decided: 0, blank: at }
         } else {
             all
@@ -335,6 +342,7 @@ impl Calls {
                 }
             }
             ToolFormat::Nemotron => scan.json(body, NEMOTRON_END, last, |value| self.call(value)),
+            ToolFormat::Kimi | ToolFormat::KimiTags => self.section(body, scan, last),
             ToolFormat::Mistral | ToolFormat::Llama => {
                 scan.json(body, "", last, |value| self.call(value))
             }
