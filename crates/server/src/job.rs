@@ -508,7 +508,8 @@ impl<B: Backend> Driver<B> {
         let timings = &outcome.timings;
         if index == 0 {
             let (prompt, cached, shared) = (self.prompt_tokens, timings.cached, timings.shared);
-            tracing::info!(shared, "kept {cached} of {prompt} tokens");
+            let from = if timings.is_from_disk { "disk" } else { "memory" };
+            tracing::info!(shared, from, "kept {cached} of {prompt} tokens");
         }
         let state = outcome.state.as_ref();
         self.loaded.note_length(self.prompt_tokens + outcome.ids.len());

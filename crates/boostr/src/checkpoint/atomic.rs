@@ -58,7 +58,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
         Err(e) => return Err(e),
     };
     let create = |path: &Path| File::create_new(path);
-    put(&target, create, |out| {
+    put(&target, true, create, |out| {
         if let Some(old) = old {
             // Before the first byte, so that a private file's successor is never readable by others.
             out.get_ref().set_permissions(old.permissions())?;
@@ -67,9 +67,10 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     })
 }
 
-/// Writes a new file, made by `create`, and gives it the name `target`.
+/// Writes a new file, made by `create`, and gives it the name `target`; forces both to disk if it is to be `lasting`.
 pub(super) fn put(
     target: &Path,
+    lasting: bool,
     create: impl Fn(&Path) -> io::Result<File>,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -78,10 +79,12 @@ pub(super) fn put(
     let mut out = BufWriter::with_capacity(1 << 18, file);
     write(&mut out)?;
     let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
+    if lasting {
+        file.sync_all()?;
+    }
     drop(file);
     temp.rename_to(target)?;
-    sync_folder(folder_of(target))
+    if lasting { sync_folder(folder_of(target)) } else { Ok(()) }
 }
 
 /// The path that a chain of symbolic links ends at, whether or not there is a file.

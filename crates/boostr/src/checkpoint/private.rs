@@ -81,9 +81,33 @@ impl PrivateFolder {
     ///
     /// [`Error::Argument`] for what is no name of a file; [`Error::Io`] when the system refuses: what was there stays.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.put(name, bytes, true)
+    }
+
+    /// The same, but not forced to disk: after a power cut the file may be torn, so who reads it checks it.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub(crate) fn write_soon(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.put(name, bytes, false)
+    }
+
+    fn put(&self, name: &str, bytes: &[u8], lasting: bool) -> Result<()> {
         let path = self.at(name)?;
         let create = |path: &Path| open_own(path, OpenOptions::new().write(true).create_new(true));
-        put(&path, create, |out| out.write_all(bytes)).map_err(|error| Error::io(&path, error))
+        put(&path, lasting, create, |out| out.write_all(bytes))
+            .map_err(|error| Error::io(&path, error))
+    }
+
+    /// A file that is there, to be read. A link is not followed.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub(crate) fn file(&self, name: &str) -> Result<File> {
+        let path = self.at(name)?;
+        open_own(&path, OpenOptions::new().read(true)).map_err(|error| Error::io(&path, error))
     }
 
     /// All bytes of a file of at most `most`. A link is not followed.
@@ -92,9 +116,7 @@ impl PrivateFolder {
     ///
     /// As [`write`](Self::write); [`Error::Format`] when it is longer.
     pub fn read(&self, name: &str, most: u64) -> Result<Vec<u8>> {
-        let path = self.at(name)?;
-        let file = open_own(&path, OpenOptions::new().read(true));
-        files::read_from(file.map_err(|error| Error::io(&path, error))?, &path, most)
+        files::read_from(self.file(name)?, self.at(name)?, most)
     }
 
     /// Removes a file; `false` when there is none.

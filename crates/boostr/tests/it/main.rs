@@ -54,6 +54,7 @@ mod sampler;
 mod session_crashes;
 mod sessions;
 mod smollm2;
+mod spill;
 mod ssd_fixtures;
 mod state_file;
 mod text;

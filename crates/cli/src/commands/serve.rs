@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
-use boostr::engine::{Draft, Engine, EngineConfig};
+use boostr::engine::{Draft, Engine, EngineConfig, SpillFolder};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
 use boostr::ops::{KvType, Level};
@@ -105,6 +105,14 @@ pub struct ServeArgs {
     /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
+    /// Disk for states that leave that memory, found again after a restart; 0 for none. 4GiB by default, and none where
+    /// keys, or a public address, may stand for several users
+    #[arg(long, value_name = "BYTES", env = "BOOSTR_STATE_CACHE_DISK", hide_env = true)]
+    #[arg(value_parser = parse_bytes)]
+    pub state_cache_disk: Option<usize>,
+    /// Keep those states in this folder; by default in one of its own
+    #[arg(long, value_name = "DIR")]
+    pub state_cache_dir: Option<PathBuf>,
     /// Refuse requests with fields that are not known, in place of naming those in a header
     #[arg(long)]
     pub strict_fields: bool,
@@ -189,6 +197,8 @@ fn split(text: &str) -> Option<(u64, &str)> {
 
 /// Memory for snapshots when the command line does not say.
 const STATE_CACHE: u64 = 512 << 20;
+/// Disk for those that leave memory when the command line does not say.
+const STATE_CACHE_DISK: u64 = 4 << 30;
 /// Threads that speak HTTP; those that compute are the engine's.
 const HTTP_THREADS: usize = 2;
 /// Environment variable with keys, divided by commas.
@@ -234,6 +244,8 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         check_fit(bytes, system::memory().map(|(all, _)| all), system::cgroup_memory())?;
     }
     let name = args.alias.clone().unwrap_or_else(|| source.name());
+    let spill = spill(args, loopback && keys.is_empty(), term)?;
+    let disk = spill.as_ref().map(|spill| (spill.limit(), spill.path().to_path_buf()));
     let sessions = sessions(args, loopback, term)?;
     let folder = sessions.as_ref().map(|sessions| sessions.folder().to_path_buf());
     let config = Config {
@@ -276,12 +288,19 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache, kept)?;
-            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            let engine = match spill {
+                Some(spill) => Engine::start_with_disk(lm.clone(), plan.engine.clone(), spill)?,
+                None => Engine::start(lm.clone(), plan.engine.clone())?,
+            };
             Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
         announce(address, &name, lm, plan, term)?;
+        if let Some((limit, folder)) = &disk {
+            let (limit, folder) = (system::bytes(*limit), folder.display());
+            term.say(format!("states that leave memory: at most {limit} in {folder}"));
+        }
         if let Some(folder) = &folder {
             term.say(format!(
                 "sessions: at most {} and {} in {}, each with up to {STATES} states from {} on",
@@ -521,6 +540,33 @@ fn announce(
     let mut out = io::stdout().lock();
     writeln!(out, "http://{address}")?;
     Ok(out.flush()?)
+}
+
+/// The folder for states that leave memory. Without an option there is one if the server is for one user, who alone
+/// reaches it, and no other server has it.
+fn spill(args: &ServeArgs, is_for_one: bool, term: &Term) -> Result<Option<SpillFolder>> {
+    let (disk, named) = (args.state_cache_disk, args.state_cache_dir.as_ref());
+    let default = if is_for_one || named.is_some() { STATE_CACHE_DISK } else { 0 };
+    let limit = disk.map_or(default, |bytes| bytes as u64);
+    if limit == 0 || args.state_cache == Some(0) {
+        return Ok(None);
+    }
+    let open = |folder: &Path| {
+        let taken = || format!("another server keeps its states in `{}`", folder.display());
+        SpillFolder::open(folder, limit)?.ok_or_else(|| usage(taken()))
+    };
+    let opened = match named {
+        Some(folder) => open(folder).map(Some),
+        None => match places::state_cache().and_then(|folder| open(&folder)) {
+            Ok(folder) => Ok(Some(folder)),
+            Err(error) => {
+                term.say(format!("no states are kept on disk: {error:#}"));
+                Ok(None)
+            }
+        },
+    };
+    let log = |line: &str| tracing::warn!("{line}");
+    Ok(opened?.map(|folder| folder.numerics(term.cpu.numerics()).log(log)))
 }
 
 /// The conversations of the server. Without `--sessions` it has a folder for them if only this
