@@ -29,7 +29,7 @@ use crate::options::draft::DraftArgs;
 use crate::options::model::{ModelArgs, Switch};
 use crate::places;
 #[cfg(unix)]
-use crate::stream::ONE_SIGNAL;
+use crate::stream::Asked;
 use crate::system;
 use crate::term::Term;
 
@@ -400,7 +400,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     let hangup = (!system::ignores_hangup()).then(|| signal(SignalKind::hangup()));
     let mut hangup = hangup.transpose().context("waiting for signals")?;
     Ok(async move {
-        let mut first = None;
+        let mut asked = Asked::default();
         loop {
             let hung_up = async {
                 match &mut hangup {
@@ -408,13 +408,13 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
                     None => std::future::pending().await,
                 }
             };
-            let is_asked = tokio::select! {
-                _ = terminate.recv() => true,
-                _ = interrupt.recv() => true,
-                _ = hung_up => false,
+            let is_hangup = tokio::select! {
+                _ = terminate.recv() => false,
+                _ = interrupt.recv() => false,
+                _ = hung_up => true,
             };
-            let first = *first.get_or_insert_with(Instant::now);
-            if stop.send_replace(true) && is_asked && first.elapsed() > ONE_SIGNAL {
+            stop.send_replace(true);
+            if asked.again(is_hangup, Instant::now()) {
                 std::process::exit(i32::from(exit::FAILURE));
             }
         }
