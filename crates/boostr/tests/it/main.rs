@@ -50,6 +50,7 @@ mod nemotron_h;
 mod portable_attention;
 mod portable_ops;
 mod positions;
+mod qwen_experts;
 mod sampler;
 mod session_crashes;
 mod sessions;
