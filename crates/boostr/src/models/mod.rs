@@ -31,6 +31,7 @@ mod hybrid;
 pub mod llama;
 pub mod mamba2;
 mod model;
+mod mtp;
 pub mod nemotron_h;
 pub mod olmo_hybrid;
 pub mod qwen3_5;
@@ -49,6 +50,7 @@ pub use gguf::{
 };
 pub use hybrid::Hybrid;
 pub use model::{Context, Logits, Model, PIECE, Run};
+pub use mtp::Mtp;
 pub use state::State;
 
 /// Largest size that a configuration may name.

@@ -44,6 +44,7 @@ mod jinja;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;
+mod mtp;
 mod nemotron_h;
 mod portable_attention;
 mod portable_ops;
