@@ -148,7 +148,7 @@ def main() -> None:
                 subprocess.run(["rm", "-rf", folder], check=True)
                 folder.mkdir(parents=True)
                 command = [args.boostr, "serve", str(models / model), "--port", "0", *args.options.split()]
-                command += ["--sessions", str(folder / "sessions")]
+                command += ["--sessions", str(folder / "sessions"), "--state-cache-dir", str(folder / "states")]
                 if memory != "default":
                     state, per_token = state_sizes(args.boostr, models / model)
                     longest = {"document": 26_000, "agent": 28_000}.get(trace, 8_000)

@@ -207,7 +207,7 @@ pub(crate) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) 
         return Err(Error::Argument { name: "out", reason });
     }
     let io_error = |e| Error::io(out, e);
-    let (folder, ()) = create_beside(out, |path| fs::create_dir(path)).map_err(io_error)?;
+    let (folder, (), _claim) = create_beside(out, |path| fs::create_dir(path)).map_err(io_error)?;
     let result = fill(&folder).and_then(|()| {
         sync(&folder).map_err(io_error)?;
         // An empty folder of that name yields.

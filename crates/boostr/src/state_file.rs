@@ -70,12 +70,13 @@
 
 mod compare;
 mod parts;
+mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, KvCache};
 use crate::checkpoint::{
     Checkpoint, Dtype, TensorEntry, atomic_write, crc32, follow_links, make_private, not_finite,
     quoted, safetensors, try_lock,
@@ -87,6 +88,7 @@ use crate::ops::{self, AttentionOps, KvSizes, KvType};
 
 pub use compare::{LayerNorms, TensorNorms, diff, mix, norms};
 use parts::{KEYS, Part, Parts, VALUES};
+pub(crate) use pieces::{Pieces, SEGMENT, has_segments, is_rows_alone, peek, restore};
 
 const FORMAT: &str = "boostr.state";
 const VERSION: &str = "1";
@@ -260,7 +262,8 @@ pub(crate) fn write<B: Backend>(
     state: &State<B>,
     about: &About<'_>,
 ) -> Result<()> {
-    file_of(model, state, about, |tensors, metadata, data| {
+    model.check_state(state)?;
+    file_of(model, state, about, &Extent::default(), |tensors, metadata, data| {
         safetensors::write_each(path, tensors, metadata, data)
     })
 }
@@ -291,23 +294,25 @@ pub fn to_bytes<B: Backend>(
     state: &State<B>,
     about: &About<'_>,
 ) -> Result<Vec<u8>> {
-    file_of(model, state, about, |tensors, metadata, data| {
+    model.check_state(state)?;
+    file_of(model, state, about, &Extent::default(), |tensors, metadata, data| {
         safetensors::to_bytes(tensors, metadata, data)
     })
 }
 
-/// Hands `write` the file of a state: name, type and shape of each tensor, the metadata, the bytes of a tensor.
+/// Hands `write` the file of a state of the model: name, type and shape of each tensor, the metadata, the bytes of a
+/// tensor.
 fn file_of<B: Backend, T>(
     model: &Model<B>,
     state: &State<B>,
     about: &About<'_>,
+    extent: &Extent<'_>,
     write: impl FnOnce(
         &[(&str, Dtype, &[usize])],
         &BTreeMap<String, String>,
         &mut dyn FnMut(usize) -> Result<Vec<u8>>,
     ) -> Result<T>,
 ) -> Result<T> {
-    model.check_state(state)?;
     let fingerprint = fingerprint_of(model)?;
     let position = state.position();
     let refuse = |name, reason| Err(Error::Argument { name, reason });
@@ -335,6 +340,7 @@ fn file_of<B: Backend, T>(
     let mut tensors: Vec<Tensor> = state
         .parts()
         .into_iter()
+        .filter(|(part, _)| extent.layers.is_none_or(|of| part.is_kv() && of.contains(&part.layer)))
         .map(|(part, shape)| Tensor {
             name: part.to_string(),
             dtype: about.dtype.of(&part, kind),
@@ -370,6 +376,7 @@ fn file_of<B: Backend, T>(
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
     .into();
     metadata.extend(kind.map(|kind| ("kv_type".to_owned(), kind.name().to_owned())));
+    metadata.extend(extent.more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
     // Twice the work, so that one tensor is in memory at a time.
     let mut sum = Sum::of(&metadata);
     for tensor in &tensors {
@@ -380,6 +387,15 @@ fn file_of<B: Backend, T>(
     let infos: Vec<(&str, Dtype, &[usize])> =
         tensors.iter().map(|tensor| (&*tensor.name, tensor.dtype, &*tensor.shape)).collect();
     write(&infos, &metadata, &mut |i| tensors.get(i).map_or(Ok(Vec::new()), data))
+}
+
+/// What of a state a file has, and what it says beside that.
+#[derive(Default)]
+struct Extent<'a> {
+    /// Keys and values of these layers alone; all of the state when `None`.
+    layers: Option<&'a [usize]>,
+    /// More metadata.
+    more: &'a [(&'a str, String)],
 }
 
 /// Refuses to write what nothing can go on from.
@@ -435,6 +451,24 @@ fn fingerprint_of<B: Backend>(model: &Model<B>) -> Result<&str> {
             "state file of a model whose weights are being trained (one that was loaded has a fingerprint)";
         Error::Unsupported { what: what.into() }
     })
+}
+
+/// Keys and values of a layer, which `read` finds.
+fn rows_of<'a>(
+    layer: usize,
+    sizes: KvSizes,
+    read: &mut impl FnMut(&Part, &[Option<usize>]) -> Result<&'a TensorEntry>,
+) -> Result<(Vec<f32>, Vec<f32>)> {
+    let heads = Some(sizes.nheads);
+    let rows = read(&Part::new(layer, KEYS), &[None, heads, Some(sizes.d_key)])?;
+    let count = rows.shape.first().copied();
+    let values = if sizes.latent {
+        Vec::new()
+    } else {
+        let values = Part::new(layer, VALUES);
+        read(&values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
+    };
+    Ok((rows.to_f32()?, values))
 }
 
 /// A state as it lies in its file, which was found to be whole.
@@ -603,6 +637,11 @@ impl SavedState {
         &self.model
     }
 
+    /// What else its metadata say.
+    pub(crate) fn more(&self, key: &str) -> Option<&String> {
+        self.checkpoint.metadata().get(key)
+    }
+
     /// The model's family.
     #[must_use]
     pub fn family(&self) -> &str {
@@ -662,15 +701,29 @@ impl SavedState {
     /// [`Error::StateOfAnotherModel`], naming both; [`Error::Format`] for tensors that are not those of this one;
     /// [`Error::Unsupported`] for a model without a fingerprint; when memory is short.
     pub fn restore<B: Backend>(&self, model: &Model<B>) -> Result<State<B>> {
+        self.restore_onto(model, &mut BTreeMap::new())
+    }
+
+    /// Refuses a file of another model.
+    fn check_model<B: Backend>(&self, model: &Model<B>) -> Result<()> {
         let (family, fingerprint) = (model.family().name(), fingerprint_of(model)?);
-        if self.fingerprint != fingerprint {
-            let [name, of, print] =
-                [&self.model, &self.family, &self.fingerprint].map(|x| quoted(x));
-            return Err(self.of_another_model(format!(
-                "state of another model: expected one of this `{family}` with fingerprint \
-                 `{fingerprint}`, found one of {name}, a {of} with fingerprint {print}"
-            )));
+        if self.fingerprint == fingerprint {
+            return Ok(());
         }
+        let [name, of, print] = [&self.model, &self.family, &self.fingerprint].map(|x| quoted(x));
+        Err(self.of_another_model(format!(
+            "state of another model: expected one of this `{family}` with fingerprint \
+             `{fingerprint}`, found one of {name}, a {of} with fingerprint {print}"
+        )))
+    }
+
+    /// The state, where keys and values before those of the file are in `before`, by layer.
+    fn restore_onto<B: Backend>(
+        &self,
+        model: &Model<B>,
+        before: &mut BTreeMap<usize, KvCache<B>>,
+    ) -> Result<State<B>> {
+        self.check_model(model)?;
         let client = model.client();
         let mut state = model.new_state()?;
         let parts = state.parts();
@@ -701,26 +754,33 @@ impl SavedState {
                 }
                 SlotSize::Rows { sizes, window } => {
                     let sizes = KvSizes { kind: self.kv_type.unwrap_or(KvType::F32), ..*sizes };
-                    let (heads, keys) = (Some(sizes.nheads), Part::new(layer, KEYS));
-                    let rows = read(&keys, &[None, heads, Some(sizes.d_key)])?;
-                    let count = rows.shape.first().copied();
-                    let values = if sizes.latent {
-                        Vec::new()
-                    } else {
-                        let values = Part::new(layer, VALUES);
-                        read(&values, &[count, heads, Some(sizes.d_value)])?.to_f32()?
+                    let (rows, values) = rows_of(layer, sizes, &mut read)?;
+                    let of_keys = |error| match error {
+                        Error::Argument { reason, .. } => {
+                            self.error(format!("tensor `{}`: {reason}", Part::new(layer, KEYS)))
+                        }
+                        other => other,
                     };
-                    let first = self.position.saturating_sub(count.unwrap_or(0));
-                    let mut cache = client.new_cache(sizes)?;
-                    cache
-                        .fill(client, first, &rows.to_f32()?, &values)
-                        .and_then(|()| cache.check_window(*window))
-                        .map_err(|error| match error {
-                            Error::Argument { reason, .. } => {
-                                self.error(format!("tensor `{keys}`: {reason}"))
-                            }
-                            other => other,
-                        })?;
+                    let cache = match before.remove(&layer) {
+                        Some(mut cache) => cache.extend(&rows, &values).map(|()| cache),
+                        None => {
+                            let width = sizes.nheads.saturating_mul(sizes.d_key);
+                            let count = rows.len().checked_div(width).unwrap_or(0);
+                            let first = self.position.saturating_sub(count);
+                            let mut cache = client.new_cache(sizes)?;
+                            cache.fill(client, first, &rows, &values).map(|()| cache)
+                        }
+                    };
+                    let cache = cache.map_err(of_keys)?;
+                    cache.check_window(*window).map_err(of_keys)?;
+                    if cache.len() != self.position {
+                        let reason = format!("expected to end at {}", self.position);
+                        return Err(self.error(format!(
+                            "tensor `{}`: {reason}, found {}",
+                            Part::new(layer, KEYS),
+                            cache.len()
+                        )));
+                    }
                     Kept::Rows(cache)
                 }
             };

@@ -23,6 +23,11 @@ pub fn served_sessions() -> Result<PathBuf> {
     in_state_home("served", "--sessions")
 }
 
+/// The folder of states that left the memory of a server.
+pub fn state_cache() -> Result<PathBuf> {
+    in_state_home("state-cache", "--state-cache-dir")
+}
+
 /// The folder of named states.
 pub fn states(named: Option<&Path>) -> Result<PathBuf> {
     named.map_or_else(|| in_state_home("states", "--states"), |path| Ok(path.to_path_buf()))

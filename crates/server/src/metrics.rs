@@ -142,6 +142,15 @@ impl Metrics {
             line("state_bytes", "gauge", "Memory of running states", &stats.state_bytes);
             line("snapshots", "gauge", "Snapshots that are kept", &stats.snapshots);
             line("snapshot_bytes", "gauge", "Memory of snapshots", &stats.snapshot_bytes);
+            line("state_cache_files", "gauge", "States on disk", &stats.files);
+            line(
+                "state_cache_disk_bytes",
+                "gauge",
+                "Bytes of all states on disk",
+                &stats.file_bytes,
+            );
+            let reads = "States that were read from disk";
+            line("state_cache_disk_reads_total", counter, reads, &stats.file_reads);
         }
         for (name, help, value) in own {
             let _ = writeln!(

@@ -19,7 +19,7 @@ use crate::files;
 /// let folder = PrivateFolder::open(&path)?;
 /// folder.write("note", b"mine")?;
 /// assert_eq!(folder.read("note", 100)?, b"mine");
-/// assert_eq!(folder.list()?[0].name, "note");
+/// assert_eq!(folder.files()?.next().unwrap().name, "note");
 /// assert!(folder.remove("note")? && !folder.remove("note")?);
 /// # std::fs::remove_dir_all(&path).unwrap();
 /// # Ok::<(), boostr::Error>(())
@@ -81,9 +81,33 @@ impl PrivateFolder {
     ///
     /// [`Error::Argument`] for what is no name of a file; [`Error::Io`] when the system refuses: what was there stays.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.put(name, bytes, true)
+    }
+
+    /// The same, but not forced to disk: after a power cut the file may be torn, so who reads it checks it.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub(crate) fn write_soon(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.put(name, bytes, false)
+    }
+
+    fn put(&self, name: &str, bytes: &[u8], lasting: bool) -> Result<()> {
         let path = self.at(name)?;
         let create = |path: &Path| open_own(path, OpenOptions::new().write(true).create_new(true));
-        put(&path, create, |out| out.write_all(bytes)).map_err(|error| Error::io(&path, error))
+        put(&path, lasting, create, |out| out.write_all(bytes))
+            .map_err(|error| Error::io(&path, error))
+    }
+
+    /// A file that is there, to be read. A link is not followed.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub(crate) fn file(&self, name: &str) -> Result<File> {
+        let path = self.at(name)?;
+        open_own(&path, OpenOptions::new().read(true)).map_err(|error| Error::io(&path, error))
     }
 
     /// All bytes of a file of at most `most`. A link is not followed.
@@ -92,9 +116,7 @@ impl PrivateFolder {
     ///
     /// As [`write`](Self::write); [`Error::Format`] when it is longer.
     pub fn read(&self, name: &str, most: u64) -> Result<Vec<u8>> {
-        let path = self.at(name)?;
-        let file = open_own(&path, OpenOptions::new().read(true));
-        files::read_from(file.map_err(|error| Error::io(&path, error))?, &path, most)
+        files::read_from(self.file(name)?, self.at(name)?, most)
     }
 
     /// Removes a file; `false` when there is none.
@@ -123,12 +145,21 @@ impl PrivateFolder {
         opened.and_then(touch).map_err(|error| Error::io(&path, error))
     }
 
-    /// The regular files in it, but those whose names begin with a dot.
+    /// All [`files`](Self::files).
+    ///
+    /// # Errors
+    ///
+    /// As [`files`](Self::files).
+    pub fn list(&self) -> Result<Vec<PrivateFile>> {
+        Ok(self.files()?.collect())
+    }
+
+    /// The regular files in it, in no order, but those whose names begin with a dot.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the folder cannot be read.
-    pub fn list(&self) -> Result<Vec<PrivateFile>> {
+    pub fn files(&self) -> Result<impl Iterator<Item = PrivateFile>> {
         let entries = fs::read_dir(&self.path).map_err(|error| Error::io(&self.path, error))?;
         let file = |entry: io::Result<fs::DirEntry>| {
             let entry = entry.ok()?;
@@ -137,7 +168,7 @@ impl PrivateFolder {
             let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             Some(PrivateFile { name, len: metadata.len(), modified })
         };
-        Ok(entries.filter_map(file).filter(|file| !file.name.starts_with('.')).collect())
+        Ok(entries.filter_map(file).filter(|file| !file.name.starts_with('.')))
     }
 }
 

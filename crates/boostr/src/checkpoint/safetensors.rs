@@ -18,7 +18,8 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -62,6 +63,38 @@ fn parse(path: &Path, bytes: &Bytes) -> Result<Contents, String> {
         tensors.insert(name, TensorEntry { dtype, shape, data, file: Arc::clone(&file) });
     }
     Ok(Contents { tensors, metadata: header.metadata, gguf: None })
+}
+
+/// The metadata of a file, and the bytes of its tensor `name`, empty where there is none. The other tensors are not
+/// read, but all sizes are checked against the length of the file; a header is refused that is longer than `most`.
+pub(crate) fn peek(
+    path: &Path,
+    file: &mut File,
+    name: &str,
+    most: usize,
+) -> Result<(BTreeMap<String, String>, Vec<u8>)> {
+    let io = |error| Error::io(path, error);
+    let refuse = |reason: &str| Error::format(path, format!("safetensors header: {reason}"));
+    let len = file.metadata().map_err(io)?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(io)?;
+    let length = u64::from_le_bytes(length);
+    let data = len.checked_sub(8).and_then(|rest| rest.checked_sub(length));
+    let data = data.and_then(|data| usize::try_from(data).ok());
+    let sizes = usize::try_from(length).ok().filter(|&length| length <= most).zip(data);
+    let (length, data) = sizes.ok_or_else(|| refuse("longer than the file or than allowed"))?;
+    let mut header = vec![0; length];
+    file.read_exact(&mut header).map_err(io)?;
+    let header: Header = serde_json::from_slice(&header)
+        .map_err(|error| refuse(cut(&error.to_string(), MAX_MESSAGE)))?;
+    let mut in_order: Vec<(&String, &Info)> = header.tensors.iter().collect();
+    in_order.sort_by_key(|(_, info)| info.data_offsets);
+    check_layout(&in_order, data).map_err(|reason| Error::format(path, reason))?;
+    let (begin, end) = header.tensors.get(name).map_or((0, 0), |info| info.data_offsets);
+    let mut bytes = vec![0; end.saturating_sub(begin)];
+    file.seek_relative(i64::try_from(begin).unwrap_or(i64::MAX)).map_err(io)?;
+    file.read_exact(&mut bytes).map_err(io)?;
+    Ok((header.metadata, bytes))
 }
 
 /// The header's JSON and the bytes after it.

@@ -40,6 +40,10 @@ pub(super) struct Job<'a, B: Backend> {
     /// Those that have not ended.
     pub(super) sequences: Vec<Sequence<B>>,
     is_forked: bool,
+    /// A state on disk that it waits for before it begins.
+    awaited: Option<usize>,
+    /// Whether it began with one.
+    is_from_disk: bool,
     /// Is computed alone until it is where it was, after a step of several failed.
     pub(super) is_alone: bool,
     strikes: usize,
@@ -71,6 +75,8 @@ impl<'a, B: Backend> Job<'a, B> {
             told: 0,
             sequences: Vec::new(),
             is_forked: false,
+            awaited: None,
+            is_from_disk: false,
             is_alone: false,
             strikes: 0,
             remains: None,
@@ -94,8 +100,47 @@ impl<'a, B: Backend> Job<'a, B> {
 
     // Its course
 
+    /// Begins, or waits for a state that is read from disk.
+    pub(super) fn start(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
+        if self.is_plain() {
+            self.awaited = store.fetch(self.request.scope, &self.request.prompt, self.covered);
+        }
+        if self.awaited.is_none() {
+            self.begin(model, store, stats);
+        }
+    }
+
+    /// Begins if what it waited for is there; `false` if it did not.
+    pub(super) fn resume(
+        &mut self,
+        model: &Model<B>,
+        store: &mut Store<B>,
+        stats: &mut Stats,
+    ) -> bool {
+        let Some(at) = self.awaited.filter(|&at| !self.is_over && !store.is_reading(at)) else {
+            return false;
+        };
+        self.is_from_disk = store.is_held(at);
+        if self.is_from_disk {
+            self.begin(model, store, stats);
+            self.forget_awaited(store);
+        } else {
+            // Its file was no use, and is gone: another may serve.
+            self.forget_awaited(store);
+            self.start(model, store, stats);
+        }
+        true
+    }
+
+    /// Waits no more.
+    pub(super) fn forget_awaited(&mut self, store: &mut Store<B>) {
+        if let Some(at) = self.awaited.take() {
+            store.release(at);
+        }
+    }
+
     /// Begins from the longest prefix that is known.
-    pub(super) fn begin(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
+    fn begin(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
         self.begun = Some(Instant::now());
         let mut has_given = false;
         let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
@@ -308,7 +353,7 @@ impl<'a, B: Backend> Job<'a, B> {
             let finish = sequence.finish.unwrap_or(Finish::Stopped);
             self.finish(sequence.index, Some(sequence), finish, stats);
         }
-        if self.sequences.is_empty() {
+        if self.sequences.is_empty() && self.awaited.is_none() {
             self.is_over = true;
         }
         if self.is_alone && self.sequences.iter().all(Sequence::is_up_to_date) {
@@ -355,6 +400,7 @@ impl<'a, B: Backend> Job<'a, B> {
             decode: since(first, last),
             cached: self.cached,
             shared: self.shared,
+            is_from_disk: self.is_from_disk,
         };
         let (drafted, accepted) = sequence.as_ref().map_or((0, 0), |it| (it.drafted, it.accepted));
         let (ids, state) = match sequence {

@@ -27,6 +27,9 @@
 //! all its prefixes. A request begins at the longest snapshot that is a prefix of it. Forks share memory, and shared memory
 //! is counted once against [`EngineConfig::snapshot_bytes`]. The snapshot is dropped first without which the fewest tokens
 //! would be computed again, as often as it was used; and of those the one that was used longest ago.
+//!
+//! An [`Engine`] may have a [`SpillFolder`]: a snapshot that is dropped then goes to disk. A request that would begin there
+//! waits until it is read, while others go on.
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -42,6 +45,7 @@ mod scheduler;
 mod search;
 mod sequence;
 mod service;
+mod spill;
 mod store;
 
 pub use draft::{Draft, Guess};
@@ -50,6 +54,7 @@ pub use request::{Event, Finish, Listener, Outcome, Rejected, Request, Ticket, T
 pub use scheduler::Scheduler;
 pub use search::{Beam, BeamSearch, beam_search};
 pub use service::Engine;
+pub use spill::SpillFolder;
 
 /// Runs `tokens`, at least one; returns the logits of what comes next.
 fn run<B: Backend>(model: &Model<B>, state: &mut State<B>, tokens: &[u32]) -> Result<Vec<f32>> {
@@ -118,6 +123,12 @@ pub struct Stats {
     pub snapshots: usize,
     /// Memory of the snapshots, in bytes; what they share is counted once.
     pub snapshot_bytes: usize,
+    /// States on disk.
+    pub files: usize,
+    /// Bytes of all files there.
+    pub file_bytes: u64,
+    /// States that were read from there.
+    pub file_reads: u64,
     /// Memory of the states of running sequences, in bytes, as if they shared nothing.
     pub state_bytes: usize,
     /// Tokens that were drafted.

@@ -172,6 +172,8 @@ pub struct Timings {
     pub cached: usize,
     /// Tokens that the prompt and an earlier one of the same scope begin with, as far as that is remembered.
     pub shared: usize,
+    /// Whether the state that it began with was read from disk.
+    pub is_from_disk: bool,
 }
 
 /// How a continuation ended.

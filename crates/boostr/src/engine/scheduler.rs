@@ -12,6 +12,7 @@ use crate::ops;
 
 use super::job::{Job, panicked};
 use super::sequence::{Rules, Sequence};
+use super::spill::{Found, Spill};
 use super::store::Store;
 use super::{EngineConfig, Finish, Listener, Rejected, Request, Stats, Ticket};
 
@@ -76,6 +77,21 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             #[cfg(test)]
             faults: Vec::new(),
         }
+    }
+
+    /// Lets states that leave memory go to disk, where those were `found`.
+    pub(super) fn spill_to(&mut self, spill: Spill<B>, found: Vec<Found>) {
+        self.store.spill_to(spill, found);
+    }
+
+    /// Writes a state to disk that is in memory alone; `false` when there is none that is worth it.
+    pub(super) fn file_one(&mut self) -> bool {
+        self.store.file_one()
+    }
+
+    /// Writes the states in memory to disk, as far as there is time; nothing is read from there any more.
+    pub(super) fn end(&mut self) {
+        self.store.end();
     }
 
     /// Takes a request. Its listener is told of it by [`step`](Self::step).
@@ -152,7 +168,9 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     /// Computes the next step. `false` if there was nothing to do: all is done, or no listener is ready.
     pub fn step(&mut self) -> bool {
         let cancelled = self.drop_cancelled();
-        let began = self.admit();
+        self.store.settle();
+        let resumed = self.resume();
+        let began = self.admit() || resumed;
         let planned = self.plan();
         if planned > 0 {
             self.compute();
@@ -179,6 +197,15 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         any
     }
 
+    /// Begins those whose states were read.
+    fn resume(&mut self) -> bool {
+        let mut any = false;
+        for job in &mut self.running {
+            any |= job.resume(self.model, &mut self.store, &mut self.stats);
+        }
+        any
+    }
+
     /// Takes requests out of the queue, in their order, while there is room.
     fn admit(&mut self) -> bool {
         let mut any = false;
@@ -190,7 +217,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             let Some(mut job) = self.waiting.pop_front() else { break };
             if !job.is_over {
                 taken += job.count();
-                job.begin(self.model, &mut self.store, &mut self.stats);
+                job.start(self.model, &mut self.store, &mut self.stats);
             }
             self.running.push(job);
             any = true;
@@ -324,6 +351,9 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         let lent =
             self.running.iter_mut().filter(|job| job.is_over).find_map(|job| job.remains.take());
         self.remains = self.remains.take().or(lent);
+        for job in self.running.iter_mut().filter(|job| job.is_over) {
+            job.forget_awaited(&mut self.store);
+        }
         self.running.retain(|job| !job.is_over);
         self.waiting.retain(|job| !job.is_over);
         let ended = before - self.running.len() - self.waiting.len();
@@ -333,6 +363,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         stats.finished += ended as u64;
         (stats.running, stats.queued) = (self.running.len(), self.waiting.len());
         (stats.snapshots, stats.snapshot_bytes) = (self.store.len(), self.store.bytes());
+        (stats.files, stats.file_bytes, stats.file_reads) = self.store.files();
         stats.state_bytes = state_bytes;
         ended > 0
     }

@@ -12,10 +12,14 @@ use crate::models::Model;
 use crate::threads::{self, Threads};
 
 use super::request::Ticket;
-use super::{EngineConfig, Listener, Rejected, Request, Scheduler, Stats};
+use super::spill::{Found, Spill};
+use super::{EngineConfig, Listener, Rejected, Request, Scheduler, SpillFolder, Stats};
 
 /// How long to wait before listeners are asked again whether they are ready.
 const PATIENCE: Duration = Duration::from_millis(2);
+/// How long nothing is asked for before states in memory are written to disk, and the time between two of them.
+const QUIET: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Computes the requests of many threads together, on threads of its own.
 ///
@@ -90,6 +94,31 @@ impl<B: Backend> Engine<B> {
     where
         M: AsRef<Model<B>> + Send + Sync + 'static,
     {
+        Self::with(model, config, None)
+    }
+
+    /// The same with a folder for states that leave memory: it finds again what it had kept when it ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start); [`Error::Io`](crate::Error::Io) when the folder cannot be read,
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a model without a fingerprint.
+    pub fn start_with_disk<M>(
+        model: Arc<M>,
+        config: EngineConfig,
+        folder: SpillFolder,
+    ) -> Result<Self>
+    where
+        M: AsRef<Model<B>> + Send + Sync + 'static,
+    {
+        Self::with(model, config, Some(folder))
+    }
+
+    fn with<M>(model: Arc<M>, config: EngineConfig, folder: Option<SpillFolder>) -> Result<Self>
+    where
+        M: AsRef<Model<B>> + Send + Sync + 'static,
+    {
+        let spill = folder.map(|folder| Spill::start(folder, model.clone())).transpose()?;
         let threads = config.threads.clone().or_else(|| (*model).as_ref().threads().cloned());
         let threads = threads.map_or_else(|| Threads::new(0), Ok)?;
         let of_model = (*model).as_ref().threads();
@@ -108,7 +137,7 @@ impl<B: Backend> Engine<B> {
             .name("engine".into())
             .spawn({
                 let config = config.clone();
-                move || serve(&own, config, (&threads, is_shared), arrivals)
+                move || serve(&own, config, spill, (&threads, is_shared), arrivals)
             })
             .map_err(|error| threads::cannot_start(&error))?;
         let (sender, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
@@ -170,7 +199,7 @@ impl<B: Backend> Engine<B> {
         self.shared.gate.open.load(Ordering::Acquire) == 0
     }
 
-    /// Cancels all requests, ends the thread, and waits for it: no longer than a step.
+    /// Cancels all requests, ends the thread, and waits for it: no longer than a step, or with a folder for states 5 s more.
     pub fn stop(&self) {
         self.shared.stop();
     }
@@ -201,17 +230,22 @@ impl<B: Backend> Drop for Shared<B> {
 fn serve<B: Backend>(
     gate: &Gate<B>,
     config: EngineConfig,
+    spill: Option<(Spill<B>, Vec<Found>)>,
     (threads, is_shared): (&Threads, bool),
     mut arrivals: Receiver<Arrival<B>>,
 ) {
     // The gate has counted; it is the only one that refuses.
     let config = EngineConfig { max_queue: usize::MAX, ..config };
     let mut scheduler = Scheduler::new((*gate.model).as_ref(), config);
+    let is_spilling = spill.is_some();
+    if let Some((spill, found)) = spill {
+        scheduler.spill_to(spill, found);
+    }
     let mut over = 0;
     // While there is nothing to compute the threads are free for others. One of them serves, so that the others wait for its
     // work awake; of a pool that the model's other callers use too, for a step at a time.
     while !gate.is_stopping.load(Ordering::Acquire)
-        && let Ok(first) = arrivals.recv()
+        && let Ok(first) = wait(&arrivals, &mut scheduler, is_spilling)
     {
         let compute =
             |by_step| compute(gate, &mut scheduler, first, &mut arrivals, &mut over, by_step);
@@ -227,6 +261,23 @@ fn serve<B: Backend>(
     }
     scheduler.cancel_all();
     publish(gate, &scheduler, &mut over);
+    scheduler.end();
+}
+
+/// Waits for a request; while there is none for a time, writes states to disk.
+fn wait<B: Backend>(
+    arrivals: &Receiver<Arrival<B>>,
+    scheduler: &mut Scheduler<'_, B>,
+    is_spilling: bool,
+) -> Result<Arrival<B>, RecvTimeoutError> {
+    let mut pause = is_spilling.then_some(QUIET);
+    while let Some(time) = pause {
+        match arrivals.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => pause = scheduler.file_one().then_some(PAUSE),
+            come => return come,
+        }
+    }
+    arrivals.recv().map_err(RecvTimeoutError::from)
 }
 
 /// Computes until nothing runs or waits, each step on the threads of `by_step` if there are some. `false` when it is to end before, as there are no more handles.

@@ -8,13 +8,20 @@
 //!
 //! The tree knows where a prompt leaves the way of earlier ones, also where no state is kept. So that place can get a
 //! snapshot when it is passed for the second time.
+//!
+//! A node may have a file in place of a snapshot, or beside it ([`Spill`]): what leaves memory goes there. A request that
+//! would begin there waits until its state is in memory again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
 use crate::backend::Backend;
 use crate::models::State;
+
+use super::spill::{Broken, Done, Found, Spill};
 
 /// Part of the limit that ways without snapshots may take.
 const WAYS: usize = 16;
@@ -28,6 +35,10 @@ const MOST_USES: u32 = 16;
 /// Snapshots below a place that are tried for a cut back to it, and nodes that are looked at.
 const CUTS: usize = 16;
 const LOOKS: usize = 256;
+/// Tokens that a state in a file must save, to be read.
+const MIN_READ: usize = 32;
+/// How long the end may take to write what is in memory.
+const END: Duration = Duration::from_secs(5);
 
 /// Snapshots under a limit of memory.
 pub(super) struct Store<B: Backend> {
@@ -43,8 +54,22 @@ pub(super) struct Store<B: Backend> {
     /// Nodes with a snapshot.
     kept: BTreeSet<usize>,
     clock: u64,
-    /// What the last snapshot that was given up was worth: newer ones begin there.
-    floor: f64,
+    /// What the last snapshot that was given up was worth: newer ones begin there. The same of files.
+    floors: [f64; 2],
+    spill: Option<Spill<B>>,
+    /// Nodes with a file.
+    filed: BTreeSet<usize>,
+    /// Nodes whose files are being read.
+    reading: BTreeSet<usize>,
+    /// States that were read.
+    reads: u64,
+}
+
+/// Where a state is kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    Memory,
+    Disk,
 }
 
 struct Node<B: Backend> {
@@ -59,16 +84,74 @@ struct Node<B: Backend> {
     /// When a request went this way last.
     used: u64,
     snapshot: Option<Snapshot<B>>,
+    filed: Option<Filed>,
+    /// Requests that wait for its file.
+    waiting: usize,
+}
+
+impl<B: Backend> Node<B> {
+    /// Whether it is no more than a part of the way.
+    fn is_bare(&self) -> bool {
+        self.snapshot.is_none() && self.filed.is_none() && self.waiting == 0
+    }
+
+    fn standing(&self, tier: Tier) -> Option<Standing> {
+        match tier {
+            Tier::Memory => self.snapshot.as_ref().map(|it| it.standing),
+            Tier::Disk => self.filed.as_ref().map(|it| it.standing),
+        }
+    }
+
+    /// Whether what it has there can be cut back to the first `len` ids.
+    fn can_cut(&self, tier: Tier, len: usize) -> bool {
+        match tier {
+            Tier::Memory => self.snapshot.as_ref().is_some_and(|it| it.state.can_cut(len)),
+            Tier::Disk => self.filed.as_ref().is_some_and(|it| it.can_cut),
+        }
+    }
 }
 
 struct Snapshot<B: Backend> {
     state: State<B>,
     /// Logits of what comes next, where a prompt ended.
     logits: Option<Vec<f32>>,
+    standing: Standing,
+}
+
+/// A file of a state.
+struct Filed {
+    standing: Standing,
+    /// The number of the write that makes it; 0 for one that is there.
+    serial: u64,
+    /// Bytes that are counted for it, without segments.
+    bytes: u64,
+    /// Whether the state is rows alone, and all of them are there.
+    can_cut: bool,
+}
+
+/// What counts for the worth of a state.
+#[derive(Clone, Copy)]
+struct Standing {
     /// The floor when it was used last.
     floor: f64,
     /// How often it was used, at most [`MOST_USES`], and once for being new.
     uses: u32,
+}
+
+impl Standing {
+    fn refresh(&mut self, floor: f64) {
+        (self.floor, self.uses) = (floor, MOST_USES.min(self.uses + 1));
+    }
+}
+
+/// What a state is worth.
+struct Worth {
+    at: usize,
+    value: f64,
+    /// When a request went there last.
+    used: u64,
+    /// Whether another continues it on its only way.
+    is_passed: bool,
 }
 
 impl<B: Backend> Snapshot<B> {
@@ -110,7 +193,11 @@ impl<B: Backend> Store<B> {
             limit,
             kept: BTreeSet::new(),
             clock: 0,
-            floor: 0.0,
+            floors: [0.0; 2],
+            spill: None,
+            filed: BTreeSet::new(),
+            reading: BTreeSet::new(),
+            reads: 0,
         }
     }
 
@@ -122,13 +209,7 @@ impl<B: Backend> Store<B> {
         to_the_end: bool,
     ) -> Option<Known<B>> {
         let place = self.find(*self.roots.get(&scope?)?, ids);
-        let fits = |&at: &usize| {
-            let node = &self.nodes[at];
-            let goes_on =
-                |it: &Snapshot<B>| node.depth < ids.len() || to_the_end && it.logits.is_some();
-            node.snapshot.as_ref().is_some_and(goes_on)
-        };
-        let best = self.way_up(place.node).find(fits);
+        let best = self.held(&place, ids.len(), to_the_end);
         let seen = best.map_or(0, |at| self.nodes[at].depth);
         if seen < ids.len()
             && let Some((at, state)) = self.cut_back(&place, seen, ids.len() - 1)
@@ -144,10 +225,45 @@ impl<B: Backend> Store<B> {
         Some(Known { state: snapshot.state.clone(), seen, logits, is_snapshot: true })
     }
 
+    /// The last node on the way of `len` ids with a snapshot that serves as it is.
+    fn held(&self, place: &Place, len: usize, to_the_end: bool) -> Option<usize> {
+        let fits = |&at: &usize| {
+            let node = &self.nodes[at];
+            let goes_on = |it: &Snapshot<B>| node.depth < len || to_the_end && it.logits.is_some();
+            node.snapshot.as_ref().is_some_and(goes_on)
+        };
+        self.way_up(place.node).find(fits)
+    }
+
     /// Where a state is rows alone, one that went further than the way of some ids is cut back to it: a snapshot, and its
     /// state after more than `seen` of them, and at most `most`.
     fn cut_back(&self, place: &Place, seen: usize, most: usize) -> Option<(usize, State<B>)> {
-        let (mut tried, mut looked) = (0, 0);
+        let mut tried = 0;
+        self.beside(place, seen, most, |at, len| {
+            let Some(Snapshot { state, .. }) = &self.nodes[at].snapshot else {
+                return ControlFlow::Continue(());
+            };
+            if let Some(state) = state.cut(len) {
+                return ControlFlow::Break(Some((at, state)));
+            }
+            tried += 1;
+            if tried >= CUTS || !state.can_cut(state.position()) {
+                return ControlFlow::Break(None);
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// What `serve` makes of a node below the way of some ids, and how many of them lead to it, the longest first: more
+    /// than `seen`, and at most `most`.
+    fn beside<T>(
+        &self,
+        place: &Place,
+        seen: usize,
+        most: usize,
+        mut serve: impl FnMut(usize, usize) -> ControlFlow<Option<T>>,
+    ) -> Option<T> {
+        let mut looked = 0;
         let mut below = None;
         let places = place.towards.into_iter().chain(self.way_up(place.node));
         for (i, at) in places.enumerate() {
@@ -159,21 +275,15 @@ impl<B: Backend> Store<B> {
             // All below, but for what was searched already.
             let mut next = VecDeque::from([at]);
             while let Some(at) = next.pop_front() {
-                let node = &self.nodes[at];
                 looked += 1;
-                if let Some(Snapshot { state, .. }) = &node.snapshot {
-                    if let Some(state) = state.cut(len) {
-                        return Some((at, state));
-                    }
-                    tried += 1;
-                    if !state.can_cut(state.position()) {
-                        return None;
-                    }
-                }
-                if tried >= CUTS || looked >= LOOKS {
+                if looked > LOOKS {
                     return None;
                 }
-                next.extend(node.children.values().filter(|&&child| Some(child) != below));
+                if let ControlFlow::Break(found) = serve(at, len) {
+                    return found;
+                }
+                let children = self.nodes[at].children.values();
+                next.extend(children.filter(|&&child| Some(child) != below));
             }
             below = Some(at);
         }
@@ -216,17 +326,7 @@ impl<B: Backend> Store<B> {
             }
             self.give_up(at);
         }
-        let logits = logits.map(<[f32]>::to_vec);
-        let snapshot = Snapshot { state: state.clone(), logits, floor: self.floor, uses: 1 };
-        for (address, bytes) in snapshot.blocks() {
-            let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
-            *count += 1;
-            if *count == 1 {
-                self.bytes += bytes;
-            }
-        }
-        self.nodes[at].snapshot = Some(snapshot);
-        self.kept.insert(at);
+        self.hold(at, state.clone(), logits.map(<[f32]>::to_vec));
         // Where it is cut back it serves as those before it do, but for their logits.
         for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
             let node = &self.nodes[before];
@@ -237,6 +337,26 @@ impl<B: Backend> Store<B> {
             }
         }
         self.fit();
+    }
+
+    /// Puts a snapshot where there is none.
+    fn hold(&mut self, at: usize, state: State<B>, logits: Option<Vec<f32>>) {
+        let standing = Standing { floor: self.floors[Tier::Memory as usize], uses: 1 };
+        // What is in a file was used as often as that.
+        let standing = self.nodes[at]
+            .filed
+            .as_ref()
+            .map_or(standing, |filed| Standing { uses: filed.standing.uses, ..standing });
+        let snapshot = Snapshot { state, logits, standing };
+        for (address, bytes) in snapshot.blocks() {
+            let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
+            *count += 1;
+            if *count == 1 {
+                self.bytes += bytes;
+            }
+        }
+        self.nodes[at].snapshot = Some(snapshot);
+        self.kept.insert(at);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -254,21 +374,34 @@ impl<B: Backend> Store<B> {
     fn fit(&mut self) {
         self.drop_ways();
         while self.bytes > self.limit
-            && let Some((at, worth)) = self.least()
+            && let Some((at, worth)) = self.least(Tier::Memory)
         {
-            self.floor = self.floor.max(worth);
+            let floor = &mut self.floors[Tier::Memory as usize];
+            *floor = floor.max(worth);
+            self.file(at, None);
             self.give_up(at);
             self.tidy(at);
             self.drop_ways();
         }
     }
 
-    /// The snapshot that is worth the least, and its worth: the tokens that would be computed again without it, as often
-    /// as it was used, above the floor at its last use (GreedyDual-Size with Frequency, Cherkasova 1998).
-    fn least(&self) -> Option<(usize, f64)> {
-        // How many children of a node lead to snapshots.
+    /// The state that is worth the least there, and its worth.
+    fn least(&self, tier: Tier) -> Option<(usize, f64)> {
+        let order = |a: &Worth, b: &Worth| a.value.total_cmp(&b.value).then(a.used.cmp(&b.used));
+        let least = self.worths(tier).into_iter().min_by(order);
+        least.map(|it| (it.at, it.value))
+    }
+
+    /// What each state is worth there, but those that are waited for: the tokens that would be computed again without it,
+    /// as often as it was used, above the floor at its last use (GreedyDual-Size with Frequency, Cherkasova 1998).
+    fn worths(&self, tier: Tier) -> Vec<Worth> {
+        let all = match tier {
+            Tier::Memory => &self.kept,
+            Tier::Disk => &self.filed,
+        };
+        // How many children of a node lead to states.
         let mut below = HashMap::new();
-        for &at in &self.kept {
+        for &at in all {
             for before in self.way_up(at).skip(1) {
                 let count = below.entry(before).or_insert(0);
                 *count += 1;
@@ -280,36 +413,34 @@ impl<B: Backend> Store<B> {
         let branches = |at: usize| below.get(&at).copied().unwrap_or(0);
         let worth = |&at: &usize| {
             let node = &self.nodes[at];
-            let snapshot = node.snapshot.as_ref()?;
+            let standing = node.standing(tier).filter(|_| node.waiting == 0)?;
             // What another could be cut back to is not lost.
             let others = |before: usize| {
-                let depth = self.nodes[before].depth;
-                branches(before) > 1 && snapshot.state.can_cut(depth)
+                branches(before) > 1 && node.can_cut(tier, self.nodes[before].depth)
             };
-            let serves = |&at: &usize| self.nodes[at].snapshot.is_some() || others(at);
+            let serves = |&at: &usize| self.nodes[at].standing(tier).is_some() || others(at);
             let from = self.way_up(at).skip(1).find(serves).map_or(0, |at| self.nodes[at].depth);
             // Others left its way, at it or at the next node.
             let parts = |at: usize| self.nodes[at].children.len() > 1;
             let has_parted = parts(at) || node.children.values().any(|&child| parts(child));
-            let weight = if branches(at) == 1 && !has_parted { PASSED } else { 1.0 };
-            let lost = f64::from(snapshot.uses) * weight * (node.depth - from) as f64;
-            Some((at, snapshot.floor + lost, node.used))
+            let is_passed = branches(at) == 1 && !has_parted;
+            let weight = if is_passed { PASSED } else { 1.0 };
+            let lost = f64::from(standing.uses) * weight * (node.depth - from) as f64;
+            Some(Worth { at, value: standing.floor + lost, used: node.used, is_passed })
         };
-        let least = self
-            .kept
-            .iter()
-            .filter_map(worth)
-            .min_by(|(_, a, used_a), (_, b, used_b)| a.total_cmp(b).then(used_a.cmp(used_b)));
-        least.map(|(at, worth, _)| (at, worth))
+        all.iter().filter_map(worth).collect()
     }
 
     fn refresh(&mut self, at: usize) {
         self.clock += 1;
-        self.nodes[at].used = self.clock;
-        let floor = self.floor;
-        if let Some(snapshot) = &mut self.nodes[at].snapshot {
-            snapshot.floor = floor;
-            snapshot.uses = MOST_USES.min(snapshot.uses + 1);
+        let [memory, disk] = self.floors;
+        let node = &mut self.nodes[at];
+        node.used = self.clock;
+        if let Some(snapshot) = &mut node.snapshot {
+            snapshot.standing.refresh(memory);
+        }
+        if let Some(filed) = &mut node.filed {
+            filed.standing.refresh(disk);
         }
     }
 
@@ -324,6 +455,227 @@ impl<B: Backend> Store<B> {
                     self.blocks.remove(&address);
                 }
             }
+        }
+    }
+
+    // Files
+
+    /// Lets states that leave memory go to files, and those that were found there be read.
+    pub(super) fn spill_to(&mut self, spill: Spill<B>, found: Vec<Found>) {
+        let can_cut = spill.is_rows_alone();
+        self.spill = Some(spill);
+        for Found { scope, ids, bytes } in found {
+            let at = self.reach(scope, &ids);
+            let standing = Standing { floor: 0.0, uses: 1 };
+            self.nodes[at].filed = Some(Filed { standing, serial: 0, bytes, can_cut });
+            self.filed.insert(at);
+        }
+        self.fit_files();
+        self.fit();
+    }
+
+    /// States in files, bytes of all files, and how often one was read.
+    pub(super) fn files(&self) -> (usize, u64, u64) {
+        (self.filed.len(), self.spill.as_ref().map_or(0, Spill::bytes), self.reads)
+    }
+
+    /// The ids that lead to a node.
+    fn ids_to(&self, at: usize) -> Vec<u32> {
+        let mut parts: Vec<&[u32]> = self.way_up(at).map(|at| &*self.nodes[at].ids).collect();
+        parts.reverse();
+        parts.concat()
+    }
+
+    /// Gives the snapshot of a node a file too, unless it is worth less than all that is there. Where others are still to
+    /// be written, it does not wait, or not beyond `patience`.
+    fn file(&mut self, at: usize, patience: Option<Instant>) {
+        let node = &self.nodes[at];
+        let (Some(_), Some(snapshot), None) = (&self.spill, &node.snapshot, &node.filed) else {
+            return;
+        };
+        let (scope, standing) = (node.scope, snapshot.standing);
+        let can_cut = snapshot.state.can_cut(0);
+        let ids = self.ids_to(at);
+        let Some(spill) = &mut self.spill else { return };
+        let Some(snapshot) = &self.nodes[at].snapshot else { return };
+        let Some(plan) = spill.plan(scope, &ids, &snapshot.state, patience) else { return };
+        let bytes = spill.reserve(&plan);
+        let standing = Standing { floor: self.floors[Tier::Disk as usize], ..standing };
+        self.nodes[at].filed = Some(Filed { standing, serial: u64::MAX, bytes, can_cut });
+        self.filed.insert(at);
+        self.fit_files();
+        let (Some(filed), Some(spill)) = (&mut self.nodes[at].filed, &mut self.spill) else {
+            return;
+        };
+        filed.serial = spill.write(plan, at, scope, ids);
+        if can_cut {
+            // Cut back, it serves as those before it do.
+            for before in self.way_up(at).skip(1).collect::<Vec<_>>() {
+                if self.nodes[before].can_cut(Tier::Disk, 0) && self.nodes[before].waiting == 0 {
+                    self.drop_file(before);
+                    self.tidy(before);
+                }
+            }
+        }
+    }
+
+    /// Gives up files that are worth the least, while all are over the limit.
+    fn fit_files(&mut self) {
+        while let Some(spill) = self.spill.as_mut().filter(|spill| spill.is_over_limit()) {
+            if spill.drop_stranger() {
+                continue;
+            }
+            let Some((at, worth)) = self.least(Tier::Disk) else { return };
+            let floor = &mut self.floors[Tier::Disk as usize];
+            *floor = floor.max(worth);
+            self.drop_file(at);
+            self.tidy(at);
+        }
+    }
+
+    fn drop_file(&mut self, at: usize) {
+        let Some(filed) = self.nodes[at].filed.take() else { return };
+        self.filed.remove(&at);
+        let (scope, ids) = (self.nodes[at].scope, self.ids_to(at));
+        let Some(spill) = &mut self.spill else { return };
+        if filed.serial == u64::MAX {
+            spill.forget(scope, &ids, filed.bytes);
+        } else {
+            spill.remove(scope, &ids, filed.bytes);
+        }
+    }
+
+    /// Begins to read a file, if one has seen more of `ids` than the snapshots and `covered` of them. Returns its node,
+    /// which stays until the request [has it no more](Self::release).
+    pub(super) fn fetch(
+        &mut self,
+        scope: Option<u64>,
+        ids: &[u32],
+        covered: usize,
+    ) -> Option<usize> {
+        self.spill.as_ref()?;
+        let place = self.find(*self.roots.get(&scope?)?, ids);
+        let most = ids.len().checked_sub(1)?;
+        let held = self.held(&place, ids.len(), true).map_or(0, |at| self.nodes[at].depth);
+        let cut = self.cut_back(&place, held, most).map_or(0, |(_, state)| state.position());
+        let seen = held.max(cut).max(covered) + MIN_READ - 1;
+        let whole = |&at: &usize| self.nodes[at].filed.is_some() && self.nodes[at].depth <= most;
+        let whole = self.way_up(place.node).find(whole);
+        let whole = whole.map(|at| (at, self.nodes[at].depth)).filter(|&(_, len)| len > seen);
+        let longest = whole.map_or(seen, |(_, len)| len);
+        let cut = self.beside(&place, longest, most, |at, _| {
+            if self.nodes[at].can_cut(Tier::Disk, 0) {
+                return ControlFlow::Break(Some(at));
+            }
+            ControlFlow::Continue(())
+        });
+        let at = cut.or(whole.map(|(at, _)| at))?;
+        self.nodes[at].waiting += 1;
+        if self.nodes[at].snapshot.is_none() && self.reading.insert(at) {
+            let (scope, ids) = (self.nodes[at].scope, self.ids_to(at));
+            self.spill.as_ref()?.read(at, scope, ids);
+            // The reader has it too: it stays whoever is gone until then.
+            self.nodes[at].waiting += 1;
+        }
+        Some(at)
+    }
+
+    /// Whether the file of a node is being read.
+    pub(super) fn is_reading(&self, at: usize) -> bool {
+        self.reading.contains(&at)
+    }
+
+    /// Whether a node has a snapshot.
+    pub(super) fn is_held(&self, at: usize) -> bool {
+        self.nodes[at].snapshot.is_some()
+    }
+
+    /// Says that a request that waited for a node does so no more.
+    pub(super) fn release(&mut self, at: usize) {
+        self.nodes[at].waiting -= 1;
+        self.tidy(at);
+        self.fit();
+    }
+
+    /// Takes what was read and written since. What was read stays in memory until its request begins.
+    pub(super) fn settle(&mut self) {
+        let Some(spill) = &self.spill else { return };
+        for done in spill.done() {
+            match done {
+                Done::Written { serial, at, bytes } => self.note_written(serial, at, bytes),
+                Done::Read { at, state } => {
+                    self.reading.remove(&at);
+                    match state {
+                        Ok(state) => {
+                            self.reads += 1;
+                            if self.nodes[at].snapshot.is_none() {
+                                self.hold(at, state, None);
+                            }
+                        }
+                        Err(broken) => {
+                            if let (Broken::Segment(key), Some(spill)) = (broken, &mut self.spill) {
+                                spill.drop_segment(key);
+                            }
+                            self.drop_file(at);
+                        }
+                    }
+                    self.nodes[at].waiting -= 1;
+                    self.tidy(at);
+                }
+            }
+        }
+    }
+
+    fn note_written(&mut self, serial: u64, at: usize, bytes: Option<u64>) {
+        let node = self.nodes.get_mut(at);
+        let filed = node.and_then(|node| node.filed.as_mut());
+        let (Some(filed), Some(spill)) = (filed.filter(|it| it.serial == serial), &mut self.spill)
+        else {
+            return;
+        };
+        if let Some(bytes) = bytes {
+            spill.recount(filed.bytes, bytes);
+            filed.bytes = bytes;
+        } else {
+            self.drop_file(at);
+            self.tidy(at);
+        }
+    }
+
+    /// Writes the snapshot that is worth the most of those that have no file and that no other continues; `false` when
+    /// there is none.
+    pub(super) fn file_one(&mut self) -> bool {
+        self.settle();
+        let fresh = |it: &Worth| !it.is_passed && self.nodes[it.at].filed.is_none();
+        let worths = self.worths(Tier::Memory).into_iter().filter(fresh);
+        let Some(Worth { at, .. }) = worths.max_by(|a, b| a.value.total_cmp(&b.value)) else {
+            return false;
+        };
+        if self.spill.as_ref().is_some_and(|spill| !spill.is_free()) {
+            return true;
+        }
+        self.file(at, None);
+        self.nodes[at].filed.is_some()
+    }
+
+    /// Writes what is in memory, that which is worth the most first, for a time.
+    pub(super) fn end(&mut self) {
+        if self.spill.is_none() {
+            return;
+        }
+        let deadline = Instant::now() + END;
+        self.settle();
+        let mut worths = self.worths(Tier::Memory);
+        worths.sort_by(|a, b| b.value.total_cmp(&a.value));
+        for Worth { at, .. } in worths {
+            if Instant::now() < deadline
+                && self.nodes.get(at).is_some_and(|it| it.snapshot.is_some())
+            {
+                self.file(at, Some(deadline));
+            }
+        }
+        if let Some(mut spill) = self.spill.take() {
+            spill.close(deadline);
         }
     }
 
@@ -379,7 +731,8 @@ impl<B: Backend> Store<B> {
         let depth = parent.map_or(0, |at| self.nodes[at].depth) + ids.len();
         let (first, size) = (ids.first().copied(), NODE + 4 * ids.len());
         let (children, used) = (BTreeMap::new(), self.clock);
-        let node = Node { parent, scope, ids, depth, children, used, snapshot: None };
+        let (snapshot, filed, waiting) = (None, None, 0);
+        let node = Node { parent, scope, ids, depth, children, used, snapshot, filed, waiting };
         let at = self.nodes.insert(node);
         if let (Some(parent), Some(first)) = (parent, first) {
             self.nodes[parent].children.insert(first, at);
@@ -415,7 +768,7 @@ impl<B: Backend> Store<B> {
             return;
         }
         loop {
-            let is_end = |node: &Node<B>| node.snapshot.is_none() && node.children.is_empty();
+            let is_end = |node: &Node<B>| node.is_bare() && node.children.is_empty();
             let ends = self.nodes.iter().filter(|(_, node)| is_end(node));
             let mut ends: Vec<_> = ends.map(|(at, node)| (node.used, at)).collect();
             ends.sort_unstable();
@@ -427,7 +780,14 @@ impl<B: Backend> Store<B> {
                 self.remove(at);
             }
             if count == 0 {
-                return;
+                // Ids that lead to files take memory as well.
+                match self.least(Tier::Disk) {
+                    Some((at, _)) if self.ways > 2 * part => {
+                        self.drop_file(at);
+                        self.tidy(at);
+                    }
+                    _ => return,
+                }
             }
         }
     }
@@ -452,7 +812,7 @@ impl<B: Backend> Store<B> {
     /// Joins a node with its only child where it says nothing, and removes a root that leads nowhere.
     fn tidy(&mut self, at: usize) {
         let node = &self.nodes[at];
-        if node.snapshot.is_some() || node.children.len() > 1 {
+        if !node.is_bare() || node.children.len() > 1 {
             return;
         }
         let only = node.children.values().next().copied();

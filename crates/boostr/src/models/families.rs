@@ -1,8 +1,10 @@
 //! Which families there are: a value, so that a program may have its own beside the built-in ones.
 
 use super::{Config, Family, Fields, Keys};
-use super::{bamba, falcon_h1, gguf, granite_hybrid, llama, mamba2, nemotron_h, olmo_hybrid};
-use super::{qwen3_5, zamba2};
+use super::{
+    bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, llama, mamba2, nemotron_h, olmo_hybrid,
+};
+use super::{qwen3_5, qwen3_5_moe, qwen3_next, zamba2};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -66,7 +68,10 @@ impl Families {
             Entry::of::<nemotron_h::Config>(),
             Entry::of::<zamba2::Config>(),
             Entry::of::<qwen3_5::Config>(),
+            Entry::of::<qwen3_5_moe::Config>(),
+            Entry::of::<qwen3_next::Config>(),
             Entry::of::<olmo_hybrid::Config>(),
+            Entry::of::<kimi_linear::Config>(),
         ])
     }
 
@@ -103,7 +108,7 @@ impl Families {
         config.check(|field, reason| file.error(&field, reason))?;
         // A family that needs it has read it, and refused what is none.
         let stated = |file: &ConfigFile| {
-            file.usize(&["max_position_embeddings"], 1..=1 << 40).ok().flatten()
+            file.usize(&["max_position_embeddings", "model_max_length"], 1..=1 << 40).ok().flatten()
         };
         // Models that see pictures too say it of their text.
         let of_text = || stated(&file.object("text_config").ok()?);

@@ -10,7 +10,10 @@
 //! | [`nemotron_h`] | `nemotron_h` | `nemotron_h`, `nemotron_h_moe` |
 //! | [`zamba2`] | `zamba2` | none |
 //! | [`qwen3_5`] | `qwen3_5`, `qwen3_5_text` | `qwen35` |
+//! | [`qwen3_5_moe`] | `qwen3_5_moe`, `qwen3_5_moe_text` | `qwen35moe` |
+//! | [`qwen3_next`] | `qwen3_next` | `qwen3next` |
 //! | [`olmo_hybrid`] | `olmo_hybrid` | none |
+//! | [`kimi_linear`] | `kimi_linear` | `kimi-linear` |
 //!
 //! A family is one description ([`Family`]): its fields, what its layers are made of, its names in files. What is the
 //! same for all stands once, in [`Model`]. Which families there are is a value, [`Families`], to which a program may
@@ -24,10 +27,12 @@ mod families;
 mod family;
 pub mod fields;
 mod fingerprint;
+mod gated_experts;
 mod gguf;
 pub mod granite_hybrid;
 mod groups;
 mod hybrid;
+pub mod kimi_linear;
 pub mod llama;
 pub mod mamba2;
 mod model;
@@ -35,6 +40,8 @@ mod mtp;
 pub mod nemotron_h;
 pub mod olmo_hybrid;
 pub mod qwen3_5;
+pub mod qwen3_5_moe;
+pub mod qwen3_next;
 mod state;
 mod turns;
 pub mod zamba2;
@@ -45,6 +52,7 @@ pub use families::{Entry, Families};
 pub use family::{Family, Frame, Names};
 pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
+pub use gated_experts::GatedExperts;
 pub use gguf::{
     Keys, KeysMut, attention_table, delta_table, mixer_table, mlp_table, moe_table, rope_factors,
 };

@@ -7,6 +7,10 @@
 //!    └ in_proj_z ─────────────────────────────────────────┘
 //! ```
 //!
+//! In Kimi Delta Attention each channel of a key decays by itself (`kda`), and decay and gate are pairs of projections,
+//! the first no wider than a head: `f_a_proj` and `f_b_proj` for `in_proj_a`, `g_a_proj` and `g_b_proj` for `in_proj_z`
+//! (*Kimi Linear*, Moonshot AI, 2025, arXiv 2510.26692).
+//!
 //! Rows of `in_proj_qkv` are `[q (Hk Dk) | k (Hk Dk) | v (Hv Dv)]`. Value head h uses key head h / (Hv / Hk). Paper:
 //! *Gated Delta Networks* (Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464). Letters as in [`DeltaInput`].
 
@@ -19,7 +23,7 @@ use super::params::Params;
 use super::part::{Part, module};
 use super::slots::Slot;
 use crate::backend::{Backend, Tensor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{
     self, Activation, ActivationOps, CausalConv, CausalConvOps, DecayGate, DeltaInput, DeltaOps,
     GatedNorm, LinearOps, NormOps, split_last,
@@ -52,6 +56,8 @@ pub struct DeltaConfig {
     /// Whether queries, keys and values have projections and convolutions of their own: `q_proj`, `q_conv1d` and so on
     /// in place of `in_proj_qkv` and `conv1d`.
     pub separate: bool,
+    /// Whether each channel of a key decays by itself, as in Kimi Delta Attention; else each head.
+    pub by_channel: bool,
 }
 
 impl DeltaConfig {
@@ -74,7 +80,25 @@ impl DeltaConfig {
             norm_eps: 1e-6,
             gate: Activation::Silu,
             separate: false,
+            by_channel: false,
         }
+    }
+
+    /// A mixer of Kimi Delta Attention: `nheads` heads whose keys and values are `width` wide.
+    #[must_use]
+    pub fn by_channel(d_model: usize, nheads: usize, width: usize) -> Self {
+        Self {
+            gate: Activation::Sigmoid,
+            separate: true,
+            by_channel: true,
+            ..Self::new(d_model, [nheads; 2], [width; 2])
+        }
+    }
+
+    /// Decays of a token: one for each head, or one for each channel of its key.
+    #[must_use]
+    pub fn decays(&self) -> usize {
+        self.nheads * if self.by_channel { self.d_key } else { 1 }
     }
 
     /// Hk Dk
@@ -168,7 +192,8 @@ impl Part for DeltaConfig {
     }
 
     fn work_width(&self) -> usize {
-        2 * self.conv_dim() + 2 * self.key_width() + 3 * self.value_width() + 4 * self.nheads
+        let gates = 2 * self.decays() + 2 * self.nheads;
+        2 * self.conv_dim() + 2 * self.key_width() + 3 * self.value_width() + gates
     }
 }
 
@@ -177,21 +202,28 @@ pub struct GatedDelta<B: Backend> {
     config: DeltaConfig,
     /// Of queries, keys and values.
     qkv_proj: Joined<B>,
-    /// in_proj_z
-    gate_proj: Linear<B>,
-    /// in_proj_a and in_proj_b
-    decay_beta_proj: Joined<B>,
+    gates: Gates<B>,
     /// `[d_conv, conv_dim]`: taps first, unlike the checkpoint
     conv1d_weight: Tensor<B>,
     /// `[Hv]`
     a_log: Tensor<B>,
-    /// `[Hv]`
+    /// `[Hv]`, or `[Hv Dk]` where each channel decays by itself
     dt_bias: Tensor<B>,
     /// `[Hv]`, all `beta_scale`; `None` where that is 1.
     beta_scale: Option<Tensor<B>>,
     /// `[Dv]`, which all heads share
     norm: Tensor<B>,
     out_proj: Linear<B>,
+}
+
+/// Projections of the decay, of beta and of the gate.
+struct Gates<B: Backend> {
+    /// in_proj_a and in_proj_b; or f_a_proj, in_proj_b and g_a_proj
+    first: Joined<B>,
+    /// f_b_proj, where each channel decays by itself
+    decay: Option<Linear<B>>,
+    /// in_proj_z or g_b_proj
+    gate: Linear<B>,
 }
 
 /// What the rule reads of the tokens of all runs, and the gate of its output.
@@ -202,7 +234,7 @@ struct Inputs<B: Backend> {
     k: Tensor<B>,
     /// `[T, Hv, Dv]`
     v: Tensor<B>,
-    /// `[T, Hv]`
+    /// `[T, Hv]`, or `[T, Hv, Dk]`
     g: Tensor<B>,
     /// `[T, Hv]`
     beta: Tensor<B>,
@@ -232,15 +264,12 @@ impl<B: Backend> GatedDelta<B> {
                 several => client.transpose(&client.concat_rows(several)?),
             }
         })?;
-        let of_heads = [("in_proj_a", heads), ("in_proj_b", heads)];
         Ok(Self {
             qkv_proj: Joined::load(params, &config.qkv(), d_model, false)?,
-            gate_proj: Linear::load(&params.under("in_proj_z"), [width, d_model], false)?,
-            // What decays is multiplied token after token.
-            decay_beta_proj: Joined::load(params, &of_heads, d_model, false)?.precise(),
+            gates: Gates::load(config, params)?,
             conv1d_weight,
             a_log: a_log(params, heads)?,
-            dt_bias: params.tensor("dt_bias", &[heads])?,
+            dt_bias: params.tensor("dt_bias", &[config.decays()])?,
             beta_scale: params.factors(&[(heads, config.beta_scale)])?,
             norm: params.tensor("norm.weight", &[config.d_value])?,
             out_proj: Linear::load(&params.under("out_proj"), [d_model, width], false)?,
@@ -285,19 +314,20 @@ impl<B: Backend> GatedDelta<B> {
         let qk = client.l2norm(&qkv.narrow(1, 0, 2 * width)?, config.d_key, QK_EPS)?;
         let v = qkv.narrow(1, 2 * width, config.value_width())?;
 
-        let [a, b] = self.decay_beta_proj.forward(client, u)?;
+        let [a, b, z] = self.gates.forward(client, u)?;
         let decay = DecayGate { a: &a, a_log: &self.a_log, dt_bias: &self.dt_bias };
+        let g = client.decay_gate(&decay)?;
         let beta = client.activate(Activation::Sigmoid, &b)?;
         Ok(Inputs {
             q: split_last(&qk.narrow(1, 0, width)?, &heads)?,
             k: split_last(&qk.narrow(1, width, width)?, &heads)?,
             v: split_last(&v, &[config.nheads, config.d_value])?,
-            g: client.decay_gate(&decay)?,
+            g: if config.by_channel { split_last(&g, &[config.nheads, config.d_key])? } else { g },
             beta: match &self.beta_scale {
                 None => beta,
                 Some(factors) => client.scale_columns(&beta, factors)?,
             },
-            z: self.gate_proj.forward(client, u)?,
+            z,
         })
     }
 
@@ -312,16 +342,60 @@ impl<B: Backend> GatedDelta<B> {
         let scale = (self.config.d_key as f32).sqrt().recip();
         let (runs, mut states) = batch.tensors("delta")?;
         let input = DeltaInput { q, k, v, g, beta, scale };
-        let o = client.gated_delta(&input, runs, &mut states)?; // [T, Hv, Dv]
+        let o = if self.config.by_channel {
+            client.kda(&input, runs, &mut states)?
+        } else {
+            client.gated_delta(&input, runs, &mut states)?
+        }; // [T, Hv, Dv]
         Ok(o.reshape(&[o.shape()[0], self.config.value_width()])?)
     }
 
     /// Bytes that a pass over the layer's matrices reads.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        let linear = [&self.gate_proj, &self.out_proj];
-        let linear: usize = linear.iter().map(|linear| linear.weight().size_in_bytes()).sum();
-        self.qkv_proj.weight_bytes() + self.decay_beta_proj.weight_bytes() + linear
+        let out = self.out_proj.weight().size_in_bytes();
+        self.qkv_proj.weight_bytes() + self.gates.weight_bytes() + out
+    }
+}
+
+impl<B: Backend> Gates<B> {
+    fn load(config: &DeltaConfig, params: &Params<'_, B>) -> Result<Self> {
+        let &DeltaConfig { d_model, nheads, d_key, d_value, .. } = config;
+        let linear = |name, shape| Linear::load(&params.under(name), shape, false);
+        let width = config.value_width();
+        // What decays is multiplied token after token.
+        let (first, gate) = if config.by_channel {
+            let first = [("f_a_proj", d_key), ("in_proj_b", nheads), ("g_a_proj", d_value)];
+            (first.to_vec(), linear("g_b_proj", [width, d_value])?)
+        } else {
+            let first = [("in_proj_a", nheads), ("in_proj_b", nheads)];
+            (first.to_vec(), linear("in_proj_z", [width, d_model])?)
+        };
+        let decay = || Ok::<_, Error>(linear("f_b_proj", [config.decays(), d_key])?.precise());
+        Ok(Self {
+            first: Joined::load(params, &first, d_model, false)?.precise(),
+            decay: config.by_channel.then(decay).transpose()?,
+            gate,
+        })
+    }
+
+    /// Of the decay, of beta and of the gate.
+    fn forward(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
+        match &self.decay {
+            None => {
+                let [a, b] = self.first.forward(client, u)?;
+                Ok([a, b, self.gate.forward(client, u)?])
+            }
+            Some(decay) => {
+                let [f, b, g] = self.first.forward(client, u)?;
+                Ok([decay.forward(client, &f)?, b, self.gate.forward(client, &g)?])
+            }
+        }
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let of = |linear: &Linear<B>| linear.weight().size_in_bytes();
+        self.first.weight_bytes() + self.decay.as_ref().map_or(0, of) + of(&self.gate)
     }
 }
 
@@ -348,4 +422,64 @@ fn a_log<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> 
         let logs: Vec<f32> = stored.iter().map(|&a| (-f64::from(a)).ln() as f32).collect();
         ops::tensor(client, &logs, &[heads])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::backend::{Cpu, cpu};
+    use crate::checkpoint::Checkpoint;
+    use crate::nn::Slots;
+    use crate::ops::KvType;
+
+    /// f32 against the original's f32.
+    const TOLERANCE: f32 = 2e-5;
+
+    #[test]
+    fn stages_of_the_first_layer_of_kimi_linear_are_the_originals() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        let open = |file: &str| {
+            Checkpoint::open(&root.join("kimi-linear-tiny").join(file), false).unwrap()
+        };
+        let (mut weights, golden) = (open("model.safetensors"), open("golden.safetensors"));
+        weights.retain(|name| name.starts_with("model.layers.0."));
+        let own = [("b_proj", "in_proj_b"), ("o_norm", "norm"), ("o_proj", "out_proj")];
+        weights
+            .rename(|name| {
+                let part = name.strip_prefix("model.layers.0.self_attn.")?;
+                let new = own.iter().find(|(file, _)| part == format!("{file}.weight"));
+                Some(new.map_or(part.to_owned(), |(_, new)| format!("{new}.weight")))
+            })
+            .unwrap();
+        weights.reshape("A_log", &[2]).unwrap();
+
+        let client = cpu();
+        let config = DeltaConfig::by_channel(32, 2, 16);
+        let params = Params::<Cpu>::new(&weights, &client);
+        let mixer = GatedDelta::load(&config, &params).unwrap();
+        let hidden = golden.get("hidden.0").unwrap().to_f32().unwrap();
+        let hidden = ops::tensor::<Cpu>(&client, &hidden, &[37, 32]).unwrap();
+        let norm = params.tensor("model.layers.0.input_layernorm.weight", &[32]).unwrap();
+        let u = client.rmsnorm(&hidden, &norm, 1e-5).unwrap();
+        let mut batch = Batch::new(&[37], &[0], u.clone());
+        batch.slots_mut()[0] = Slots::new(config.slots().into(), KvType::F32, &client).unwrap();
+
+        let conv_in = mixer.qkv_proj.forward_whole(&client, &u).unwrap();
+        let inputs = mixer.inputs(&client, &u, &mut batch).unwrap();
+        let o = mixer.rule(&client, &inputs, &mut batch).unwrap();
+        let Inputs { q, k, v, g, beta, z } = inputs;
+        let stages = [("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("z", z), ("o", o)];
+        for (name, got) in stages.into_iter().chain([("conv_in", conv_in)]) {
+            let want = golden.get(&format!("stage.0.{name}")).unwrap().to_f32().unwrap();
+            let got = ops::to_vec(&got.contiguous().unwrap()).unwrap();
+            assert_eq!(got.len(), want.len(), "{name}");
+            let most = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (got - want).abs();
+                assert!(error <= TOLERANCE * most, "{name} {i}: {got} is not {want}");
+            }
+        }
+    }
 }

@@ -400,7 +400,7 @@ impl Layout {
     }
 
     /// The parameters in the tensors of `checkpoint`, once these are found to be just those of the
-    /// layout; dimensions of 1 do not count.
+    /// layout; dimensions of 1 do not count. A file may have the parameters of a joined tensor one by one.
     ///
     /// # Errors
     ///
@@ -409,14 +409,41 @@ impl Layout {
         let without_ones = |shape: &[usize]| -> Vec<usize> {
             shape.iter().copied().filter(|&dim| dim != 1).collect()
         };
-        for stored in &self.0 {
+        let layout = self.as_in(checkpoint);
+        for stored in &layout.0 {
             let entry = checkpoint.get(&stored.name);
             if entry.is_some_and(|e| without_ones(&e.shape) == without_ones(&stored.shape)) {
                 checkpoint.reshape(&stored.name, &stored.shape)?;
             }
         }
-        self.tensors().check(checkpoint)?;
-        self.cut(checkpoint)
+        layout.tensors().check(checkpoint)?;
+        layout.cut(checkpoint)
+    }
+
+    /// The same for a file that has some parameters one by one which others have joined.
+    fn as_in(&self, checkpoint: &Checkpoint) -> Self {
+        let has = |part: &Parameter| checkpoint.get(&part.name).is_some();
+        let apart = |stored: &Stored| {
+            stored.change == Change::Same
+                && stored.order.is_none()
+                && checkpoint.get(&stored.name).is_none()
+                && !stored.parts.is_empty()
+                && stored.parts.iter().all(has)
+        };
+        let one = |part: &Parameter| Stored {
+            name: part.name.clone(),
+            shape: part.shape.clone(),
+            parts: vec![part.clone()],
+            change: Change::Same,
+            order: None,
+        };
+        let of = |stored: &Stored| {
+            if apart(stored) {
+                return stored.parts.iter().map(one).collect();
+            }
+            vec![stored.clone()]
+        };
+        Self(self.0.iter().flat_map(of).collect())
     }
 
     /// The parameters in those tensors of `checkpoint` that are of the layout, beside its other tensors: for files

@@ -233,16 +233,7 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
         if !self.is_empty() {
             return refuse("self", format!("expected no tokens, found {}", self.len()));
         }
-        let own_d_value = if latent { 0 } else { d_value };
-        let [k_width, v_width] = [nheads.saturating_mul(d_key), nheads.saturating_mul(own_d_value)];
-        let count = keys.len().checked_div(k_width).unwrap_or(0);
-        if count.checked_mul(k_width) != Some(keys.len()) {
-            return refuse("keys", format!("expected rows of {k_width}, found {}", keys.len()));
-        }
-        let v_len = count.saturating_mul(v_width);
-        if values.len() != v_len {
-            return refuse("values", format!("expected {v_len}, found {}", values.len()));
-        }
+        let [count, k_width, v_width] = self.count_of(keys, values)?;
         if first.checked_add(count).is_none() {
             return refuse("first", format!("{first} and {count} are past all positions"));
         }
@@ -274,6 +265,39 @@ impl<R: Runtime<DType = DType>> KvCache<R> {
                 Ok(())
             }
         }
+    }
+
+    /// How many rows some keys and values are, and how wide each.
+    fn count_of(&self, keys: &[f32], values: &[f32]) -> Result<[usize; 3]> {
+        let KvSizes { nheads, d_key, d_value, latent, .. } = self.sizes;
+        let refuse = |name, reason| Err(Error::Argument { name, reason });
+        let k_width = nheads.saturating_mul(d_key);
+        let count = keys.len().checked_div(k_width).unwrap_or(0);
+        if count.checked_mul(k_width) != Some(keys.len()) {
+            return refuse("keys", format!("expected rows of {k_width}, found {}", keys.len()));
+        }
+        let v_width = if latent { 0 } else { nheads.saturating_mul(d_value) };
+        let v_len = count.saturating_mul(v_width);
+        if values.len() != v_len {
+            return refuse("values", format!("expected {v_len}, found {}", values.len()));
+        }
+        Ok([count, k_width, v_width])
+    }
+
+    /// Appends positions to what a cache [was filled](Self::fill) with, by what [`keys`](Self::keys) and
+    /// [`values`](Self::values) of another gave. A cache of tensors takes none.
+    pub(crate) fn extend(&mut self, keys: &[f32], values: &[f32]) -> Result<()> {
+        let [count, k_width, v_width] = self.count_of(keys, values)?;
+        for (what, rows) in [("keys", keys), ("values", values)] {
+            check_bound(self.sizes.kind, what, rows)?;
+        }
+        let KvStorage::Pages(pages) = &mut self.storage else {
+            let what = "keys and values in pieces on this device".to_owned();
+            return Err(Error::Unsupported { what });
+        };
+        let values = Rows::new(values, count, v_width, 0, v_width);
+        pages.append(Rows::dense(keys, k_width), values);
+        Ok(())
     }
 
     /// The tensors of keys and values, where they are such; of a latent cache the keys, which are both.

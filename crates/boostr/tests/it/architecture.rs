@@ -61,7 +61,10 @@ const MODULES: [(&str, &[&str]); 21] = [
             "load",
         ],
     ),
-    ("engine", &["error", "threads", "ops", "backend", "checkpoint", "models", "sample"]),
+    (
+        "engine",
+        &["error", "threads", "ops", "backend", "checkpoint", "models", "state_file", "sample"],
+    ),
     (
         "text",
         &[

@@ -106,6 +106,18 @@ impl Golden {
                     .collect();
                 close(&to_vec(window).unwrap(), &want, TOLERANCE);
             }
+            // A latent and then a shared key for each token.
+            for (name, is_last) in [("mla_latent", false), ("mla_shared_key", true)] {
+                let Some(want) = want(name) else { continue };
+                let cache = state.kv(layer).unwrap();
+                let width = want.len() / cache.len();
+                let first = if is_last { cache.sizes().d_key - width } else { 0 };
+                let keys = cache.keys().unwrap();
+                let rows = keys.chunks_exact(cache.sizes().d_key);
+                let got: Vec<f32> =
+                    rows.flat_map(|row| &row[first..first + width]).copied().collect();
+                close(&got, &want, STATES);
+            }
             for name in ["k_cache", "v_cache"] {
                 let Some(want) = want(name) else { continue };
                 let cache = state.kv(layer).unwrap();

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use boostr::backend::Cpu;
-use boostr::engine::{Draft, Engine, EngineConfig};
+use boostr::engine::{Draft, Engine, EngineConfig, SpillFolder};
 use boostr::load::LanguageModel;
 use boostr::models::Model;
 use boostr::ops::{KvType, Level};
@@ -23,13 +23,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::exit::{self, usage};
+use crate::exit::{self, NoMemory, usage};
 use crate::options::context::ContextArgs;
 use crate::options::draft::DraftArgs;
-use crate::options::model::ModelArgs;
+use crate::options::model::{ModelArgs, Switch};
 use crate::places;
 #[cfg(unix)]
-use crate::stream::ONE_SIGNAL;
+use crate::stream::Asked;
 use crate::system;
 use crate::term::Term;
 
@@ -105,6 +105,14 @@ pub struct ServeArgs {
     /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
+    /// Disk for states that leave that memory, found again after a restart; 0 for none. 4GiB by default, and none where
+    /// keys, or a public address, may stand for several users
+    #[arg(long, value_name = "BYTES", env = "BOOSTR_STATE_CACHE_DISK", hide_env = true)]
+    #[arg(value_parser = parse_bytes)]
+    pub state_cache_disk: Option<usize>,
+    /// Keep those states in this folder; by default in one of its own
+    #[arg(long, value_name = "DIR")]
+    pub state_cache_dir: Option<PathBuf>,
     /// Refuse requests with fields that are not known, in place of naming those in a header
     #[arg(long)]
     pub strict_fields: bool,
@@ -126,6 +134,9 @@ pub struct ServeArgs {
     /// Lines for people, or JSON
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    /// Whether a model larger than the machine's memory is refused; by default what does not fit is read as it is used
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Fit::Loose)]
+    pub fit: Fit,
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]
@@ -134,11 +145,11 @@ pub struct ServeArgs {
     pub model: ModelArgs,
 }
 
-/// Whether something is there.
+/// Whether a model must fit into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    On,
-    Off,
+pub enum Fit {
+    Loose,
+    Strict,
 }
 
 /// The form of the log.
@@ -186,6 +197,8 @@ fn split(text: &str) -> Option<(u64, &str)> {
 
 /// Memory for snapshots when the command line does not say.
 const STATE_CACHE: u64 = 512 << 20;
+/// Disk for those that leave memory when the command line does not say.
+const STATE_CACHE_DISK: u64 = 4 << 30;
 /// Threads that speak HTTP; those that compute are the engine's.
 const HTTP_THREADS: usize = 2;
 /// Environment variable with keys, divided by commas.
@@ -226,7 +239,13 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
     let options = args.context.of(options);
     source.check_exists()?;
+    if args.fit == Fit::Strict {
+        let bytes = source.checkpoint(args.model.allow_pickle)?.summary().bytes as u64;
+        check_fit(bytes, system::memory().map(|(all, _)| all), system::cgroup_memory())?;
+    }
     let name = args.alias.clone().unwrap_or_else(|| source.name());
+    let spill = spill(args, loopback && keys.is_empty(), term)?;
+    let disk = spill.as_ref().map(|spill| (spill.limit(), spill.path().to_path_buf()));
     let sessions = sessions(args, loopback, term)?;
     let folder = sessions.as_ref().map(|sessions| sessions.folder().to_path_buf());
     let config = Config {
@@ -269,12 +288,19 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             };
             let draft = draft.open(&model, &lm)?;
             let plan = Plan::new(&lm, draft.as_ref(), engine, state_cache, kept)?;
-            let engine = Engine::start(lm.clone(), plan.engine.clone())?;
+            let engine = match spill {
+                Some(spill) => Engine::start_with_disk(lm.clone(), plan.engine.clone(), spill)?,
+                None => Engine::start(lm.clone(), plan.engine.clone())?,
+            };
             Ok(Ready { lm, engine, draft, sessions, plan })
         }
     };
     let result = runtime.block_on(serve(config, &addresses, load, |address, lm, plan| {
         announce(address, &name, lm, plan, term)?;
+        if let Some((limit, folder)) = &disk {
+            let (limit, folder) = (system::bytes(*limit), folder.display());
+            term.say(format!("states that leave memory: at most {limit} in {folder}"));
+        }
         if let Some(folder) = &folder {
             term.say(format!(
                 "sessions: at most {} and {} in {}, each with up to {STATES} states from {} on",
@@ -289,6 +315,22 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
     // A model that is still being loaded holds nobody up.
     runtime.shutdown_background();
     result
+}
+
+/// Refuses weights of more bytes than the machine has, or than the control group may use.
+fn check_fit(weights: u64, machine: Option<u64>, group: Option<u64>) -> Result<()> {
+    let Some(memory) = machine.into_iter().chain(group).min() else {
+        return Err(usage("--fit strict: this system does not say how much memory it has"));
+    };
+    if weights <= memory {
+        return Ok(());
+    }
+    let [weights, memory] = [weights, memory].map(system::bytes);
+    Err(NoMemory(format!(
+        "--fit strict: the weights take {weights}, the machine has {memory}; --fit loose reads what does not fit as it \
+         is used"
+    ))
+    .into())
 }
 
 /// What a server is made of.
@@ -358,7 +400,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     let hangup = (!system::ignores_hangup()).then(|| signal(SignalKind::hangup()));
     let mut hangup = hangup.transpose().context("waiting for signals")?;
     Ok(async move {
-        let mut first = None;
+        let mut asked = Asked::default();
         loop {
             let hung_up = async {
                 match &mut hangup {
@@ -366,13 +408,13 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
                     None => std::future::pending().await,
                 }
             };
-            let is_asked = tokio::select! {
-                _ = terminate.recv() => true,
-                _ = interrupt.recv() => true,
-                _ = hung_up => false,
+            let is_hangup = tokio::select! {
+                _ = terminate.recv() => false,
+                _ = interrupt.recv() => false,
+                _ = hung_up => true,
             };
-            let first = *first.get_or_insert_with(Instant::now);
-            if stop.send_replace(true) && is_asked && first.elapsed() > ONE_SIGNAL {
+            stop.send_replace(true);
+            if asked.again(is_hangup, Instant::now()) {
                 std::process::exit(i32::from(exit::FAILURE));
             }
         }
@@ -460,7 +502,7 @@ impl Plan {
                 system::bytes(free),
                 if draft.is_some() { ", or leave out --draft" } else { "" }
             );
-            return Err(exit::NoMemory(reason).into());
+            return Err(NoMemory(reason).into());
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
         let engine = EngineConfig { snapshot_bytes, ..engine };
@@ -498,6 +540,33 @@ fn announce(
     let mut out = io::stdout().lock();
     writeln!(out, "http://{address}")?;
     Ok(out.flush()?)
+}
+
+/// The folder for states that leave memory. Without an option there is one if the server is for one user, who alone
+/// reaches it, and no other server has it.
+fn spill(args: &ServeArgs, is_for_one: bool, term: &Term) -> Result<Option<SpillFolder>> {
+    let (disk, named) = (args.state_cache_disk, args.state_cache_dir.as_ref());
+    let default = if is_for_one || named.is_some() { STATE_CACHE_DISK } else { 0 };
+    let limit = disk.map_or(default, |bytes| bytes as u64);
+    if limit == 0 || args.state_cache == Some(0) {
+        return Ok(None);
+    }
+    let open = |folder: &Path| {
+        let taken = || format!("another server keeps its states in `{}`", folder.display());
+        SpillFolder::open(folder, limit)?.ok_or_else(|| usage(taken()))
+    };
+    let opened = match named {
+        Some(folder) => open(folder).map(Some),
+        None => match places::state_cache().and_then(|folder| open(&folder)) {
+            Ok(folder) => Ok(Some(folder)),
+            Err(error) => {
+                term.say(format!("no states are kept on disk: {error:#}"));
+                Ok(None)
+            }
+        },
+    };
+    let log = |line: &str| tracing::warn!("{line}");
+    Ok(opened?.map(|folder| folder.numerics(term.cpu.numerics()).log(log)))
 }
 
 /// The conversations of the server. Without `--sessions` it has a folder for them if only this
@@ -557,6 +626,18 @@ fn start_log(format: LogFormat, term: &Term) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_must_fit_into_the_machine_and_into_its_control_group() {
+        assert!(check_fit(8 << 30, Some(8 << 30), None).is_ok());
+        for (machine, group) in [(Some(7 << 30), None), (Some(64 << 30), Some(7 << 30))] {
+            let error = check_fit(8 << 30, machine, group).unwrap_err();
+            assert!(error.is::<NoMemory>());
+            let text = error.to_string();
+            assert!(text.contains("8.6 GB") && text.contains("7.5 GB"), "{text}");
+        }
+        assert!(check_fit(1, None, None).unwrap_err().to_string().contains("does not say"));
+    }
 
     #[test]
     fn sizes_and_times_are_read() {

@@ -51,6 +51,8 @@ pub fn command_under(program: &str, args: &[&str]) -> Command {
     }
     command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
     command.env("XDG_STATE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("state-home"));
+    // Servers of tests that run together would have one folder.
+    command.env("BOOSTR_STATE_CACHE_DISK", "0");
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -132,6 +132,45 @@ fn it_keeps_conversations_in_a_folder_of_its_own_or_none_where_it_cannot() {
 }
 
 #[test]
+fn states_leave_memory_for_a_folder_of_one_server_but_not_where_keys_protect_users() {
+    let home = folder("serve-states");
+    let states = home.join("boostr/state-cache");
+    let serve = |args: &[&str]| {
+        let mut serve = command(&[&["serve", "--port", "0", "--no-sessions"], args].concat());
+        serve.env("XDG_STATE_HOME", &home).env_remove("BOOSTR_STATE_CACHE_DISK");
+        serve
+    };
+    let ended = |mut server: Running| {
+        server.signal("TERM");
+        assert_eq!(server.code(Duration::from_secs(10)), 0);
+        let mut log = String::new();
+        server.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        log
+    };
+    let mut keyed = serve(&[]);
+    keyed.env("BOOSTR_API_KEY", "secret");
+    assert!(!ended(Running::of(keyed)).contains("states that leave memory"));
+    ended(Running::of(serve(&["--state-cache-disk", "0"])));
+    ended(Running::of(serve(&["--state-cache", "0"])));
+    assert!(!states.exists());
+    // A key and a size: it was told.
+    let mut told = serve(&["--state-cache-disk", "64MiB"]);
+    told.env("BOOSTR_API_KEY", "secret");
+    assert!(ended(Running::of(told)).contains("states that leave memory: at most 67.1 MB"));
+    assert!(states.is_dir());
+
+    let first = Running::of(serve(&[]));
+    let second = ended(Running::of(serve(&[])));
+    assert!(
+        second.contains("no states are kept on disk: another server keeps its states in"),
+        "{second}"
+    );
+    let refused = end(serve(&["--state-cache-dir", states.to_str().unwrap()]), "");
+    assert!(refused.fails(2).stderr.contains("another server keeps its states in"));
+    assert!(ended(first).contains("states that leave memory: at most 4.3 GB"));
+}
+
+#[test]
 fn r_f12_no_time_is_too_long_to_be_waited_for() {
     let mut server = Running::start(&["--drain", &u64::MAX.to_string()]);
     server.signal("TERM");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::{read, read_until};
-use crate::server::{MODEL, TestServer, endless, with};
+use crate::server::{MODEL, Setup, TestServer, endless, fresh_folder, with};
 
 const SLOT: Duration = Duration::from_millis(400);
 
@@ -288,6 +288,35 @@ fn a_conversation_that_is_edited_goes_on_from_the_last_message_that_stayed() {
 }
 
 #[test]
+fn a_stateless_chat_goes_on_after_a_restart_from_a_state_on_disk() {
+    let folder = fresh_folder();
+    let start =
+        || TestServer::with(Setup { states: Some((folder.clone(), 1 << 30)), ..Setup::default() });
+    let path = "/v1/chat/completions";
+    let long =
+        |what: &str| format!("The {what} was seen from the old house by the sea. ").repeat(4);
+    let mut server = start();
+    let first = server.post(path, &chat(&["Tell me.", &long("ship"), &long("storm")])).json();
+    assert_eq!(cached(&first), 0, "{first}");
+    server.join();
+    drop(server);
+
+    let server = start();
+    let more = ["Tell me.", &long("ship"), &long("storm"), "It was.", "And then?"];
+    let reply = server.post(path, &chat(&more)).json();
+    let computed = reply["usage"]["prompt_tokens"].as_u64().unwrap() as usize - cached(&reply);
+    assert!(cached(&reply) > 100 && computed < 30, "{reply}");
+    assert_eq!(reply["timings"]["cache_n"], cached(&reply));
+    let cold = TestServer::start().post(path, &chat(&more)).json();
+    assert_eq!((cached(&cold), text(&cold, 0)), (0, text(&reply, 0)));
+    let metrics = server.get("/metrics").body;
+    assert!(metrics.contains("\nboostr_state_cache_disk_reads_total 1\n"), "{metrics}");
+    assert!(!metrics.contains("\nboostr_state_cache_disk_bytes 0\n"), "{metrics}");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn of_a_long_conversation_the_last_messages_alone_are_kept() {
     let server = TestServer::start();
     let text = "The ship was seen from the old house by the sea, and the light too. ".repeat(2);
@@ -414,7 +443,7 @@ fn r_d9_a_client_that_leaves_frees_its_slot() {
 #[test]
 fn r_d9_a_client_that_leaves_the_queue_does_not_touch_the_others() {
     let engine = boostr::engine::EngineConfig { max_running: 1, ..Default::default() };
-    let server = TestServer::with(crate::server::Setup { engine, ..Default::default() });
+    let server = TestServer::with(Setup { engine, ..Default::default() });
     let alone = text(&server.post("/v1/completions", &endless(300)).json(), 0);
     let mut first = server.begin("/v1/completions", &endless(300));
     server.wait(Duration::from_secs(5), |stats| stats.running == 1);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use boostr::backend::{self, Cpu};
 use boostr::chat::Source;
-use boostr::engine::{Engine, EngineConfig, Stats};
+use boostr::engine::{Engine, EngineConfig, SpillFolder, Stats};
 use boostr::generation_config::SpecialTokens;
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::Context;
@@ -90,6 +90,8 @@ pub struct Setup {
     pub engine: EngineConfig,
     /// A folder for sessions, kept afterwards by whoever names it.
     pub sessions: Option<PathBuf>,
+    /// A folder for states that leave memory, and how many bytes it may have.
+    pub states: Option<(PathBuf, u64)>,
     pub without_model: bool,
     /// Tokens that a sequence may have.
     pub context: Option<usize>,
@@ -118,7 +120,13 @@ impl TestServer {
         if !setup.without_model {
             let given = setup.model.unwrap_or_else(|| MODEL.clone());
             let model = setup.context.map_or(given, |tokens| open(Context::Tokens(tokens)));
-            let started = Engine::start(model.clone(), setup.engine).unwrap();
+            let started = match setup.states {
+                Some((folder, limit)) => {
+                    let folder = SpillFolder::open(&folder, limit).unwrap().unwrap();
+                    Engine::start_with_disk(model.clone(), setup.engine, folder).unwrap()
+                }
+                None => Engine::start(model.clone(), setup.engine).unwrap(),
+            };
             let sessions = setup.sessions.map(|folder| Sessions::open(&folder).unwrap());
             server.load(model, started.clone(), None, sessions).unwrap();
             engine = Some(started);
