@@ -336,11 +336,6 @@ impl<B: Backend> Model<B> {
         self.fingerprint.as_ref().map(Fingerprint::text)
     }
 
-    /// What new states keep keys and values as.
-    pub(crate) fn kv_type(&self) -> KvType {
-        self.kv_type
-    }
-
     /// Checks that a state is one for this model.
     ///
     /// # Errors

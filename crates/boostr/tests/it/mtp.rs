@@ -26,8 +26,8 @@ fn open(name: &str) -> LanguageModel<Cpu> {
     LanguageModel::open(fixtures().join(name), &Default::default(), cpu()).unwrap()
 }
 
-fn config() -> Config {
-    let path = fixtures().join(TINY).join("config.json");
+fn config(name: &str) -> Config {
+    let path = fixtures().join(name).join("config.json");
     let text = std::fs::read_to_string(&path).unwrap();
     Config::read(&ConfigFile::parse(path, &text).unwrap()).unwrap()
 }
@@ -85,7 +85,7 @@ fn a_model_without_the_block_has_none_and_its_absence_changes_nothing() {
     assert!(open("models/olmo-hybrid-tiny").mtp().unwrap().is_none());
     // d_6: the same model with and without the block.
     let path = fixtures().join(TINY);
-    let config = config();
+    let config = config(TINY);
     let mut bare = Checkpoint::open(&path, false).unwrap();
     bare.retain(|name| !name.starts_with("mtp."));
     let without = Model::<Cpu>::load(config, bare.clone(), cpu()).unwrap();
@@ -155,7 +155,7 @@ fn guesses_of_the_block_change_no_output_alone_together_or_after_a_cache_hit() {
 /// block computes the same, with `noise` in it.
 fn planted(noise: f32) -> (Model<Cpu>, Mtp<Cpu>) {
     let path = fixtures().join(TINY);
-    let config = config();
+    let config = config(TINY);
     let mut checkpoint = Checkpoint::open(&path, false).unwrap();
     let mut tensors: BTreeMap<String, TensorEntry> =
         checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
@@ -221,4 +221,39 @@ fn a_block_that_is_right_saves_most_passes_and_one_with_noise_fewer_at_the_same_
         shares.push(passes);
     }
     assert!(shares[0] < shares[1] && shares[1] <= shares[2], "{shares:?}");
+}
+
+#[test]
+fn a_block_with_experts_is_taken_from_either_family_and_changes_no_output() {
+    for name in ["models/qwen3_5-moe-tiny", "models/qwen3next-tiny"] {
+        let config = config(name);
+        let mut checkpoint = Checkpoint::open(&fixtures().join(name), false).unwrap();
+        // A layer of attention stands for the block.
+        let layer = checkpoint.names().find_map(|name| {
+            let (layer, _) = name.split_once("self_attn.q_proj.weight")?;
+            Some(layer.to_owned())
+        });
+        let layer = layer.unwrap();
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+        for (name, entry) in checkpoint.iter() {
+            if let Some(part) = name.strip_prefix(&layer) {
+                tensors.insert(format!("mtp.layers.0.{part}"), entry.clone());
+            }
+        }
+        let norm = tensors[&format!("{layer}input_layernorm.weight")].clone();
+        for part in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+            tensors.insert(format!("mtp.{part}.weight"), norm.clone());
+        }
+        let width = norm.shape[0];
+        let fc = (0..2 * width * width).flat_map(|i| ((i as f32).sin() * 0.1).to_le_bytes());
+        let data = Bytes::new(fc.collect::<Vec<u8>>());
+        let fc = TensorEntry { dtype: Dtype::F32, shape: vec![width, 2 * width], data, ..norm };
+        tensors.insert("mtp.fc.weight".into(), fc);
+        checkpoint.replace(tensors);
+        let model = Model::load(config, checkpoint.clone(), cpu()).unwrap();
+        let block = Mtp::load(&model, checkpoint).unwrap().unwrap();
+        let draft = Draft::Mtp(Arc::new(block));
+        assert_eq!(answers(&model, Some(&draft)), answers(&model, None), "{name}");
+    }
 }
