@@ -25,7 +25,7 @@ pub use gated_delta::{DeltaConfig, GatedDelta};
 pub use joined::Joined;
 pub use latent::{LatentConfig, LatentMixer};
 pub use layer::{Layer, LayerSpec};
-pub use layout::{Change, How, Layout, Order, Parameter, Row, Stored};
+pub use layout::{Change, How, Layout, Order, Parameter, Row, Stored, tiled};
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig};

@@ -29,6 +29,7 @@ mod engine;
 mod falcon_h1;
 mod family_tokenizers;
 mod fuzz_corpus;
+mod gated_delta;
 mod generation_config;
 mod gguf;
 mod gguf_models;
