@@ -47,10 +47,13 @@ class Server:
         payload = json.dumps(body).encode()
         return self.head(method, path, len(payload)) + payload
 
-    def rss(self) -> int:
-        """Resident bytes of the server's process."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize()
+    def memory(self) -> tuple[int, int]:
+        """Resident bytes of the server's process, and those of them that are its own: no pages of files, which the
+        system maps and drops as it likes."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
+        own = kilobytes["RssAnon"] + kilobytes["RssShmem"]
+        return (own + kilobytes["RssFile"]) * 1024, own * 1024
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))

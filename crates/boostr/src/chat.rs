@@ -52,7 +52,7 @@ mod thoughts;
 pub mod tools;
 
 pub use answers::Answers;
-use fit::Reads;
+use fit::{Reads, with_tools};
 use jinja::{Failure, MAX_TEXT, Meter, Reason, Template};
 use marks::Marks;
 pub use messages::{MessageError, normalized};
@@ -277,6 +277,9 @@ pub struct Options {
     pub now: Option<SystemTime>,
 }
 
+/// What stands for an answer where its beginning is looked for: one of Unicode's noncharacters, which no text has.
+const BEGINNING: &str = "\u{fdd4}";
+
 /// A compiled template, or several with names.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -409,10 +412,58 @@ impl ChatTemplate {
             let end = markers.map_or_else(String::new, |markers| format!("\n{}", markers.end()));
             return Ok(Rendered::new(text + &end));
         };
-        let options = Options { add_generation_prompt: true, ..options };
-        // A template may refuse a conversation of nobody.
-        let text = if before.is_empty() { String::new() } else { self.prompt(before, &options)? };
+        let text =
+            self.before_answer(before, &Options { add_generation_prompt: true, ..options })?;
         Ok(Rendered::new(begun.after(text)))
+    }
+
+    /// The text of messages up to where an answer begins.
+    fn before_answer(&self, messages: &[Value], options: &Options) -> Result<String> {
+        if !messages.is_empty() {
+            return self.prompt(messages, options);
+        }
+        let head = self.head(options).unwrap_or_default();
+        let bare = Options { add_generation_prompt: false, ..options.clone() };
+        let asked = Options { tools: None, ..options.clone() };
+        let tools = options.tools.as_deref().unwrap_or_default();
+        let told = |reads_system| self.prompt(&with_tools(Vec::new(), tools, reads_system), &asked);
+        let forms: [&dyn Fn() -> Result<String>; 4] = [
+            // Some begin an answer only after a user's words.
+            &|| {
+                let text = self.prompt(&[], options)?;
+                Ok(if text.ends_with(&head) { text } else { text + &head })
+            },
+            // Some fail over nobody's words; the assistant's have the same beginning.
+            &|| {
+                let text = self.prompt(&[message("assistant", BEGINNING)], &bare)?;
+                Ok(text.rsplit_once(BEGINNING).map_or(text.clone(), |(text, _)| text.to_owned()))
+            },
+            // Some tell of tools with what a user says first.
+            &|| told(true),
+            &|| told(false),
+        ];
+        let name = tools.first().and_then(|tool| tool["function"]["name"].as_str());
+        let role = head.lines().next().unwrap_or_default();
+        let is_whole = |text: &String| text.contains(role) && text.contains(name.unwrap_or(""));
+        let mut found = Vec::new();
+        for form in forms.into_iter().take(if tools.is_empty() { 2 } else { 4 }) {
+            match form() {
+                Ok(text) if is_whole(&text) => return Ok(text),
+                text => found.push(text),
+            }
+        }
+        // What a template says of nobody, or why it says nothing.
+        let at = found.iter().position(Result::is_ok).unwrap_or(0);
+        found.swap_remove(at)
+    }
+
+    /// What asks for an answer, if the template has such a text.
+    fn head(&self, options: &Options) -> Option<String> {
+        let user = [message("user", BEGINNING)];
+        let without = Options { add_generation_prompt: false, ..options.clone() };
+        let (asked, without) =
+            (self.prompt(&user, options).ok()?, self.prompt(&user, &without).ok()?);
+        asked.strip_prefix(&without).map(str::to_owned)
     }
 
     /// The template for a conversation, by whether it has tools.

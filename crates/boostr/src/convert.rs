@@ -29,7 +29,7 @@ use crate::load::{
     template_file,
 };
 use crate::models::{Config, Family};
-use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate};
+use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate, tiled};
 use crate::ops::Format;
 use crate::tokenizer::{MAX_FILE, Tokenizer};
 
@@ -207,7 +207,7 @@ pub(crate) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) 
         return Err(Error::Argument { name: "out", reason });
     }
     let io_error = |e| Error::io(out, e);
-    let (folder, ()) = create_beside(out, |path| fs::create_dir(path)).map_err(io_error)?;
+    let (folder, (), _claim) = create_beside(out, |path| fs::create_dir(path)).map_err(io_error)?;
     let result = fill(&folder).and_then(|()| {
         sync(&folder).map_err(io_error)?;
         // An empty folder of that name yields.
@@ -392,6 +392,15 @@ impl ModelFiles {
         for mut stored in layout.0 {
             let mut parts = Vec::new();
             for part in &stored.parts {
+                if let Some(entry) = tiled(&part.name).and_then(|name| checkpoint.get(&name)) {
+                    parts.push(match &gguf {
+                        // In the order that the file has anyway.
+                        None => entry.clone(),
+                        Some(gguf) => in_model_order(gguf, &part.name, entry)?,
+                    });
+                    stored.order = stored.order.filter(|_| gguf.is_some());
+                    continue;
+                }
                 let (entry, is_rate) = parameter(checkpoint, &part.name, &stored.name)?;
                 if is_rate && to_gguf {
                     stored.change = Change::Same;
@@ -576,6 +585,14 @@ fn zero_biases(family: &dyn Family, layout: &mut Layout) {
             layout.given(format!("blk.{i}.ssm_conv1d.bias"), vec![0.0; channels]);
         }
     }
+}
+
+/// The values of a parameter whose columns are in the order of a GGUF file, in the model's.
+fn in_model_order(gguf: &Layout, parameter: &str, entry: &TensorEntry) -> Result<TensorEntry> {
+    let data = Bytes::new(Dtype::F32.encode(&entry.to_f32()?)?);
+    let floats = TensorEntry { dtype: Dtype::F32, data, ..entry.clone() };
+    let mut holds = gguf.0.iter().filter(|of| of.parts.iter().any(|part| part.name == parameter));
+    holds.next().map_or(Ok(floats.clone()), |stored| stored.in_model_order(&floats))
 }
 
 /// A parameter by its name, and whether it is the `A` that GGUF has for `A_log`.

@@ -138,6 +138,26 @@ impl Error {
     }
 }
 
+/// An error with all that caused it, in one line: what an [`Error::Io`] says is its file, and its cause is what the
+/// system said.
+///
+/// ```
+/// use boostr::error::{Error, chain};
+///
+/// let cause = std::io::Error::other("the disk is full");
+/// assert_eq!(chain(&Error::io("log", cause)), "`log`: the disk is full");
+/// ```
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
 const _: () = {
     const fn shareable<T: Send + Sync + 'static>() {}
     shareable::<Error>();

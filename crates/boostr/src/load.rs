@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::backend::{Backend, Device};
 use crate::chat;
 use crate::checkpoint::gguf;
-use crate::checkpoint::{Access, Checkpoint, ConfigFile, Summary, snapshots};
+use crate::checkpoint::{Access, Checkpoint, ConfigFile, Dtype, Summary, snapshots};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::generation_config::GenerationDefaults;
 use crate::models::{Config, Context, Families, Fingerprint, Model};
-use crate::nn::SharedWeights;
+use crate::nn::{Pack, Packs, SharedWeights};
 use crate::ops::KvType;
 use crate::threads::Threads;
 use crate::tokenizer::{Part, Tokenizer};
@@ -45,6 +45,9 @@ pub struct OpenOptions {
     /// Read all files into memory, however large, so that nothing that becomes of them matters once the model is open.
     /// While quantized weights are loaded they are then in memory twice.
     pub no_mmap: bool,
+    /// Keep the quantized experts of a large mixture in memory in the order of products. Otherwise they are written in it
+    /// to a file beside the model, once, and mapped.
+    pub no_pack_cache: bool,
     /// How long a sequence may be.
     pub context: Context,
     /// A folder of low-rank adapters, as PEFT or `boostr tune` writes them, to put beside the model.
@@ -116,6 +119,7 @@ pub struct LanguageModel<B: Backend> {
 struct Opened<B: Backend> {
     model: Arc<Model<B>>,
     base: Arc<Base<B>>,
+    warning: Option<String>,
 }
 
 /// What models with other adapters are made of.
@@ -212,7 +216,8 @@ impl<B: Backend> LanguageModel<B> {
 
     /// The parts, put together.
     fn new(path: &Path, files: Summary, mut text: TextSide, opened: Opened<B>) -> Self {
-        let Opened { model, base } = opened;
+        let Opened { model, base, warning } = opened;
+        text.warnings.extend(warning);
         text.keep_within(model.vocab_rows());
         if model.has_head_under_tie() {
             let warning = "`tie_word_embeddings` is true, but the file has a head of other values: it is used";
@@ -316,8 +321,9 @@ impl<B: Backend> LanguageModel<B> {
                 let reason = "the weights were changed since they were opened";
                 return Err(Error::damaged(&self.path, reason));
             }
-            weights.model(config, tied, client, &self.base.weights, &files)
+            weights.model(config, tied, client, &self.base.weights, &files, &fingerprint)
         })?;
+        let (model, _) = model;
         Ok(Self {
             path: self.path.clone(),
             files: self.files.clone(),
@@ -409,9 +415,38 @@ impl Weights<'_> {
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.prepare(&config)?;
         let weights = SharedWeights::default();
-        let model = self.model(config, tied, client, &weights, &files)?;
+        let (model, warning) = self.model(config, tied, client, &weights, &files, &fingerprint)?;
         let base = Arc::new(Base { weights, fingerprint, options, embedded });
-        Ok(Opened { model: Arc::new(model), base })
+        Ok(Opened { model: Arc::new(model), base, warning })
+    }
+
+    /// The file of packed experts, made if it is not there; and why there is none, though there should be.
+    fn packs<B: Backend>(
+        &self,
+        config: &Config,
+        client: &B::Client,
+        fingerprint: &Fingerprint,
+    ) -> Result<(Option<Packs>, Option<String>)> {
+        if self.options.no_mmap || self.options.no_pack_cache {
+            return Ok((None, None));
+        }
+        let list = config.packs::<B>(&self.checkpoint, client)?;
+        let name = || fingerprint.text().to_owned();
+        let Some(path) = Packs::path_for::<B>(&list, client, name) else { return Ok((None, None)) };
+        if let Some(packs) = Packs::open(&path, &list) {
+            return Ok((Some(packs), None));
+        }
+        let written = Packs::write::<B>(&path, &list, client, |part| self.checkpoint.taken(part));
+        match (written, Packs::open(&path, &list)) {
+            (Err(interrupted @ Error::Interrupted { .. }), _) => Err(interrupted),
+            (Err(error), _) => {
+                let path = path.display();
+                let warning =
+                    format!("experts are packed in memory: `{path}` cannot be written: {error}");
+                Ok((None, Some(warning)))
+            }
+            (Ok(()), packs) => Ok((packs, None)),
+        }
     }
 
     /// Gives the weights the model's own names. Whether the embedding is the head, and the fingerprint without adapters.
@@ -421,7 +456,7 @@ impl Weights<'_> {
         Ok((tied, fingerprint))
     }
 
-    /// The model, with the adapters beside it. No file was written to while it was loaded.
+    /// The model, with the adapters beside it, and what is odd about it. No file was written to while it was loaded.
     fn model<B: Backend>(
         self,
         config: Config,
@@ -429,18 +464,48 @@ impl Weights<'_> {
         client: B::Client,
         shared: &SharedWeights<B>,
         files: &Checkpoint,
-    ) -> Result<Model<B>> {
+        fingerprint: &Fingerprint,
+    ) -> Result<(Model<B>, Option<String>)> {
+        let (packs, warning) = self.packs::<B>(&config, &client, fingerprint)?;
         let Self { mut checkpoint, adapter, options, .. } = self;
         if let Some(adapters) = &adapter {
             adapters.put_beside(&config, &mut checkpoint)?;
         }
-        let model = Model::sharing(config, &checkpoint, tied, client, Some(shared))?;
+        let sources = (Some(shared), packs.as_ref());
+        let model = Model::sharing(config, &checkpoint, tied, client, sources)?;
         checkpoint.all_taken();
         files.check_unchanged()?;
         adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
         let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-        Ok(model.with_context(options.context).with_threads(options.threads.clone()))
+        Ok((model.with_context(options.context).with_threads(options.threads.clone()), warning))
     }
+}
+
+/// Bytes of the weights of a checkpoint that stay in its files when it is opened by default, and of those that take
+/// memory. Experts that are packed in a file beside the model stay too.
+///
+/// # Errors
+///
+/// As [`Config::prepare`].
+pub fn placed(config: &Config, checkpoint: &Checkpoint) -> Result<[usize; 2]> {
+    let mut checkpoint = checkpoint.clone();
+    config.prepare(&mut checkpoint)?;
+    let client = crate::backend::cpu();
+    let list = config.packs::<crate::backend::Cpu>(&checkpoint, &client)?;
+    let are_packed = Packs::path_for::<crate::backend::Cpu>(&list, &client, String::new).is_some();
+    let packed = if are_packed { list.iter().map(Pack::blocks).sum() } else { 0 };
+    let mut placed = [packed, 0];
+    for (_, entry) in checkpoint.iter() {
+        let size = match entry.dtype {
+            Dtype::F32 => 4,
+            Dtype::BF16 | Dtype::F16 => 2,
+            _ => usize::MAX,
+        };
+        let stays = entry.data.is_mapped() && (entry.data.as_ptr() as usize).is_multiple_of(size);
+        placed[usize::from(!stays)] += entry.data.len();
+    }
+    placed[1] -= packed;
+    Ok(placed)
 }
 
 /// The configuration of the model at `path`, whose weights are `checkpoint` if they could be opened: a

@@ -445,7 +445,7 @@ impl<B: Backend> Sessions<B> {
                 return sync_folder(&self.folder);
             }
             // In one step out of sight, and then piece by piece.
-            let (gone, ()) = create_beside(&folder, |path| fs::create_dir(path))?;
+            let (gone, (), _claim) = create_beside(&folder, |path| fs::create_dir(path))?;
             fs::rename(&folder, &gone)?;
             sync_folder(&self.folder)?;
             fs::remove_dir_all(&gone)
@@ -545,7 +545,8 @@ impl<B: Backend> Sessions<B> {
         }
         let summary = LogSummary::of(&tree_of(&folder, records.to_vec())?);
         let io = |error| Error::io(&folder, error);
-        let (made, ()) = create_beside(&folder, |path| private().create(path)).map_err(io)?;
+        let (made, (), _claim) =
+            create_beside(&folder, |path| private().create(path)).map_err(io)?;
         let finish = || -> Result<(), Error> {
             Log::create(&made.join(LOG), records, &summary)?;
             fill(&made)?;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use boostr::error::chain;
 use serde_json::{Value, json};
 
 use crate::exit::ChecksFailed;
@@ -130,15 +131,4 @@ impl Status {
             Self::Fail => Style::Bad,
         }
     }
-}
-
-/// An error with all its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }

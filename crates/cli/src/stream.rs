@@ -35,7 +35,23 @@ const LONG_PROMPT: usize = 2000;
 
 /// Signals that come within this time are one: `timeout` sends its own to the process, and then to the group of processes.
 #[cfg(unix)]
-pub const ONE_SIGNAL: Duration = Duration::from_millis(100);
+const ONE_SIGNAL: Duration = Duration::from_millis(100);
+
+/// When the process was first asked to end. A terminal that is closed sends HUP, more than once: that ends the work, but
+/// asks for nothing, so a signal after it is the first.
+#[cfg(unix)]
+#[derive(Default)]
+pub struct Asked {
+    first: Option<Instant>,
+}
+
+#[cfg(unix)]
+impl Asked {
+    /// Notes a signal; whether it asks again.
+    pub fn again(&mut self, is_hangup: bool, now: Instant) -> bool {
+        !is_hangup && now - *self.first.get_or_insert(now) > ONE_SIGNAL
+    }
+}
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -87,7 +103,7 @@ async fn note(kinds: &[SignalKind], ready: &mpsc::Sender<()>) -> io::Result<()> 
     let signals = kinds.iter().map(|&kind| Ok((kind, signal(kind)?)));
     let mut signals = signals.collect::<io::Result<Vec<_>>>()?;
     let _ = ready.send(());
-    let mut first = Instant::now();
+    let mut asked = Asked::default();
     loop {
         let next = poll_fn(|context| {
             let caught = signals
@@ -96,10 +112,10 @@ async fn note(kinds: &[SignalKind], ready: &mpsc::Sender<()>) -> io::Result<()> 
             caught.map_or(Poll::Pending, Poll::Ready)
         });
         let kind = next.await;
-        let now = Instant::now();
         if !INTERRUPTED.swap(true, Ordering::Relaxed) {
-            first = now;
-        } else if kind != SignalKind::hangup() && now - first > ONE_SIGNAL {
+            asked = Asked::default();
+        }
+        if asked.again(kind == SignalKind::hangup(), Instant::now()) {
             drop(QuietKeys);
             std::process::exit(130);
         }
@@ -255,5 +271,21 @@ impl<'a> Stream<'a> {
             let mut stdout = io::stdout().lock();
             self.failed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).err();
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hangup_is_not_the_first_of_two_signals() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        // Closed terminal, then TERM: the work ends in its own time. A second TERM ends the process.
+        let mut asked = Asked::default();
+        assert!(!asked.again(true, at(0)) && !asked.again(true, at(500)));
+        assert!(!asked.again(false, at(1000)) && !asked.again(false, at(1050)));
+        assert!(!asked.again(true, at(3000)) && asked.again(false, at(3001)));
     }
 }

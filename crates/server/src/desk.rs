@@ -97,7 +97,7 @@ impl Desk {
             let _held = (turn, held);
             span.in_scope(work)
         });
-        result.await.unwrap_or_else(|error| Err(ApiError::internal(&error)))
+        result.await.unwrap_or_else(|error| Err(ApiError::failed(&error)))
     }
 }
 

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use boostr::error::chain;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -71,6 +72,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// The same for an error of the library or the system, with its causes.
+    pub(crate) fn failed(error: &dyn std::error::Error) -> Self {
+        Self::internal(&chain(error))
+    }
+
     /// 503: not now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -111,7 +117,7 @@ impl ApiError {
                 Self::field(param, reason).with_code("context_length_exceeded")
             }
             boostr::Error::Unsupported { .. } => Self::field(param, error.to_string()),
-            other => Self::internal(other),
+            other => Self::failed(other),
         }
     }
 

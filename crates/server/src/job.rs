@@ -81,6 +81,8 @@ pub(crate) enum FinishReason {
 
 /// What to generate, and what to do with it.
 pub(crate) struct Job<B: Backend> {
+    /// The field of the client's request that the prompt is made of.
+    pub(crate) param: &'static str,
     pub(crate) request: Request<B>,
     pub(crate) stops: Vec<String>,
     /// Added to the index of each continuation.
@@ -115,7 +117,7 @@ pub(crate) fn start<B: Backend>(
     if !begun.is_empty() {
         for (decoder, said) in decoders.iter_mut().zip(&mut continuations) {
             let plain = TextDecoder::new(stream(), &[""; 0], false);
-            let mut plain = plain.map_err(|error| ApiError::internal(&error))?;
+            let mut plain = plain.map_err(|error| ApiError::failed(&error))?;
             said.begin(decoder, &mut plain, begun, app, loaded)?;
         }
     }
@@ -123,7 +125,7 @@ pub(crate) fn start<B: Backend>(
     let ticket = loaded
         .engine
         .submit(job.request, Box::new(listener))
-        .map_err(|rejected| refusal(app, &rejected))?;
+        .map_err(|rejected| refusal(app, &rejected, job.param))?;
     let driver = Driver {
         app: app.clone(),
         events,
@@ -132,6 +134,7 @@ pub(crate) fn start<B: Backend>(
         running: count,
         first_index: job.first_index,
         prompt_tokens,
+        param: job.param,
         continuations,
         stops: job.stops,
         turn: job.turn,
@@ -147,7 +150,7 @@ pub(crate) fn channel() -> (mpsc::Sender<Piece>, mpsc::Receiver<Piece>) {
     mpsc::channel(READY)
 }
 
-fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
+fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected, param: &str) -> ApiError {
     let (reason, error) = match rejected {
         Rejected::QueueFull { waiting } => {
             let message = format!("too many requests: {waiting} wait already");
@@ -158,7 +161,7 @@ fn refusal<B: Backend>(app: &App<B>, rejected: &Rejected) -> ApiError {
             let message = "the server is about to stop";
             ("draining", ApiError::unavailable("draining", message))
         }
-        Rejected::Invalid(error) => ("invalid", ApiError::of_input("prompt", error)),
+        Rejected::Invalid(error) => ("invalid", ApiError::of_input(param, error)),
     };
     app.metrics.rejected(reason);
     error
@@ -211,12 +214,12 @@ impl Continuation {
         let mut cut = self.clone();
         let said = ids.iter().map(|&id| plain.begin(id)).collect::<boostr::Result<String>>();
         let said = said.and_then(|said| Ok(said + &plain.finish()?.text));
-        let mut parts = cut.take(said.map_err(|error| ApiError::internal(&error))?);
+        let mut parts = cut.take(said.map_err(|error| ApiError::failed(&error))?);
         parts.extend(cut.take_rest());
         cut.hear(parts, app, loaded);
         // What is known of it for certain, whatever follows.
         let text = ids.iter().map(|&id| decoder.begin(id)).collect::<boostr::Result<String>>();
-        let text = text.map_err(|error| ApiError::internal(&error))?;
+        let text = text.map_err(|error| ApiError::failed(&error))?;
         if decoder.is_stopped() {
             return Err(ApiError::field("stop", "the answer that goes on has one already"));
         }
@@ -345,6 +348,7 @@ struct Driver<B: Backend> {
     running: usize,
     first_index: usize,
     prompt_tokens: usize,
+    param: &'static str,
     stops: Vec<String>,
     turn: Option<Turn<B>>,
     loaded: Arc<Loaded<B>>,
@@ -415,7 +419,7 @@ impl<B: Backend> Driver<B> {
                     self.send(piece).await;
                 }
                 Event::Failed { error } => {
-                    self.send(Piece::Failed(ApiError::of_input("prompt", &error))).await;
+                    self.send(Piece::Failed(ApiError::of_input(self.param, &error))).await;
                     return;
                 }
             }
@@ -546,6 +550,6 @@ impl<B: Backend> Driver<B> {
             app.responses.make_room();
             turn
         });
-        committed.await.unwrap_or_else(|error| Err(ApiError::internal(&error))).map(Some)
+        committed.await.unwrap_or_else(|error| Err(ApiError::failed(&error))).map(Some)
     }
 }

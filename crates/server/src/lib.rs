@@ -46,8 +46,9 @@ use axum::http::{Request, header};
 use boostr::backend::Backend;
 use boostr::checkpoint::PrivateFolder;
 use boostr::engine::{Draft, Engine};
+use boostr::error::chain;
 use boostr::load::LanguageModel;
-use boostr::session::Sessions;
+use boostr::session::{SessionError, Sessions};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -130,10 +131,10 @@ impl<B: Backend> Server<B> {
             };
             let left = Box::new(move || {
                 let left = sessions.left();
-                left.inspect_err(
-                    |error| tracing::warn!(%error, "the sessions' disk is not counted"),
-                )
-                .ok()
+                let say = |error: &SessionError| {
+                    tracing::warn!(error = chain(error), "the sessions' disk is not counted");
+                };
+                left.inspect_err(say).ok()
             });
             let kept = folder.and_then(|folder| self.app.responses.keep_in(folder, left));
             kept.map_err(Error::Responses)?;

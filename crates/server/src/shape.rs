@@ -17,6 +17,14 @@ const MAX_TOOLS: usize = 128;
 /// Tokens of a prompt in which it is seen whether it begins a thought.
 const PROMPT_END: usize = 16;
 
+/// Checks how many tools there are.
+pub(crate) fn check_count(tools: usize) -> Result<()> {
+    if tools <= MAX_TOOLS {
+        return Ok(());
+    }
+    Err(ApiError::field("tools", format!("expected at most {MAX_TOOLS}, found {tools}")))
+}
+
 /// Fields about the form of an answer.
 #[derive(Debug, ToSchema)]
 #[schema(as = ShapeFields)]
@@ -38,10 +46,7 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) fn read(fields: &mut Fields) -> Result<Self> {
         let tools = fields.list("tools")?.unwrap_or_default();
-        if tools.len() > MAX_TOOLS {
-            let reason = format!("expected at most {MAX_TOOLS}, found {}", tools.len());
-            return Err(ApiError::field("tools", reason));
-        }
+        check_count(tools.len())?;
         let of = |error| ApiError::of_input("tools", &error);
         let choice = fields.take("tool_choice").map(|choice| ToolChoice::read(&choice)).transpose();
         let shape = Self {

@@ -109,7 +109,7 @@ impl Responses {
         }
         let path = folder.path().to_path_buf();
         let disk = Disk::new(folder, left);
-        let found = disk.list()?;
+        let found = disk.list(self.shelf.most)?;
         let mut dropped = Vec::new();
         {
             let mut kept = self.shelf.lock();
@@ -118,9 +118,7 @@ impl Responses {
                 dropped.extend(kept.fit(self.shelf.most));
             }
         }
-        for key in &dropped {
-            disk.remove(key);
-        }
+        disk.drop_all(&dropped);
         let (sender, changes) = mpsc::channel::<(Key, WorkGuard)>();
         let shelf = Arc::clone(&self.shelf);
         let write = move || {
@@ -174,12 +172,12 @@ impl Responses {
     }
 
     /// Drops an answer, also one whose file cannot be read; `false` when it was not there.
-    pub(crate) fn delete(&self, scope: Scope, id: &str) -> bool {
-        let Some(key) = Key::new(scope.0, id) else { return false };
-        let was_known = self.shelf.lock().remove(&key);
-        let was_there = self.shelf.disk.get().is_some_and(|disk| disk.has(&key));
-        self.shelf.settle(&key);
-        was_known || was_there
+    ///
+    /// # Errors
+    ///
+    /// Why its file stays. The answer is then there as before.
+    pub(crate) fn delete(&self, scope: Scope, id: &str) -> Result<bool, String> {
+        Key::new(scope.0, id).map_or(Ok(false), |key| self.shelf.delete(&key))
     }
 
     /// Sessions have grown: answers make room on disk.
@@ -197,17 +195,21 @@ impl Shelf {
     }
 
     fn get(&self, key: &Key) -> Result<Option<Arc<Stored>>, String> {
-        let known = self.lock().used(key);
-        let Some(disk) = self.disk.get() else { return Ok(known) };
+        let Some(disk) = self.disk.get() else { return Ok(self.lock().used(key)) };
+        // Before the look into memory: who deletes has the turn for both.
         let _turn = disk.turn();
-        if known.is_some() {
+        if let Some(known) = self.lock().used(key) {
             disk.touch(key);
-            return Ok(known);
+            return Ok(Some(known));
         }
         // It may be of another server that keeps its answers here.
         let Some((stored, bytes)) = disk.read(key)? else {
-            self.lock().remove(key);
-            return Ok(None);
+            let mut kept = self.lock();
+            // What came meanwhile is not on disk yet.
+            if kept.all.get(key).is_some_and(|entry| entry.stored.is_none()) {
+                kept.remove(key);
+            }
+            return Ok(kept.used(key));
         };
         disk.touch(key);
         let stored = Arc::new(stored);
@@ -217,10 +219,15 @@ impl Shelf {
         kept.add(key.clone(), entry);
         let dropped = kept.fit(self.most);
         drop(kept);
-        for key in &dropped {
-            disk.remove(key);
-        }
+        disk.drop_all(&dropped);
         Ok(Some(stored))
+    }
+
+    fn delete(&self, key: &Key) -> Result<bool, String> {
+        let Some(disk) = self.disk.get() else { return Ok(self.lock().remove(key)) };
+        let _turn = disk.turn();
+        let was_there = disk.remove(key)?;
+        Ok(self.lock().remove(key) || was_there)
     }
 
     /// Makes the files say of an answer what the memory says.
@@ -232,7 +239,7 @@ impl Shelf {
             Some(entry) if entry.on_disk > 0 => return,
             Some(entry) => entry.stored.clone(),
         };
-        let Some(stored) = stored else { return disk.remove(key) };
+        let Some(stored) = stored else { return disk.drop_all(std::slice::from_ref(key)) };
         let text = disk::encode(&stored);
         if self.make_room(disk, text.len(), Some(key)) && disk.write(key, &text) {
             // Where it was dropped meanwhile, who did that waits for a turn to remove the file.
@@ -266,9 +273,7 @@ impl Shelf {
             }
             can_fit && used <= left
         };
-        for key in &dropped {
-            disk.remove(key);
-        }
+        disk.drop_all(&dropped);
         if !fits {
             tracing::warn!(
                 left,
@@ -367,6 +372,10 @@ mod tests {
         all.get(Scope(scope), id).is_ok_and(|stored| stored.is_some())
     }
 
+    fn deletes(all: &Responses, scope: u64, id: &str) -> bool {
+        all.delete(Scope(scope), id).unwrap()
+    }
+
     #[test]
     fn the_answer_that_was_not_used_for_longest_makes_room() {
         let all = Responses::new(2);
@@ -376,8 +385,8 @@ mod tests {
         put(&all, 1, "c", stored(1));
         assert_eq!(["a", "b", "c"].map(|id| has(&all, 1, id)), [true, false, true]);
         assert!(!has(&all, 2, "a"), "another key sees it");
-        assert!(!all.delete(Scope(2), "a") && all.delete(Scope(1), "a"));
-        assert!(!all.delete(Scope(1), "a"));
+        assert!(!deletes(&all, 2, "a") && deletes(&all, 1, "a"));
+        assert!(!deletes(&all, 1, "a"));
         put(&all, 1, "c", stored(5));
         let kept = all.shelf.lock();
         let only = kept.all.values().map(|entry| entry.bytes).sum::<usize>();
@@ -460,11 +469,11 @@ mod tests {
         let other = folder.start(10, ENOUGH);
         put(&all, 7, "b", one);
         assert!(has(&other, 7, "b"));
-        assert!(all.delete(Scope(7), "b") && !other.delete(Scope(7), "c"));
+        assert!(deletes(&all, 7, "b") && !deletes(&other, 7, "c"));
         assert_eq!(folder.files().len(), 1);
         assert!(!has(&folder.start(10, ENOUGH), 7, "b"));
         for id in ["", "../a", "a/b", ".a", "a\0", &"x".repeat(65)] {
-            assert!(!has(&all, 7, id) && !all.delete(Scope(7), id), "{id:?}");
+            assert!(!has(&all, 7, id) && !deletes(&all, 7, id), "{id:?}");
         }
     }
 
@@ -530,7 +539,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             let all = folder.start(10, ENOUGH);
             assert!(all.get(Scope(0), "a").is_err(), "{bytes:?}");
-            assert!(all.delete(Scope(0), "a") && all.get(Scope(0), "a").unwrap().is_none());
+            assert!(deletes(&all, 0, "a") && all.get(Scope(0), "a").unwrap().is_none());
         }
         // Nothing that is no file of its own is followed, waited for or removed with what it leads to.
         std::fs::create_dir(&path).unwrap();
@@ -547,5 +556,73 @@ mod tests {
             assert!(has(&folder.start(10, ENOUGH), 0, "c"));
             assert_eq!(std::fs::read_to_string(folder.0.join("notes.txt")).unwrap(), "mine");
         }
+    }
+
+    #[test]
+    fn a_deletion_says_that_a_file_stays() {
+        let folder = Folder::new();
+        let all = folder.start(10, ENOUGH);
+        put(&all, 0, "a", stored(1));
+        // What cannot be removed as a file, whoever asks.
+        std::fs::remove_file(folder.path(0, "a")).unwrap();
+        std::fs::create_dir(folder.path(0, "a")).unwrap();
+        let reason = all.delete(Scope(0), "a").unwrap_err();
+        assert!(reason.contains("0000000000000000-a.jsonl") && !reason.contains('/'), "{reason}");
+        assert!(has(&all, 0, "a"), "what was not deleted is gone");
+        std::fs::remove_dir(folder.path(0, "a")).unwrap();
+        assert!(deletes(&all, 0, "a") && !has(&all, 0, "a"));
+    }
+
+    #[test]
+    fn an_answer_that_comes_while_it_is_looked_for_stays() {
+        let folder = Folder::new();
+        let all = folder.start(10, ENOUGH);
+        // It is in memory, and its file is not written yet.
+        let waiting = Responses::new(10);
+        let disk = Disk::new(PrivateFolder::open(&folder.0).unwrap(), Box::new(|| Some(ENOUGH)));
+        waiting.shelf.disk.set(disk).unwrap();
+        let key = Key::new(0, "a").unwrap();
+        let entry = Entry { stored: Some(Arc::new(stored(1))), bytes: 1, used: 0, on_disk: 0 };
+        waiting.shelf.lock().add(key.clone(), entry);
+        assert!(has(&waiting, 0, "a") && folder.files().is_empty());
+        // One that is known by its file alone is gone with it.
+        put(&all, 0, "b", stored(1));
+        let known = folder.start(10, ENOUGH);
+        std::fs::remove_file(folder.path(0, "b")).unwrap();
+        assert!(!has(&known, 0, "b") && known.shelf.lock().all.is_empty());
+        // Who looks and who deletes take turns, so a deleted answer never comes back.
+        for round in 0..50 {
+            put(&all, 0, "c", stored(1));
+            thread::scope(|scope| {
+                scope.spawn(|| has(&all, 0, "c"));
+                scope.spawn(|| assert!(deletes(&all, 0, "c"), "{round}"));
+            });
+            assert!(!has(&all, 0, "c") && folder.files().is_empty(), "{round}");
+        }
+    }
+
+    #[test]
+    fn planted_files_are_ignored_and_no_more_are_remembered_than_may_be() {
+        let folder = Folder::new();
+        put(&folder.start(10, ENOUGH), 0, "a", stored(1));
+        let huge = std::fs::File::create(folder.path(0, "huge")).unwrap();
+        huge.set_len(1 << 40).unwrap();
+        let old = std::time::SystemTime::UNIX_EPOCH;
+        for i in 0..30 {
+            std::fs::write(folder.path(0, &format!("old{i}")), "x").unwrap();
+            let file =
+                std::fs::File::options().write(true).open(folder.path(0, &format!("old{i}")));
+            file.unwrap().set_modified(old).unwrap();
+        }
+        std::fs::write(folder.0.join("0-b.jsonl"), "x").unwrap();
+        let all = folder.start(3, ENOUGH);
+        assert_eq!(all.shelf.lock().all.len(), 3);
+        assert!(has(&all, 0, "a"));
+        // It takes nothing of the quota, and is neither read nor removed.
+        assert!(all.get(Scope(0), "huge").is_err());
+        put(&all, 0, "b", stored(1));
+        assert!(has(&all, 0, "b") && folder.path(0, "huge").exists());
+        assert!(folder.0.join("0-b.jsonl").exists());
+        assert_eq!(folder.files().len(), 5);
     }
 }

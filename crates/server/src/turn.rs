@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::StatusCode;
 use boostr::backend::Backend;
 use boostr::chat::Options;
+use boostr::error::chain;
 use boostr::models::State;
 use boostr::session::{Assistant, Prompt, Session, SessionError, Sessions};
 use serde::Serialize;
@@ -139,7 +140,8 @@ impl<B: Backend> Turn<B> {
             .commit(&assistant, self.prompt, answer, generated, state, is_cut)
             .map_err(|error| refused(&error, "session"))?;
         if let Some(error) = committed.unsaved {
-            tracing::warn!(%error, "the state of a turn is not on disk: it will be computed again");
+            let error = chain(&error);
+            tracing::warn!(error, "the state of a turn is not on disk: it will be computed again");
         }
         Ok(SessionTurn { id: self.session.name().to_owned(), turn: committed.turn })
     }
@@ -191,6 +193,6 @@ pub(crate) fn refused(error: &SessionError, param: &str) -> ApiError {
             with(StatusCode::CONFLICT, "session_damaged", message)
         }
         SessionError::Other(error) => ApiError::of_input(param, error),
-        other => ApiError::internal(other),
+        other => ApiError::failed(other),
     }
 }

@@ -173,17 +173,31 @@ impl ChatTemplate {
         let has = |name: &str| messages.iter().any(|message| message.get(name).is_some());
         let has_parts = messages.iter().any(|m| m.get("content").is_some_and(Value::is_array));
         let has_results = messages.iter().any(|message| role(message) == "tool");
-        let tools = options.tools.as_ref().filter(|tools| !tools.is_empty());
+        let has_tools = options.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let (mut messages, mut options) = (messages.to_vec(), options.clone());
-        if has_parts || has("tool_calls") || has_results || tools.is_some() {
+        if has_parts || has("tool_calls") || has_results || has_tools {
             let reads = self.reads(options.tools.is_some())?;
             messages = with_contents(messages, reads);
             messages = with_calls(messages, reads);
-            if let Some(tools) = options.tools.take_if(|tools| !reads.tools && !tools.is_empty()) {
+            let are_lost = has_tools && !(reads.tools && self.shows_tools(&messages, &options));
+            if let Some(tools) = options.tools.take_if(|_| are_lost) {
                 messages = with_tools(messages, &tools, reads.system);
             }
         }
         Ok((messages, options))
+    }
+
+    /// Whether a template that reads tools shows them in this conversation: some show them with what a user says.
+    fn shows_tools(&self, messages: &[Value], options: &Options) -> bool {
+        if messages.iter().any(|message| role(message) == "user") {
+            return true;
+        }
+        let without = Options { tools: None, ..options.clone() };
+        match (self.render(messages, options), self.render(messages, &without)) {
+            (Ok(with), Ok(without)) => with != without,
+            // It fails over something else.
+            _ => true,
+        }
     }
 
     /// The same, in another form if the template fails over it.
@@ -278,7 +292,11 @@ fn with_calls(messages: Vec<Value>, reads: Reads) -> Vec<Value> {
 }
 
 /// The tools in the system message, or before what the user says first where the template has no such message.
-fn with_tools(mut messages: Vec<Value>, tools: &[Value], reads_system: bool) -> Vec<Value> {
+pub(super) fn with_tools(
+    mut messages: Vec<Value>,
+    tools: &[Value],
+    reads_system: bool,
+) -> Vec<Value> {
     let lines: Vec<String> = tools.iter().map(Value::to_string).collect();
     let lines = lines.join("\n");
     let text = format!(

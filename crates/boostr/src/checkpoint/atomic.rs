@@ -6,11 +6,14 @@
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+#[cfg(target_os = "linux")]
+use std::fs::{OpenOptions, TryLockError};
 use std::hash::BuildHasher;
 use std::io::{self, BufWriter, Write};
 #[cfg(target_os = "linux")]
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use super::entry::cut;
 use crate::error::{Error, Result};
@@ -26,7 +29,7 @@ const MAX_STEM: usize = 180;
 /// A symbolic link is followed: its target is replaced, the link stays. The new file has the mode
 /// of the old one, or the one that any new file gets (0666 less the umask). While it is being
 /// written it is called `.NAME.tmp-PID-RANDOM`; only a killed process leaves it behind, and on Linux the
-/// next write of the same file removes it.
+/// next write of the same file removes it, also by a process of the same number.
 ///
 /// # Errors
 ///
@@ -74,7 +77,7 @@ pub(super) fn put(
     create: impl Fn(&Path) -> io::Result<File>,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let (path, file) = create_beside(target, create)?;
+    let (path, file, _claim) = create_beside(target, create)?;
     let temp = Temp { path: Some(path) };
     let mut out = BufWriter::with_capacity(1 << 18, file);
     write(&mut out)?;
@@ -115,24 +118,48 @@ pub(crate) fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes what is to become `target` beside it, as `.NAME.tmp-PID-RANDOM`; returns that path.
+/// What all temporary names of this process have, and those of another with its number have not.
+static RUN: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one(0_u8) as u32);
+
+/// A lock on what is being made: who holds it is alive, wherever it runs. Without one the number of the process has to do.
+pub(crate) struct Claim(#[expect(dead_code, reason = "held until it is dropped")] Option<File>);
+
+impl Claim {
+    #[cfg(unix)]
+    fn on(path: &Path) -> Self {
+        Self(File::open(path).ok().filter(|file| file.try_lock().is_ok()))
+    }
+
+    /// Elsewhere a lock would keep the file from being written.
+    #[cfg(not(unix))]
+    fn on(_path: &Path) -> Self {
+        Self(None)
+    }
+}
+
+/// Makes what is to become `target` beside it, as `.NAME.tmp-PID-RANDOM`; returns that path, and a claim to be held as
+/// long as it has that name.
 ///
 /// On Linux, what killed processes left beside `target` under such names is removed first. `create` must
 /// fail with `AlreadyExists` where something is.
 pub(crate) fn create_beside<T>(
     target: &Path,
     create: impl Fn(&Path) -> io::Result<T>,
-) -> io::Result<(PathBuf, T)> {
+) -> io::Result<(PathBuf, T, Claim)> {
     let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     let prefix = format!(".{}.tmp-", cut(&name, MAX_STEM));
     #[cfg(target_os = "linux")]
     remove_abandoned(folder_of(target), |name| name.strip_prefix(&prefix));
     let mut attempts = 0..8;
     loop {
-        let random = RandomState::new().hash_one(attempts.start);
-        let path = target.with_file_name(format!("{prefix}{}-{random:016x}", std::process::id()));
+        let random = RandomState::new().hash_one(attempts.start) as u32;
+        let name = format!("{prefix}{}-{:08x}{random:08x}", std::process::id(), *RUN);
+        let path = target.with_file_name(name);
         match create(&path) {
-            Ok(created) => return Ok((path, created)),
+            Ok(created) => {
+                let claim = Claim::on(&path);
+                return Ok((path, created, claim));
+            }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempts.next().is_some() => {}
             Err(e) => return Err(e),
         }
@@ -150,10 +177,12 @@ pub(crate) fn clean(folder: &Path) {
     let _ = folder;
 }
 
-/// Removes this user's files and folders in whose names `rest` finds `PID-RANDOM`, of which the process is dead.
+/// Removes this user's files and folders in whose names `rest` finds `PID-RANDOM`, of which the process is dead: there is
+/// none of that number, or it is this one, which did not make them. The first process of a container has the same number
+/// each time.
 ///
-/// Everything else stays, and so does what cannot be removed: nothing depends on it. A process in a
-/// container that shares the folder, but not the numbers of processes, counts as dead.
+/// Everything else stays, and so does what cannot be removed: nothing depends on it. A process in another container that
+/// shares the folder, but not the numbers of processes, claims what it makes.
 #[cfg(target_os = "linux")]
 fn remove_abandoned(folder: &Path, rest: impl Fn(&str) -> Option<&str>) {
     use std::os::unix::fs::MetadataExt;
@@ -162,11 +191,10 @@ fn remove_abandoned(folder: &Path, rest: impl Fn(&str) -> Option<&str>) {
     let (Ok(own), Ok(entries)) = (fs::metadata("/proc/self"), fs::read_dir(folder)) else { return };
     for entry in entries.map_while(io::Result::ok) {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| pid(rest(name)?));
-        let is_dead = |pid| matches!(Path::new("/proc").join(pid).try_exists(), Ok(false));
+        let Some(maker) = name.to_str().and_then(|name| Maker::of(rest(name)?)) else { continue };
         // Those of a link are its own.
-        let (true, Ok(metadata)) = (pid.is_some_and(is_dead), entry.metadata()) else { continue };
-        if metadata.uid() != own.uid() {
+        let (true, Ok(metadata)) = (maker.is_gone(), entry.metadata()) else { continue };
+        if metadata.uid() != own.uid() || metadata.is_symlink() || is_claimed(&entry.path()) {
             continue;
         }
         let _ = match metadata.file_type() {
@@ -177,13 +205,40 @@ fn remove_abandoned(folder: &Path, rest: impl Fn(&str) -> Option<&str>) {
     }
 }
 
-/// The PID in `PID-RANDOM`, if that is all there is.
+/// Whether somebody makes it now.
 #[cfg(target_os = "linux")]
-fn pid(name: &str) -> Option<&str> {
-    let (pid, random) = name.split_once('-')?;
-    let is_pid = pid.parse::<NonZeroU32>().is_ok_and(|number| number.to_string() == pid);
-    let is_random = random.len() == 16 && random.bytes().all(|b| b"0123456789abcdef".contains(&b));
-    (is_pid && is_random).then_some(pid)
+fn is_claimed(path: &Path) -> bool {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let locked = options.open(path).map(|file| file.try_lock());
+    matches!(locked, Ok(Err(TryLockError::WouldBlock)))
+}
+
+/// Who made what has a temporary name.
+#[cfg(target_os = "linux")]
+struct Maker<'a> {
+    pid: &'a str,
+    run: &'a str,
+}
+
+#[cfg(target_os = "linux")]
+impl<'a> Maker<'a> {
+    /// By `PID-RANDOM`, if that is all there is.
+    fn of(name: &'a str) -> Option<Self> {
+        let (pid, random) = name.split_once('-')?;
+        let is_pid = pid.parse::<NonZeroU32>().is_ok_and(|number| number.to_string() == pid);
+        let is_hex = random.bytes().all(|b| b"0123456789abcdef".contains(&b));
+        (is_pid && is_hex && random.len() == 16).then_some(Self { pid, run: random.get(..8)? })
+    }
+
+    fn is_gone(&self) -> bool {
+        if self.pid == std::process::id().to_string() {
+            return self.run != format!("{:08x}", *RUN);
+        }
+        matches!(Path::new("/proc").join(self.pid).try_exists(), Ok(false))
+    }
 }
 
 /// A file that is removed when it is dropped before it got its final name.

@@ -247,7 +247,8 @@ impl Bytes {
     }
 
     /// Whether they lie in the map of a file.
-    pub(crate) fn is_mapped(&self) -> bool {
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
         self.map.is_some()
     }
 

@@ -28,6 +28,11 @@ pub(crate) enum Access {
 /// safe from whatever becomes of the file.
 const SMALL: u64 = 64 << 20;
 
+/// Whether so many bytes of a file would be mapped.
+pub(crate) fn is_large(bytes: usize) -> bool {
+    bytes as u64 > SMALL
+}
+
 /// The bytes of the regular file at `path`, read-only.
 ///
 /// A file that is read is read whole or not at all. A mapped one that another process changes meanwhile changes

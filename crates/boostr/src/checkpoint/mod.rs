@@ -70,7 +70,7 @@ pub use finite::{NotFinite, not_finite};
 pub(crate) use fnv::Fnv;
 pub(crate) use folder::snapshots;
 pub(crate) use lock::{make_private, open_own, try_lock};
-pub(crate) use map::{Access, bytes_of};
+pub(crate) use map::{Access, bytes_of, is_large};
 pub(crate) use private::private;
 pub use private::{PrivateFile, PrivateFolder};
 pub use progress::Progress;
@@ -233,6 +233,11 @@ impl Checkpoint {
     /// A checkpoint of tensors that are already in memory; `name` stands for its path in errors.
     pub fn from_entries(name: &str, tensors: BTreeMap<String, TensorEntry>) -> Self {
         Self::new(Path::new(name), Contents { tensors, ..Contents::default() })
+    }
+
+    /// Opens one safetensors file, whatever its name.
+    pub(crate) fn open_safetensors(path: &Path) -> Result<Self> {
+        Ok(Self::new(path, safetensors::read(path, &bytes_of(path, Access::Map)?)?))
     }
 
     fn new(path: &Path, contents: Contents) -> Self {

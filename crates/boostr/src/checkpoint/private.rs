@@ -19,7 +19,7 @@ use crate::files;
 /// let folder = PrivateFolder::open(&path)?;
 /// folder.write("note", b"mine")?;
 /// assert_eq!(folder.read("note", 100)?, b"mine");
-/// assert_eq!(folder.list()?[0].name, "note");
+/// assert_eq!(folder.files()?.next().unwrap().name, "note");
 /// assert!(folder.remove("note")? && !folder.remove("note")?);
 /// # std::fs::remove_dir_all(&path).unwrap();
 /// # Ok::<(), boostr::Error>(())
@@ -145,12 +145,21 @@ impl PrivateFolder {
         opened.and_then(touch).map_err(|error| Error::io(&path, error))
     }
 
-    /// The regular files in it, but those whose names begin with a dot.
+    /// All [`files`](Self::files).
+    ///
+    /// # Errors
+    ///
+    /// As [`files`](Self::files).
+    pub fn list(&self) -> Result<Vec<PrivateFile>> {
+        Ok(self.files()?.collect())
+    }
+
+    /// The regular files in it, in no order, but those whose names begin with a dot.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the folder cannot be read.
-    pub fn list(&self) -> Result<Vec<PrivateFile>> {
+    pub fn files(&self) -> Result<impl Iterator<Item = PrivateFile>> {
         let entries = fs::read_dir(&self.path).map_err(|error| Error::io(&self.path, error))?;
         let file = |entry: io::Result<fs::DirEntry>| {
             let entry = entry.ok()?;
@@ -159,7 +168,7 @@ impl PrivateFolder {
             let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             Some(PrivateFile { name, len: metadata.len(), modified })
         };
-        Ok(entries.filter_map(file).filter(|file| !file.name.starts_with('.')).collect())
+        Ok(entries.filter_map(file).filter(|file| !file.name.starts_with('.')))
     }
 }
 

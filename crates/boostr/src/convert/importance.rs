@@ -136,7 +136,7 @@ pub fn collect(
         &files.checkpoint,
         files.tied,
         tape.clone(),
-        None,
+        (None, None),
     )?;
     let built = tape.mark();
     for tokens in ids.chunks(chunk) {

@@ -13,11 +13,14 @@ const SMALL: [&str; 7] =
 /// What a name of a type stands for: the type of matrices, and of those that stay wider.
 ///
 /// The mixes keep the table of tokens in 6 bits, since each logit and each input is a row of it, and the
-/// projections back into the residual stream a step wider than those out of it.
+/// projections back into the residual stream a step wider than those out of it. The gates of delta rules are wider
+/// still.
 const MIXES: [(&str, Format, &[Wider]); 2] = [
-    ("q4_k_m", Format::Q4K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q5K)]),
-    ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K)]),
+    ("q4_k_m", Format::Q4K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q5K), GATES]),
+    ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K), GATES]),
 ];
+/// Few rows, whose results decays are made of: they compound from token to token.
+const GATES: Wider = (r"\.ssm_(alpha|beta|ba)\.weight$", Format::Q8_0);
 /// A pattern of GGUF names, and the type of what it finds.
 type Wider = (&'static str, Format);
 const TABLES: &str = r"^(token_embd|output)\.weight$";

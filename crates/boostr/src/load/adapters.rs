@@ -20,6 +20,7 @@ use super::{is_gguf, read_text};
 use crate::checkpoint::{Access, Bytes, Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
 use crate::models::Config;
+use crate::nn::tiled;
 
 /// What stands before the names of a PEFT file.
 pub const PREFIX: &str = "base_model.model.";
@@ -371,6 +372,15 @@ impl Adapters {
             let other = "adapters of another model?";
             if parts.is_empty() {
                 return Err(bad(format!("`{layer}` is no layer of the model: {other}")));
+            }
+            if parts
+                .iter()
+                .any(|(name, _)| tiled(name).is_some_and(|name| weights.get(&name).is_some()))
+            {
+                let what = format!(
+                    "adapters of `{layer}` beside blocks of several heads each: take the folder, or the file with --exact"
+                );
+                return Err(Error::Unsupported { what });
             }
             let (r, out) = (a.shape[0], b.shape[0]);
             let rows: usize = parts.iter().map(|(_, shape)| shape[0]).sum();

@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
 use crate::error::{Error, Result};
-use crate::nn::{AttentionConfig, Layer, LayerSpec, Params, Part, Slot, SlotSize};
+use crate::nn::{AttentionConfig, Layer, LayerSpec, Pack, Params, Part, Slot, SlotSize};
 
 /// Most bytes of one sequence's state that do not depend on its length: twelve times that of the largest
 /// published model.
@@ -145,6 +145,18 @@ impl Config {
         let (params, layers) =
             (params.under(self.family.frame().names.layers), self.family.layers());
         params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
+    }
+
+    /// The blocks of the experts in a checkpoint with the model's own names, as loading asks for them.
+    pub(crate) fn packs<B: Backend>(
+        &self,
+        checkpoint: &Checkpoint,
+        client: &B::Client,
+    ) -> Result<Vec<Pack>> {
+        if !self.family.layers().iter().flat_map(LayerSpec::parts).any(|part| part.experts() > 0) {
+            return Ok(Vec::new());
+        }
+        Params::<B>::list_packs(checkpoint, client, |params| self.load(params).map(drop))
     }
 
     /// Refuses sizes that are impossible, by an `error` made of the field and the reason.

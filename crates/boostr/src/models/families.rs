@@ -4,7 +4,7 @@ use super::{Config, Family, Fields, Keys};
 use super::{
     bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, llama, mamba2, nemotron_h, olmo_hybrid,
 };
-use super::{qwen3_5, zamba2};
+use super::{qwen3_5, qwen3_5_moe, qwen3_next, zamba2};
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -68,6 +68,8 @@ impl Families {
             Entry::of::<nemotron_h::Config>(),
             Entry::of::<zamba2::Config>(),
             Entry::of::<qwen3_5::Config>(),
+            Entry::of::<qwen3_5_moe::Config>(),
+            Entry::of::<qwen3_next::Config>(),
             Entry::of::<olmo_hybrid::Config>(),
             Entry::of::<kimi_linear::Config>(),
         ])

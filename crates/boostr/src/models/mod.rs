@@ -10,6 +10,8 @@
 //! | [`nemotron_h`] | `nemotron_h` | `nemotron_h`, `nemotron_h_moe` |
 //! | [`zamba2`] | `zamba2` | none |
 //! | [`qwen3_5`] | `qwen3_5`, `qwen3_5_text` | `qwen35` |
+//! | [`qwen3_5_moe`] | `qwen3_5_moe`, `qwen3_5_moe_text` | `qwen35moe` |
+//! | [`qwen3_next`] | `qwen3_next` | `qwen3next` |
 //! | [`olmo_hybrid`] | `olmo_hybrid` | none |
 //! | [`kimi_linear`] | `kimi_linear` | `kimi-linear` |
 //!
@@ -25,6 +27,7 @@ mod families;
 mod family;
 pub mod fields;
 mod fingerprint;
+mod gated_experts;
 mod gguf;
 pub mod granite_hybrid;
 mod groups;
@@ -36,6 +39,8 @@ mod model;
 pub mod nemotron_h;
 pub mod olmo_hybrid;
 pub mod qwen3_5;
+pub mod qwen3_5_moe;
+pub mod qwen3_next;
 mod state;
 mod turns;
 pub mod zamba2;
@@ -46,6 +51,7 @@ pub use families::{Entry, Families};
 pub use family::{Family, Frame, Names};
 pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
+pub use gated_experts::GatedExperts;
 pub use gguf::{
     Keys, KeysMut, attention_table, delta_table, mixer_table, mlp_table, moe_table, rope_factors,
 };

@@ -11,7 +11,9 @@ use super::{Config, Family, Frame, State};
 use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Kept, Layer, Linear, Params, RmsNorm, SharedWeights, Slot, synthetic};
+use crate::nn::{
+    Batch, Kept, Layer, Linear, Packs, Params, RmsNorm, SharedWeights, Slot, synthetic,
+};
 use crate::ops::{self, ActivationOps, AttentionOps, Client, KvType, LinearOps};
 use crate::threads::Threads;
 
@@ -77,6 +79,7 @@ pub struct Model<B: Backend> {
     context: Context,
     threads: Option<Threads>,
     fingerprint: Option<Fingerprint>,
+    placed: [usize; 2],
 }
 
 impl<B: Backend> Model<B> {
@@ -107,19 +110,20 @@ impl<B: Backend> Model<B> {
         tied: bool,
         client: B::Client,
     ) -> Result<Self> {
-        Self::sharing(config.into(), checkpoint, tied, client, None)
+        Self::sharing(config.into(), checkpoint, tied, client, (None, None))
     }
 
-    /// The same; weights that are in `shared` are taken from there, others put there.
+    /// The same; weights that are in `shared` are taken from there, others put there. Experts that are in a file of
+    /// packed ones are taken from that.
     pub(crate) fn sharing(
         config: Config,
         checkpoint: &Checkpoint,
         tied: bool,
         client: B::Client,
-        shared: Option<&SharedWeights<B>>,
+        (shared, packs): (Option<&SharedWeights<B>>, Option<&Packs>),
     ) -> Result<Self> {
         let fingerprint = Fingerprint::new(&config, checkpoint, tied);
-        let model = Self::of_params(config, checkpoint, tied, client, shared)?;
+        let model = Self::of_params(config, checkpoint, tied, client, (shared, packs))?;
         Ok(Self { fingerprint: Some(fingerprint), ..model })
     }
 
@@ -133,9 +137,9 @@ impl<B: Backend> Model<B> {
         checkpoint: &Checkpoint,
         tied: bool,
         client: B::Client,
-        shared: Option<&SharedWeights<B>>,
+        (shared, packs): (Option<&SharedWeights<B>>, Option<&Packs>),
     ) -> Result<Self> {
-        let params = Params::<B>::new(checkpoint, &client).sharing(shared);
+        let params = Params::<B>::new(checkpoint, &client).sharing(shared).packed_in(packs);
         let frame = config.family().frame();
         let specs = config.family().layers();
         let slots: Vec<Arc<[Slot]>> = specs.iter().map(|layer| layer.slots().into()).collect();
@@ -159,6 +163,7 @@ impl<B: Backend> Model<B> {
             context: Context::Model,
             threads: None,
             fingerprint: None,
+            placed: params.placed(),
             client,
             config,
             frame,
@@ -300,6 +305,13 @@ impl<B: Backend> Model<B> {
     pub fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(&self.embeddings, |head| head.weight());
         self.layers.iter().map(|layer| layer.weight_bytes()).sum::<usize>() + head.size_in_bytes()
+    }
+
+    /// Bytes of the matrices that lie in files, which the system reads where they are touched and may give back, and of
+    /// those that are in memory.
+    #[must_use]
+    pub fn placed(&self) -> [usize; 2] {
+        self.placed
     }
 
     /// What runs the model's operations.

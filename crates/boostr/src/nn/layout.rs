@@ -400,7 +400,7 @@ impl Layout {
     }
 
     /// The parameters in the tensors of `checkpoint`, once these are found to be just those of the
-    /// layout; dimensions of 1 do not count.
+    /// layout; dimensions of 1 do not count. A file may have the parameters of a joined tensor one by one.
     ///
     /// # Errors
     ///
@@ -409,14 +409,41 @@ impl Layout {
         let without_ones = |shape: &[usize]| -> Vec<usize> {
             shape.iter().copied().filter(|&dim| dim != 1).collect()
         };
-        for stored in &self.0 {
+        let layout = self.as_in(checkpoint);
+        for stored in &layout.0 {
             let entry = checkpoint.get(&stored.name);
             if entry.is_some_and(|e| without_ones(&e.shape) == without_ones(&stored.shape)) {
                 checkpoint.reshape(&stored.name, &stored.shape)?;
             }
         }
-        self.tensors().check(checkpoint)?;
-        self.cut(checkpoint)
+        layout.tensors().check(checkpoint)?;
+        layout.cut(checkpoint)
+    }
+
+    /// The same for a file that has some parameters one by one which others have joined.
+    fn as_in(&self, checkpoint: &Checkpoint) -> Self {
+        let has = |part: &Parameter| checkpoint.get(&part.name).is_some();
+        let apart = |stored: &Stored| {
+            stored.change == Change::Same
+                && stored.order.is_none()
+                && checkpoint.get(&stored.name).is_none()
+                && !stored.parts.is_empty()
+                && stored.parts.iter().all(has)
+        };
+        let one = |part: &Parameter| Stored {
+            name: part.name.clone(),
+            shape: part.shape.clone(),
+            parts: vec![part.clone()],
+            change: Change::Same,
+            order: None,
+        };
+        let of = |stored: &Stored| {
+            if apart(stored) {
+                return stored.parts.iter().map(one).collect();
+            }
+            vec![stored.clone()]
+        };
+        Self(self.0.iter().flat_map(of).collect())
     }
 
     /// The parameters in those tensors of `checkpoint` that are of the layout, beside its other tensors: for files
@@ -456,7 +483,15 @@ impl Stored {
         parameters: &mut BTreeMap<String, TensorEntry>,
     ) -> Result<()> {
         let turned = self.turned(entry)?;
-        let entry = &self.in_model_order(turned.as_ref().unwrap_or(entry))?;
+        let entry = turned.as_ref().unwrap_or(entry);
+        let mut is_tiled = false;
+        let entry = &match self.in_model_order(entry) {
+            Err(_) if self.is_tiled_blocks(entry) => {
+                is_tiled = true;
+                entry.clone()
+            }
+            ordered => ordered?,
+        };
         let mut first = 0;
         for part in &self.parts {
             let size = entry.dtype.bytes_of(&part.shape);
@@ -473,7 +508,7 @@ impl Stored {
             }
             let name = match self.change {
                 Change::NegExp => part.name.replace("A_log", "A"),
-                _ => part.name.clone(),
+                _ => tiled(&part.name).filter(|_| is_tiled).unwrap_or_else(|| part.name.clone()),
             };
             let mut entry = TensorEntry { data, shape: part.shape.clone(), ..entry.clone() };
             if self.change == Change::PlusOne {
@@ -496,6 +531,11 @@ impl Stored {
         let data = permuted(&data, &inverse(&by_heads(nheads, rank, rows)))
             .ok_or_else(|| self.error(from_ref(entry), "cannot be cut into heads"))?;
         Ok(Some(TensorEntry { dtype, data, ..entry.clone() }))
+    }
+
+    /// Whether heads share quantized blocks, so that their columns stay in the order of the file.
+    fn is_tiled_blocks(&self, entry: &TensorEntry) -> bool {
+        matches!(entry.dtype, Dtype::Block(_)) && self.order.as_ref().is_some_and(|of| of.columns)
     }
 
     /// The file's tensor, or one with as many rows, in the order of the model.
@@ -608,6 +648,12 @@ impl Stored {
         }
         Ok(values)
     }
+}
+
+/// What a matrix is called whose columns are in the order of the file, since heads share quantized blocks there.
+#[must_use]
+pub fn tiled(parameter: &str) -> Option<String> {
+    parameter.strip_suffix(".weight").map(|layer| format!("{layer}_tiled.weight"))
 }
 
 /// The model's row that each row of the file is; `None` unless heads divide the rows and an even number of

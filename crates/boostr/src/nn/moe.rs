@@ -79,7 +79,7 @@ impl<B: Backend> Moe<B> {
     ///
     /// When a parameter is missing or no float.
     pub fn load(config: &MoeConfig, params: &Params<'_, B>) -> Result<Self> {
-        let experts = params.under("experts");
+        let experts = params.under("experts").chosen();
         let (width, narrow) = (config.d_model, config.expert.d_model);
         let linear = |name, shape| Linear::load(&params.under(name), shape, false);
         let latent = || -> Result<_> {

@@ -1,12 +1,13 @@
 //! Parameters of a checkpoint by their names, and the check that all are there.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::packs::{Pack, Packs};
 use crate::backend::{Backend, DType, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
@@ -126,6 +127,10 @@ pub struct Params<'a, B: Backend> {
     prefix: String,
     /// What several layers share, by its name.
     shared: Rc<RefCell<BTreeMap<String, Arc<dyn Any + Send + Sync>>>>,
+    /// Whether they are of experts, of which a token reads few.
+    are_chosen: bool,
+    /// Bytes of weights that lie in files, and of those in memory.
+    placed: Rc<Cell<[usize; 2]>>,
 }
 
 enum Source<'a, B: Backend> {
@@ -135,23 +140,27 @@ enum Source<'a, B: Backend> {
         has_blocks: bool,
         /// Where weights are taken from, and put, for other models of the same file.
         weights: Option<&'a SharedWeights<B>>,
+        /// The file of experts that were packed before.
+        packs: Option<&'a Packs>,
     },
-    List(Rc<Listing<B>>),
+    List(Rc<Listing<'a, B>>),
 }
 
 /// A list that grows, and what stands for each of its parameters.
-struct Listing<B: Backend> {
+struct Listing<'a, B: Backend> {
     tensors: RefCell<Tensors>,
     weight: Weight<B>,
     tensor: Tensor<B>,
+    /// Where the experts are whose blocks are listed, and those found so far.
+    blocks: Option<(&'a Checkpoint, RefCell<Vec<Pack>>)>,
 }
 
 impl<B: Backend> Clone for Source<'_, B> {
     fn clone(&self) -> Self {
         match self {
             Self::List(listing) => Self::List(listing.clone()),
-            &Self::Checkpoint { checkpoint, has_blocks, weights } => {
-                Self::Checkpoint { checkpoint, has_blocks, weights }
+            &Self::Checkpoint { checkpoint, has_blocks, weights, packs } => {
+                Self::Checkpoint { checkpoint, has_blocks, weights, packs }
             }
         }
     }
@@ -161,8 +170,12 @@ impl<'a, B: Backend> Params<'a, B> {
     /// All tensors of `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, client: &'a B::Client) -> Self {
         let has_blocks = checkpoint.iter().any(|(_, entry)| matches!(entry.dtype, Dtype::Block(_)));
-        let source = Source::Checkpoint { checkpoint, has_blocks, weights: None };
-        Self { source, client, prefix: String::new(), shared: Rc::default() }
+        Self::of(Source::Checkpoint { checkpoint, has_blocks, weights: None, packs: None }, client)
+    }
+
+    fn of(source: Source<'a, B>, client: &'a B::Client) -> Self {
+        let (shared, placed) = (Rc::default(), Rc::default());
+        Self { source, client, prefix: String::new(), shared, are_chosen: false, placed }
     }
 
     /// The same; weights that are in `shared` are taken from there, others put there.
@@ -174,21 +187,65 @@ impl<'a, B: Backend> Params<'a, B> {
         self
     }
 
+    /// The same; experts' blocks that are in `packs` are taken from there.
+    #[must_use]
+    pub fn packed_in(mut self, file: Option<&'a Packs>) -> Self {
+        if let Source::Checkpoint { packs, .. } = &mut self.source {
+            *packs = file;
+        }
+        self
+    }
+
     /// Names and shapes of all that `load` asks for.
     ///
     /// # Errors
     ///
     /// What `load` returns.
     pub fn list(client: &'a B::Client, load: impl FnOnce(&Self) -> Result<()>) -> Result<Tensors> {
+        Ok(Self::listing(client, None, load)?.tensors.take())
+    }
+
+    /// The blocks of `checkpoint` that are [experts'](Self::chosen), as `load` asks for them.
+    ///
+    /// # Errors
+    ///
+    /// What `load` returns.
+    pub fn list_packs(
+        checkpoint: &'a Checkpoint,
+        client: &'a B::Client,
+        load: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Vec<Pack>> {
+        let listing = Self::listing(client, Some(checkpoint), load)?;
+        Ok(listing.blocks.as_ref().map(|(_, blocks)| blocks.take()).unwrap_or_default())
+    }
+
+    fn listing(
+        client: &'a B::Client,
+        blocks: Option<&'a Checkpoint>,
+        load: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Rc<Listing<'a, B>>> {
         let bytes = HostBytes::new(Arc::new(0f32.to_ne_bytes()), 0..4)?;
         let listing = Rc::new(Listing {
             tensors: RefCell::default(),
             weight: client.weight(bytes, DType::F32, &[1, 1])?,
             tensor: ops::zeros(client, &[1])?,
+            blocks: blocks.map(|checkpoint| (checkpoint, RefCell::default())),
         });
-        let source = Source::List(listing.clone());
-        load(&Self { source, client, prefix: String::new(), shared: Rc::default() })?;
-        Ok(listing.tensors.take())
+        load(&Self::of(Source::List(listing.clone()), client))?;
+        Ok(listing)
+    }
+
+    /// The same parameters, of which a token reads those of few experts.
+    #[must_use]
+    pub fn chosen(&self) -> Self {
+        Self { are_chosen: true, ..self.at(self.prefix.clone()) }
+    }
+
+    /// Bytes of the weights made so far that lie in files, which the system reads where they are touched, and of those
+    /// that are in memory.
+    #[must_use]
+    pub fn placed(&self) -> [usize; 2] {
+        self.placed.get()
     }
 
     /// Those whose names begin with `name` and a dot.
@@ -205,7 +262,8 @@ impl<'a, B: Backend> Params<'a, B> {
 
     fn at(&self, prefix: String) -> Self {
         let (source, shared) = (self.source.clone(), self.shared.clone());
-        Self { source, client: self.client, prefix, shared }
+        let (are_chosen, placed) = (self.are_chosen, self.placed.clone());
+        Self { source, client: self.client, prefix, shared, are_chosen, placed }
     }
 
     /// What `load` makes of these parameters, made once however many layers ask for it.
@@ -285,7 +343,7 @@ impl<'a, B: Backend> Params<'a, B> {
     }
 
     /// Adds a parameter to the list, if this is one.
-    fn listed(&self, name: &str, shape: &[usize]) -> Option<&Listing<B>> {
+    fn listed(&self, name: &str, shape: &[usize]) -> Option<&Listing<'a, B>> {
         let Source::List(listing) = &self.source else { return None };
         listing.tensors.borrow_mut().add(format!("{}{name}", self.prefix), shape);
         Some(listing)
@@ -309,9 +367,9 @@ impl<'a, B: Backend> Params<'a, B> {
 
     fn entry(&self, name: &str) -> Result<&'a TensorEntry> {
         let full = format!("{}{name}", self.prefix);
-        let entry = match self.source {
+        let entry = match &self.source {
             Source::Checkpoint { checkpoint, .. } => checkpoint.get(&full),
-            Source::List(_) => None,
+            Source::List(listing) => listing.blocks.as_ref().and_then(|(of, _)| of.get(&full)),
         };
         entry.ok_or_else(|| self.error(name, "is missing"))
     }
@@ -342,6 +400,7 @@ impl<'a, B: Backend> Params<'a, B> {
         make: impl FnOnce() -> Result<Weight<B>>,
     ) -> Result<Weight<B>> {
         if let Some(listing) = self.listed(name, shape) {
+            self.add_pack(name, &[""])?;
             return Ok(listing.weight.clone());
         }
         let weight = match self.source {
@@ -353,10 +412,58 @@ impl<'a, B: Backend> Params<'a, B> {
         if let Some(floats) = weight.floats() {
             self.client.made(Some(&format!("{}{name}", self.prefix)), floats);
         }
+        self.place(&weight, name);
         Ok(weight)
     }
 
+    /// Counts a weight that was made of `name`, or of several like it.
+    fn place(&self, weight: &Weight<B>, name: &str) {
+        let [mut in_files, mut in_memory] = self.placed.get();
+        let is_mapped = self.entry(name).is_ok_and(|entry| entry.data.is_mapped());
+        let is_in_file = weight.is_borrowed() && is_mapped;
+        let bytes = if is_in_file { &mut in_files } else { &mut in_memory };
+        *bytes += weight.size_in_bytes();
+        self.placed.set([in_files, in_memory]);
+    }
+
+    /// The blocks `name` under each of `layers`, row under row, if they are experts'.
+    fn pack(&self, name: &str, layers: &[&str]) -> Result<Option<Pack>> {
+        if !self.are_chosen {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        for layer in layers {
+            let params =
+                if layer.is_empty() { self.at(self.prefix.clone()) } else { self.under(layer) };
+            parts.push(params.entry(name)?.clone());
+        }
+        let joined = layers.join("+");
+        let dot = if joined.is_empty() { "" } else { "." };
+        let full = format!("{}{joined}{dot}{name}", self.prefix);
+        Ok(Pack::new(full, parts))
+    }
+
+    /// Adds experts' blocks to the list, if this is one of them.
+    fn add_pack(&self, name: &str, layers: &[&str]) -> Result<()> {
+        let Source::List(listing) = &self.source else { return Ok(()) };
+        let Some((_, blocks)) = &listing.blocks else { return Ok(()) };
+        blocks.borrow_mut().extend(self.pack(name, layers)?);
+        Ok(())
+    }
+
+    /// Experts' blocks where they were packed before, if they were.
+    fn packed_before(&self, name: &str, layers: &[&str]) -> Result<Option<Weight<B>>> {
+        let Source::Checkpoint { packs: Some(packs), .. } = self.source else { return Ok(None) };
+        match self.pack(name, layers)? {
+            Some(pack) => packs.weight::<B>(&pack, self.client),
+            None => Ok(None),
+        }
+    }
+
     fn make_weight(&self, name: &str) -> Result<Weight<B>> {
+        if let Some(weight) = self.packed_before(name, &[""])? {
+            return Ok(weight);
+        }
         let entry = self.entry(name)?;
         self.taken(entry)?;
         let dtype = match entry.dtype {
@@ -415,16 +522,25 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When one is missing, no matrix, or of another type or width than the first.
     pub fn joined_blocks(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
+        if let Source::List(listing) = &self.source {
+            self.add_pack(name, layers)?;
+            return Ok(listing.weight.clone());
+        }
         let make = || self.make_joined(layers, name);
-        match self.source {
+        let weight = match self.source {
             Source::Checkpoint { weights: Some(shared), .. } => {
                 shared.get(&format!("{}{}.{name}", self.prefix, layers.join("+")), make)
             }
             _ => make(),
-        }
+        }?;
+        self.under(layers.first().copied().unwrap_or_default()).place(&weight, name);
+        Ok(weight)
     }
 
     fn make_joined(&self, layers: &[&str], name: &str) -> Result<Weight<B>> {
+        if let Some(weight) = self.packed_before(name, layers)? {
+            return Ok(weight);
+        }
         let (mut bytes, mut rows, mut first) = (Vec::new(), 0, None);
         for layer in layers {
             let params = self.under(layer);
@@ -464,11 +580,9 @@ impl<'a, B: Backend> Params<'a, B> {
     ///
     /// When it is missing.
     pub fn format(&self, name: &str) -> Result<Option<Format>> {
-        if self.is_list() {
-            return Ok(None);
-        }
-        match self.entry(name)?.dtype {
-            Dtype::Block(format) => Ok(Some(format)),
+        match self.entry(name) {
+            Ok(TensorEntry { dtype: Dtype::Block(format), .. }) => Ok(Some(*format)),
+            Err(missing) if !self.is_list() => Err(missing),
             _ => Ok(None),
         }
     }

@@ -11,10 +11,10 @@ use numr::runtime::{Runtime, RuntimeClient};
 use numr::tensor::Tensor;
 
 use super::norm::check_groups;
-use super::weight::{self, HostBytes, QuantTensor, Storage};
+use super::weight::{self, Check, HostBytes, QuantTensor, Storage};
 use super::{
-    CausalConv, CausalConvOps, Client, GatedNorm, LinearOps, NormOps, SsdInput, SsmKernelOps,
-    Weight, expect, host, shape_error, tensor,
+    CausalConv, CausalConvOps, Client, Format, GatedNorm, LinearOps, NormOps, SsdInput,
+    SsmKernelOps, Weight, expect, host, shape_error, tensor,
 };
 use crate::error::{Error, Result};
 
@@ -467,7 +467,7 @@ fn product(
     let x = host::rows("x", &x)?;
     match &w.storage {
         Storage::Dense(w, _) => kernels::linear(level, x, elements(w)?, to),
-        Storage::Packed(w) => quantized(level, x, w, to),
+        Storage::Packed(w) => quantized(level, x, w.get()?, to),
     }
     Ok(out)
 }
@@ -492,6 +492,20 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         } else {
             Weight::decoded(w, self.library().device())
         }
+    }
+
+    fn packing(&self) -> Option<&'static str> {
+        Some(self.level().name())
+    }
+
+    fn of_packed(
+        &self,
+        bytes: HostBytes,
+        format: Format,
+        shape: [usize; 2],
+        check: Check,
+    ) -> Result<Weight<CpuRuntime>> {
+        Weight::of_packed(bytes, format, shape, check)
     }
 
     fn linear(
@@ -550,7 +564,10 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
                     let elements = elements(w)?;
                     rows.for_each(|(row, id)| elements.widen(id * width, row));
                 }
-                Storage::Packed(w) => rows.for_each(|(row, id)| w.row(id, row)),
+                Storage::Packed(w) => {
+                    let w = w.get()?;
+                    rows.for_each(|(row, id)| w.row(id, row));
+                }
             }
         }
         Ok(out)

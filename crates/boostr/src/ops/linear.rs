@@ -7,8 +7,8 @@ use numr::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::tensor::{shape_error, tensor, to_vec};
-use super::{Client, HostBytes, QuantTensor, Weight, generic};
-use crate::error::Result;
+use super::{Check, Client, Format, HostBytes, QuantTensor, Weight, generic};
+use crate::error::{Error, Result};
 
 /// Products with weight matrices `[out, in]`, kept in the type they are stored in.
 pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
@@ -34,6 +34,29 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     /// When memory is short.
     fn quantized(&self, w: &QuantTensor) -> Result<Weight<R>> {
         Weight::decoded(w, self.library().device())
+    }
+
+    /// The order that packed blocks have in this backend, in a word; `None` where it packs none.
+    fn packing(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// A weight of the [bytes](Weight::packed_bytes) that blocks of `format` had when they were packed, where they lie.
+    /// `check` sees them before their first use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`](crate::Error::Argument) for bytes of another size,
+    /// [`Error::Unsupported`](crate::Error::Unsupported) in a backend that packs none.
+    fn of_packed(
+        &self,
+        bytes: HostBytes,
+        format: Format,
+        shape: [usize; 2],
+        check: Check,
+    ) -> Result<Weight<R>> {
+        let _ = (bytes, format, shape, check);
+        Err(Error::Unsupported { what: "packed blocks in this backend".into() })
     }
 
     /// `x · wᵀ` plus a bias, added to `add_to` where given: `[T, in]` to `[T, out]`.

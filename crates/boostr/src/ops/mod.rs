@@ -58,10 +58,11 @@ pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
 pub use ssd::{Decay, SsdInput, SsmKernelOps};
 pub use tape::{Inputs, Mark, Tape};
 pub use tensor::{split_last, tensor, to_vec, zeros};
-pub use weight::{HostBytes, QuantTensor, Weight};
+pub use weight::{Check, HostBytes, QuantTensor, Weight};
 
 pub(crate) use host::slice as host_slice;
 pub(crate) use tensor::{block, check_layout, check_runs, expect, shape_error};
+pub(crate) use weight::packed_size;
 
 use crate::error::Result;
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use boostr_kernels::Level;
 use boostr_kernels::quant::{self, Format, Packed};
@@ -173,9 +174,32 @@ pub struct Weight<R: Runtime> {
 #[derive(Clone)]
 pub(super) enum Storage<R: Runtime> {
     /// Floats, and what keeps the memory that the tensor points to; dropped after it.
-    Dense(Tensor<R>, #[expect(dead_code, reason = "is kept, not read")] Option<HostBytes>),
+    Dense(Tensor<R>, Option<HostBytes>),
     /// Blocks, in the order in which the CPU's kernel reads them.
-    Packed(Arc<Packed>),
+    Packed(Arc<PackedBlocks>),
+}
+
+/// Looks at bytes that lie in a file before they are used.
+pub type Check = Box<dyn Fn(&[u8]) -> Result<()> + Send + Sync>;
+
+/// Packed blocks, of this load or of a file.
+pub(super) struct PackedBlocks {
+    packed: Packed,
+    /// What is to be asked before the first use, and whether it was.
+    check: Option<(Check, AtomicBool)>,
+}
+
+impl PackedBlocks {
+    /// The blocks; those of a file once their bytes are found to be what was written.
+    pub(super) fn get(&self) -> Result<&Packed> {
+        if let Some((check, is_done)) = &self.check
+            && !is_done.load(Ordering::Relaxed)
+        {
+            check(self.packed.bytes())?;
+            is_done.store(true, Ordering::Relaxed);
+        }
+        Ok(&self.packed)
+    }
 }
 
 impl<R: Runtime<DType = DType>> Weight<R> {
@@ -203,7 +227,36 @@ impl<R: Runtime<DType = DType>> Weight<R> {
     /// Blocks, repacked for the CPU's kernel.
     pub(super) fn packed(w: &QuantTensor) -> Self {
         let packed = Packed::new(w.format(), w.bytes(), w.shape()[1]);
-        Self { storage: Storage::Packed(Arc::new(packed)), shape: w.shape().to_vec() }
+        let blocks = PackedBlocks { packed, check: None };
+        Self { storage: Storage::Packed(Arc::new(blocks)), shape: w.shape().to_vec() }
+    }
+
+    /// Blocks that were packed before, where they lie.
+    pub(super) fn of_packed(
+        bytes: HostBytes,
+        format: Format,
+        shape: [usize; 2],
+        check: Check,
+    ) -> Result<Self> {
+        let (expected, found) = (Packed::size(format, shape), bytes.range.len());
+        if expected != Some(found) {
+            let name = format.name();
+            let reason = format!("expected {expected:?} packed {shape:?} {name}, found {found}");
+            return Err(Error::Argument { name: "bytes", reason });
+        }
+        let packed = Packed::of_bytes(format, shape, bytes.owner, bytes.range);
+        let blocks = PackedBlocks { packed, check: Some((check, AtomicBool::new(false))) };
+        Ok(Self { storage: Storage::Packed(Arc::new(blocks)), shape: shape.to_vec() })
+    }
+
+    /// The bytes of blocks as the backend packed them, for [`LinearOps::of_packed`](super::LinearOps::of_packed);
+    /// `None` for floats.
+    #[must_use]
+    pub fn packed_bytes(&self) -> Option<&[u8]> {
+        match &self.storage {
+            Storage::Dense(..) => None,
+            Storage::Packed(blocks) => Some(blocks.packed.bytes()),
+        }
     }
 
     /// `[out, in]`
@@ -212,12 +265,21 @@ impl<R: Runtime<DType = DType>> Weight<R> {
         &self.shape
     }
 
+    /// Whether it lies in bytes that somebody else keeps.
+    #[must_use]
+    pub fn is_borrowed(&self) -> bool {
+        match &self.storage {
+            Storage::Dense(_, owner) => owner.is_some(),
+            Storage::Packed(blocks) => blocks.check.is_some(),
+        }
+    }
+
     /// Bytes that a pass over the weight reads.
     #[must_use]
     pub fn size_in_bytes(&self) -> usize {
         match &self.storage {
             Storage::Dense(tensor, _) => tensor.numel() * tensor.dtype().size_in_bytes(),
-            Storage::Packed(packed) => packed.size_in_bytes(),
+            Storage::Packed(blocks) => blocks.packed.size_in_bytes(),
         }
     }
 
@@ -234,7 +296,8 @@ impl<R: Runtime<DType = DType>> Weight<R> {
     pub(super) fn to_tensor(&self, device: &R::Device) -> Result<Tensor<R>> {
         match &self.storage {
             Storage::Dense(tensor, _) => Ok(tensor.clone()),
-            Storage::Packed(packed) => {
+            Storage::Packed(blocks) => {
+                let packed = blocks.get()?;
                 let mut values = vec![0.0; packed.features() * packed.width()];
                 for (n, row) in values.chunks_exact_mut(packed.width()).enumerate() {
                     packed.row(n, row);
@@ -243,6 +306,11 @@ impl<R: Runtime<DType = DType>> Weight<R> {
             }
         }
     }
+}
+
+/// Bytes of a matrix of blocks once it is packed; `None` for a format that products do not read.
+pub(crate) fn packed_size(format: Format, shape: [usize; 2]) -> Option<usize> {
+    Packed::size(format, shape)
 }
 
 /// Checks that `bytes` are `shape`'s elements of a type that weights can have.

@@ -304,7 +304,7 @@ impl TrainableModel {
         }
         let checkpoint = Checkpoint::from_entries("memory", tensors);
         let config = files.config.clone();
-        let model = Model::of_params(config, &checkpoint, files.tied, client, None)?;
+        let model = Model::of_params(config, &checkpoint, files.tied, client, (None, None))?;
         work(&model)
     }
 

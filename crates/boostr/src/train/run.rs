@@ -20,7 +20,7 @@ use super::{
     TrainerState, read_metrics, write_loss_svg,
 };
 use crate::backend::Cpu;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::models::Run as Tokens;
 use crate::nn::LayerSpec;
 use crate::ops::IGNORE;
@@ -458,7 +458,7 @@ impl TrainRun {
                     }
                 }
                 if let Err(error) = self.log.append(&metrics) {
-                    let _ = observe(&Event::Warning(format!("metrics: {error}")));
+                    let _ = observe(&Event::Warning(format!("metrics: {}", chain(&error))));
                 }
                 is_stopped = observe(&Event::Step(&metrics)).is_break();
                 let is_due = step.is_multiple_of(self.config.save_every.max(1));
@@ -479,12 +479,13 @@ impl TrainRun {
                         }
                         // A full disk is no reason to lose the training.
                         Err(error) if !is_last && !is_stopped => {
-                            let _ = observe(&Event::Warning(format!("checkpoint: {error}")));
+                            let _ =
+                                observe(&Event::Warning(format!("checkpoint: {}", chain(&error))));
                         }
                         Err(error) => return Err(error),
                     }
                     if let Err(error) = self.plot() {
-                        let _ = observe(&Event::Warning(format!("loss.svg: {error}")));
+                        let _ = observe(&Event::Warning(format!("loss.svg: {}", chain(&error))));
                     }
                 }
                 if is_last || is_stopped {

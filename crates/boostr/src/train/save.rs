@@ -473,7 +473,7 @@ fn list(folder: &Path) -> Result<Vec<Found>> {
 /// Takes the name from a checkpoint, then removes it.
 fn discard(path: &Path) -> Result<()> {
     let io_error = |e| Error::io(path, e);
-    let (temporary, ()) =
+    let (temporary, (), _claim) =
         create_beside(path, |temporary| fs::rename(path, temporary)).map_err(io_error)?;
     fs::remove_dir_all(temporary).map_err(io_error)
 }

@@ -498,6 +498,61 @@ fn tokenizer() -> Tokenizer {
 }
 
 #[test]
+fn an_answer_that_begins_a_conversation_goes_on_after_the_tools_and_its_own_head() {
+    let tools = list(&read(&fixtures().join("tools.json"))["weather and sum"]);
+    let tokenizer = tokenizer();
+    let (mut alone, mut refused) = (Vec::new(), Vec::new());
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    for path in paths.iter().filter(|path| path.extension().is_some_and(|e| e == "jinja")) {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let golden = read(&path.with_extension("json"));
+        let special = SpecialTokens::from_json(path, &golden["special"].to_string()).unwrap();
+        let source = fs::read_to_string(path).unwrap();
+        let template = ChatTemplate::new(path, &source, &special).unwrap();
+        let options = Options {
+            add_generation_prompt: true,
+            continue_last: true,
+            tools: Some(tools.clone()),
+            now: Some(now()),
+            ..Options::default()
+        };
+        let text = |messages: Value| {
+            let rendered = template.rendered(&tokenizer, &list(&messages), &options);
+            rendered.map(|rendered| rendered.text().to_owned())
+        };
+        let begun = json!({"role": "assistant", "content": "Once upon"});
+        let asked = json!([{"role": "user", "content": "zq7asked"}, begun]);
+        let asked = text(asked).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let head = asked.rsplit_once("zq7asked").unwrap().1;
+        // What begins an answer, where it has a name.
+        let role = if head.contains("ssistant") { "ssistant" } else { "" };
+        match text(json!([begun])) {
+            Ok(text) => {
+                assert!(text.contains("weather"), "{name}: no tools in {text:?}");
+                let (_, end) = text.rsplit_once(role).unwrap_or(("", "no role"));
+                let is_near = end.len() < 60 && end.ends_with("Once upon");
+                assert!(is_near || role.is_empty(), "{name}: {text:?} does not end as {head:?}");
+                alone.push(name);
+            }
+            // In the words of the template, which wants a user first.
+            Err(error) => refused.push(format!("{name}: {error}")),
+        }
+    }
+    assert!(alone.len() > 3 * refused.len(), "{alone:?} {refused:#?}");
+    // One that looks at its first message, whoever says it.
+    let source = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}{{ tools | tojson }}\
+        {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = ChatTemplate::new("t", source, &SpecialTokens::default()).unwrap();
+    let tools = Some(vec![json!({"name": "f"})]);
+    let options = Options { continue_last: true, tools, ..Options::default() };
+    let begun = [json!({"role": "assistant", "content": "Once"})];
+    let rendered = template.rendered(&tokenizer, &begun, &options).unwrap();
+    assert_eq!(rendered.text(), "[{\"name\": \"f\"}]<assistant>Once");
+}
+
+#[test]
 fn control_tokens_are_the_templates_to_write_and_nobody_elses() {
     let source = "{{ bos_token }}{% for m in messages %}{{ m.role }}:\
         {% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\

@@ -210,6 +210,40 @@ mod abandoned {
     }
 
     #[test]
+    fn what_an_earlier_process_of_the_same_number_left_goes() {
+        // The first process of a container has the number 1 each time.
+        let folder = Folder::new();
+        let own = temporary("file", std::process::id());
+        folder.write(&own, "half");
+        let inner = own.replace("abcdef", "fedcba");
+        fs::create_dir(folder.path().join(&inner)).unwrap();
+        folder.write(&format!("{inner}/log"), "half");
+        atomic_write(&folder.path().join("file"), |out| out.write_all(b"new")).unwrap();
+        assert_eq!(folder.names(), ["file"]);
+        // In a folder of ours it goes when that is opened, whatever its name was to be.
+        folder.write(&own, "half");
+        folder.write(&temporary("other", std::process::id()), "half");
+        boostr::session::Sessions::<boostr::backend::Cpu>::open(folder.path()).unwrap();
+        assert_eq!(folder.names(), ["file"]);
+    }
+
+    #[test]
+    fn what_a_process_elsewhere_makes_stays() {
+        // It shares the folder and not the numbers of processes, so its own seems to be dead.
+        let folder = Folder::new();
+        let made = temporary("file", DEAD);
+        folder.write(&made, "half");
+        let claim = fs::File::open(folder.path().join(&made)).unwrap();
+        claim.lock().unwrap();
+        let write = || atomic_write(&folder.path().join("file"), |_| Ok(())).unwrap();
+        write();
+        assert_eq!(folder.names(), [made.as_str(), "file"]);
+        drop(claim);
+        write();
+        assert_eq!(folder.names(), ["file"]);
+    }
+
+    #[test]
     fn similar_names_stay() {
         let folder = Folder::new();
         let ours = temporary("file", DEAD);

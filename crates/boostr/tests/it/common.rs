@@ -28,6 +28,18 @@ pub fn models() -> Vec<&'static str> {
     NAMES.iter().map(String::as_str).collect()
 }
 
+/// Those whose layers have delta rules.
+pub fn delta_models() -> Vec<&'static str> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    let is_delta = |name: &&str| {
+        let config = fs::read_to_string(folder.join(name).join("config.json")).unwrap();
+        ["linear_key_head_dim", "linear_attn_config"].iter().any(|key| config.contains(key))
+    };
+    let names: Vec<_> = models().into_iter().filter(is_delta).collect();
+    assert!(names.len() >= 2, "{names:?}");
+    names
+}
+
 /// What `--exact` takes for the test `name` of the module whose `module_path!()` is given.
 pub fn test_name(module: &str, name: &str) -> String {
     let (_binary, module) = module.split_once("::").expect("a module of a test binary");

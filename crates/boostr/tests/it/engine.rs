@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Random, cpu};
+use crate::common::{Random, cpu, delta_models, models};
 use crate::tiny::{Tiny, fixture, tokens};
 use boostr::Result;
 use boostr::backend::Cpu;
@@ -15,23 +15,10 @@ use boostr::engine::{
 };
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run, State};
+use boostr::nn::Kept;
 use boostr::ops::to_vec;
 use boostr::sample::{Constraint, SamplerConfig, Suppression, TokenSet};
 use boostr::threads::Threads;
-
-const FIXTURES: [&str; 11] = [
-    "bamba-tiny",
-    "falcon-h1-rms-tiny",
-    "falcon-h1-tiny",
-    "granitehybrid-dense-tiny",
-    "granitehybrid-moe-tiny",
-    "llama-tiny",
-    "mamba2-tiny",
-    "mamba2-tiny-g2",
-    "nemotron-h-moe-tiny",
-    "nemotron-h-tiny",
-    "zamba2-tiny",
-];
 
 fn model(name: &str) -> Arc<Model<Cpu>> {
     LanguageModel::<Cpu>::open(&fixture(name), &OpenOptions::default(), cpu()).unwrap().model
@@ -150,7 +137,7 @@ fn ask(scheduler: &mut Scheduler<'_, Cpu>, request: Request<Cpu>) -> Recorder {
 #[test]
 fn a_text_cut_anywhere_into_calls_has_the_same_logits_and_states_to_the_bit() {
     let mut random = Random(0xc07);
-    for name in FIXTURES {
+    for name in models() {
         let model = model(name);
         let ids = tokens(8, 300, model.vocab_limit());
         let run = |cuts: &[usize]| {
@@ -176,8 +163,17 @@ fn a_text_cut_anywhere_into_calls_has_the_same_logits_and_states_to_the_bit() {
 
 #[test]
 fn any_partition_any_batch_any_slot_history_is_one_clean_run() {
+    among_others_each_is_alone(&models());
+}
+
+#[test]
+fn d_17_21_freed_states_of_others_that_came_and_went_leave_no_trace() {
+    among_others_each_is_alone(&delta_models());
+}
+
+fn among_others_each_is_alone(names: &[&str]) {
     let mut random = Random(0x5eed);
-    for name in FIXTURES {
+    for &name in names {
         let model = model(name);
         let vocab = model.vocab_limit();
         let asked: Vec<(Vec<u32>, usize)> = (0..12)
@@ -219,7 +215,16 @@ fn any_partition_any_batch_any_slot_history_is_one_clean_run() {
 
 #[test]
 fn case_40_snapshots_drafts_forks_and_rewinds_work_on_every_family() {
-    for name in FIXTURES {
+    snapshots_are_clean_runs(&models());
+}
+
+#[test]
+fn d_24_a_prompt_that_was_known_costs_what_is_new_alone() {
+    snapshots_are_clean_runs(&delta_models());
+}
+
+fn snapshots_are_clean_runs(names: &[&str]) {
+    for &name in names {
         let model = model(name);
         let ids = tokens(5, 150, model.vocab_limit());
         let want = clean(&model, &ids, 12).0;
@@ -307,7 +312,16 @@ fn case_3_a_snapshot_at_every_length_goes_on_as_a_clean_run_also_among_four_sess
 
 #[test]
 fn case_4_after_k_of_8_guesses_were_right_the_state_is_that_of_a_run_of_k_tokens() {
-    for name in FIXTURES {
+    refused_guesses_leave_no_trace(&models());
+}
+
+#[test]
+fn d_2_3_4_refused_guesses_leave_windows_and_states_as_they_were() {
+    refused_guesses_leave_no_trace(&delta_models());
+}
+
+fn refused_guesses_leave_no_trace(names: &[&str]) {
+    for &name in names {
         let model = model(name);
         let vocab = model.vocab_limit();
         let prompt = tokens(11, 40, vocab);
@@ -338,14 +352,11 @@ fn case_4_after_k_of_8_guesses_were_right_the_state_is_that_of_a_run_of_k_tokens
 
 /// All that a state holds.
 fn everything(state: &State<Cpu>) -> Vec<f32> {
-    let caches = (0..state.n_layer()).filter_map(|layer| state.kv(layer));
-    let kv = caches.flat_map(|cache| [cache.keys().unwrap(), cache.values().unwrap()].concat());
-    (0..state.n_layer())
-        .flat_map(|layer| [state.conv(layer), state.ssm(layer)])
-        .flatten()
-        .flat_map(|x| to_vec(x).unwrap())
-        .chain(kv)
-        .collect()
+    let of = |kept: &Kept<Cpu>| match kept {
+        Kept::Tensor(x) => to_vec(x).unwrap(),
+        Kept::Rows(cache) => [cache.keys().unwrap(), cache.values().unwrap()].concat(),
+    };
+    state.slots().flat_map(|(_, _, kept)| of(kept)).collect()
 }
 
 #[test]
@@ -375,7 +386,7 @@ fn guesses_change_no_output_of_any_sampler_and_save_forwards_where_text_repeats(
 
 #[test]
 fn case_5_what_ran_before_in_a_slot_leaves_no_trace() {
-    for name in FIXTURES {
+    for name in models() {
         let model = model(name);
         let vocab = model.vocab_limit();
         let mut scheduler = Scheduler::new(&model, EngineConfig { max_running: 1, ..forgetful() });
@@ -516,7 +527,7 @@ fn brute_force(
 
 #[test]
 fn case_33_35_a_state_is_never_cut_back_and_a_longer_one_than_the_prompt_is_refused() {
-    for name in FIXTURES {
+    for name in models() {
         let model = model(name);
         let ids = tokens(2, 30, model.vocab_limit());
         let mut state = model.new_state().unwrap();
@@ -691,7 +702,7 @@ fn scopes_do_not_see_each_others_snapshots() {
 
 #[test]
 fn a_request_without_a_scope_sees_and_leaves_no_snapshots() {
-    for name in FIXTURES {
+    for name in models() {
         let model = model(name);
         let ids = tokens(5, 150, model.vocab_limit());
         let asked = |len: usize, scope| Request { scope, ..request(&ids[..len], 6, &model) };

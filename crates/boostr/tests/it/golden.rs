@@ -276,7 +276,7 @@ fn greedy_continuation_equals_the_original() {
 }
 
 #[test]
-fn every_split_into_pieces_has_the_bits_of_one_pass() {
+fn d_18_every_split_into_pieces_has_the_bits_of_one_pass() {
     for name in models() {
         let golden = Golden::open(name);
         let ids = golden.ids("input_ids");
@@ -297,7 +297,7 @@ fn every_split_into_pieces_has_the_bits_of_one_pass() {
 }
 
 #[test]
-fn batched_rows_have_the_bits_of_each_alone_and_equal_the_original() {
+fn d_7_23_batched_rows_have_the_bits_of_each_alone_and_equal_the_original() {
     for name in models() {
         let golden = Golden::open(name);
         let ids = golden.ids("input_ids");

@@ -15,6 +15,7 @@ mod tiny;
 
 mod checkpoint_fuzz;
 mod counting;
+mod experts;
 mod folders;
 mod gguf_corpus;
 mod large;

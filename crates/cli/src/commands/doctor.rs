@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use boostr::backend::{CpuClient, Level};
+use boostr::error::chain;
 use clap::Args;
 use serde_json::json;
 
-use crate::checks::{Checks, chain};
+use crate::checks::Checks;
 use crate::commands::verify;
 use crate::model::Source;
 use crate::system;

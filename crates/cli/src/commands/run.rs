@@ -219,6 +219,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         prompt_n: ids.len(),
         reused,
         context: context::describe(&lm.model),
+        placed: lm.model.placed(),
         grows: lm.model.family().layers().iter().any(|layer| {
             let (_, of_a_token) = layer.state_bytes(term.cpu.level(), KvType::F32);
             of_a_token > 0
@@ -377,6 +378,8 @@ struct Report<'a> {
     reused: usize,
     /// How long a sequence may be, in words.
     context: String,
+    /// Bytes of weights in files and in memory.
+    placed: [usize; 2],
     /// Whether the state grows with each token.
     grows: bool,
     answer: Answer<Cpu>,
@@ -434,6 +437,10 @@ impl Report<'_> {
             let prompt = if self.is_chat { "a message, by the chat template" } else { "as it is" };
             lines.push(format!("prompt:              {prompt}"));
             lines.push(format!("context:             {}", self.context));
+            let [in_files, in_memory] = self.placed.map(|bytes| system::bytes(bytes as u64));
+            lines.push(format!(
+                "weights:             {in_files} in files, read where they are used, {in_memory} in memory"
+            ));
             lines.push(format!("sampling:            {}", sampling::describe(&self.sampler)));
         }
         for line in lines {

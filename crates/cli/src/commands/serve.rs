@@ -23,13 +23,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::exit::{self, usage};
+use crate::exit::{self, NoMemory, usage};
 use crate::options::context::ContextArgs;
 use crate::options::draft::DraftArgs;
-use crate::options::model::ModelArgs;
+use crate::options::model::{ModelArgs, Switch};
 use crate::places;
 #[cfg(unix)]
-use crate::stream::ONE_SIGNAL;
+use crate::stream::Asked;
 use crate::system;
 use crate::term::Term;
 
@@ -134,6 +134,9 @@ pub struct ServeArgs {
     /// Lines for people, or JSON
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    /// Whether a model larger than the machine's memory is refused; by default what does not fit is read as it is used
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Fit::Loose)]
+    pub fit: Fit,
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]
@@ -142,11 +145,11 @@ pub struct ServeArgs {
     pub model: ModelArgs,
 }
 
-/// Whether something is there.
+/// Whether a model must fit into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    On,
-    Off,
+pub enum Fit {
+    Loose,
+    Strict,
 }
 
 /// The form of the log.
@@ -236,6 +239,10 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
     let options = args.context.of(options);
     source.check_exists()?;
+    if args.fit == Fit::Strict {
+        let bytes = source.checkpoint(args.model.allow_pickle)?.summary().bytes as u64;
+        check_fit(bytes, system::memory().map(|(all, _)| all), system::cgroup_memory())?;
+    }
     let name = args.alias.clone().unwrap_or_else(|| source.name());
     let spill = spill(args, loopback && keys.is_empty(), term)?;
     let disk = spill.as_ref().map(|spill| (spill.limit(), spill.path().to_path_buf()));
@@ -310,6 +317,22 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
     result
 }
 
+/// Refuses weights of more bytes than the machine has, or than the control group may use.
+fn check_fit(weights: u64, machine: Option<u64>, group: Option<u64>) -> Result<()> {
+    let Some(memory) = machine.into_iter().chain(group).min() else {
+        return Err(usage("--fit strict: this system does not say how much memory it has"));
+    };
+    if weights <= memory {
+        return Ok(());
+    }
+    let [weights, memory] = [weights, memory].map(system::bytes);
+    Err(NoMemory(format!(
+        "--fit strict: the weights take {weights}, the machine has {memory}; --fit loose reads what does not fit as it \
+         is used"
+    ))
+    .into())
+}
+
 /// What a server is made of.
 struct Ready {
     lm: Arc<LanguageModel<Cpu>>,
@@ -377,7 +400,7 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
     let hangup = (!system::ignores_hangup()).then(|| signal(SignalKind::hangup()));
     let mut hangup = hangup.transpose().context("waiting for signals")?;
     Ok(async move {
-        let mut first = None;
+        let mut asked = Asked::default();
         loop {
             let hung_up = async {
                 match &mut hangup {
@@ -385,13 +408,13 @@ fn signals(stop: watch::Sender<bool>) -> Result<impl Future<Output = ()>> {
                     None => std::future::pending().await,
                 }
             };
-            let is_asked = tokio::select! {
-                _ = terminate.recv() => true,
-                _ = interrupt.recv() => true,
-                _ = hung_up => false,
+            let is_hangup = tokio::select! {
+                _ = terminate.recv() => false,
+                _ = interrupt.recv() => false,
+                _ = hung_up => true,
             };
-            let first = *first.get_or_insert_with(Instant::now);
-            if stop.send_replace(true) && is_asked && first.elapsed() > ONE_SIGNAL {
+            stop.send_replace(true);
+            if asked.again(is_hangup, Instant::now()) {
                 std::process::exit(i32::from(exit::FAILURE));
             }
         }
@@ -479,7 +502,7 @@ impl Plan {
                 system::bytes(free),
                 if draft.is_some() { ", or leave out --draft" } else { "" }
             );
-            return Err(exit::NoMemory(reason).into());
+            return Err(NoMemory(reason).into());
         }
         let snapshot_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
         let engine = EngineConfig { snapshot_bytes, ..engine };
@@ -603,6 +626,18 @@ fn start_log(format: LogFormat, term: &Term) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_must_fit_into_the_machine_and_into_its_control_group() {
+        assert!(check_fit(8 << 30, Some(8 << 30), None).is_ok());
+        for (machine, group) in [(Some(7 << 30), None), (Some(64 << 30), Some(7 << 30))] {
+            let error = check_fit(8 << 30, machine, group).unwrap_err();
+            assert!(error.is::<NoMemory>());
+            let text = error.to_string();
+            assert!(text.contains("8.6 GB") && text.contains("7.5 GB"), "{text}");
+        }
+        assert!(check_fit(1, None, None).unwrap_err().to_string().contains("does not say"));
+    }
 
     #[test]
     fn sizes_and_times_are_read() {

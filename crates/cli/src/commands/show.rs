@@ -10,7 +10,7 @@ use boostr::Error;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
-use boostr::load::{OpenOptions, of_quantized_at, read_text};
+use boostr::load::{OpenOptions, of_quantized_at, placed, read_text};
 use boostr::models::{Config, Family, PIECE};
 use boostr::nn::{AttentionConfig, LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
@@ -153,6 +153,8 @@ struct Facts<'a> {
     level: Level,
     summary: Summary,
     file_bytes: u64,
+    /// Bytes of weights that stay in files, and of those that take memory, once the model is open.
+    placed: Option<[usize; 2]>,
     vocab_rows: Option<usize>,
     embedding_parameters: usize,
     /// One tensor of each kind, and how many layers have it.
@@ -211,6 +213,7 @@ impl<'a> Facts<'a> {
                 Source::Embedded => None,
                 Source::Path(path) => Some(path.display().to_string()),
             },
+            placed: config.as_ref().and_then(|config| placed(config, checkpoint).ok()),
             class_window: match (&config, checkpoint.gguf()) {
                 (Some(config), None) => class_window(source, config),
                 _ => None,
@@ -277,6 +280,12 @@ impl<'a> Facts<'a> {
             types.map(|(name, sum)| format!("{name} {}", system::bytes(*sum as u64))).collect();
         lines.push(("types", types.join(", ")));
         lines.push(("file size", system::bytes(self.file_bytes)));
+        if let Some([in_files, in_memory]) = self.placed.filter(|placed| placed[0] > 0) {
+            let [in_files, in_memory] = [in_files, in_memory].map(|n| system::bytes(n as u64));
+            let what =
+                format!("{in_files} stay in files, read where they are used, {in_memory} do not");
+            lines.push(("mapped", what));
+        }
         if let Some(memory) = self.memory() {
             let constant = system::bytes(memory.constant);
             let mut growing = format!("{} for each token", system::bytes(memory.per_token));
@@ -349,6 +358,7 @@ impl<'a> Facts<'a> {
             "dtype": self.summary.dtype,
             "weight_bytes": self.summary.bytes,
             "file_bytes": self.file_bytes,
+            "mapped_bytes": self.placed.map(|placed| placed[0]),
             "metadata": checkpoint.metadata(),
             "kinds": kinds,
         });

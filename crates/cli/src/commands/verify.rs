@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{self, Cpu, CpuClient};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, Summary, gguf, not_finite};
+use boostr::error::chain;
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::adapters::Adapters;
 use boostr::load::{OpenOptions, is_gguf, of_quantized_at, read_text};
@@ -14,7 +15,7 @@ use boostr::tokenizer::Tokenizer;
 use clap::Args;
 use serde_json::json;
 
-use crate::checks::{Checks, chain};
+use crate::checks::Checks;
 use crate::exit::BadModel;
 use crate::model::Source;
 use crate::system;

@@ -26,6 +26,10 @@ pub struct ModelArgs {
     /// than 64 MiB are mapped
     #[arg(long)]
     pub no_mmap: bool,
+    /// Whether the quantized experts of a large mixture are written once to a file beside the model, in the order that
+    /// products read, and mapped from there; off keeps them in memory
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = Switch::On)]
+    pub pack_cache: Switch,
     /// What attention keeps keys and values as
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_type: KvKind,
@@ -36,6 +40,13 @@ pub struct ModelArgs {
     /// Decode quantized weights to f32 first: slower, four to eight times the memory, nothing rounded
     #[arg(long)]
     pub exact: bool,
+}
+
+/// Whether something is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 /// A type of kept keys and values.
@@ -84,6 +95,7 @@ impl ModelArgs {
             kv_type: Some(self.kv_type.into()),
             exact: self.exact,
             no_mmap: self.no_mmap,
+            no_pack_cache: self.pack_cache == Switch::Off,
             adapter,
             ..OpenOptions::default()
         };

@@ -16,6 +16,9 @@
 //! Nothing is rounded: rows decode to the bits that their blocks decode to. The size is that of the
 //! blocks but for scales of six bits, which take a byte each: at most 4 % more.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::{Format, Parts, Scheme, formats, if_multiplied, parts, scheme};
@@ -134,12 +137,15 @@ macro_rules! with_packing {
 pub(super) use with_packing;
 
 /// A weight matrix `[out, in]` of quantized blocks, packed for [`linear_quantized`](super::linear_quantized).
+/// Clones share its bytes.
 #[derive(Clone)]
 pub struct Packed {
     format: Format,
     features: usize,
     width: usize,
-    data: Vec<u8>,
+    /// What keeps the bytes: a vector, or a file's map.
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
 }
 
 impl Packed {
@@ -164,7 +170,40 @@ impl Packed {
         data.par_chunks_exact_mut(group).zip(rows).for_each(|(group, rows)| {
             with_packing!(format, P => pack_group::<P>(rows, row, group));
         });
-        Self { format, features, width, data }
+        let range = 0..data.len();
+        Self { format, features, width, owner: Arc::new(data), range }
+    }
+
+    /// The matrix of `features` rows of `width` values that was packed before: the bytes `range` of `owner`, whose
+    /// `as_ref` must return the same slice each time.
+    ///
+    /// # Panics
+    ///
+    /// If the format cannot be multiplied, or `range` are not the owner's bytes of [`size`](Self::size).
+    #[track_caller]
+    #[must_use]
+    pub fn of_bytes(
+        format: Format,
+        [features, width]: [usize; 2],
+        owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+        range: Range<usize>,
+    ) -> Self {
+        let size = Self::size(format, [features, width]);
+        assert_eq!(Some(range.len()), size, "range: not the size of [{features}, {width}]");
+        assert!((*owner).as_ref().get(range.clone()).is_some(), "range: not in owner");
+        Self { format, features, width, owner, range }
+    }
+
+    /// Bytes of a packed matrix of `features` rows of `width` values; `None` where the format cannot be multiplied, a
+    /// row is not whole blocks, or they are too many to count.
+    #[must_use]
+    pub fn size(format: Format, [features, width]: [usize; 2]) -> Option<usize> {
+        if !format.can_multiply() || !width.is_multiple_of(format.block_len()) {
+            return None;
+        }
+        let layout = Layout::of(format);
+        let group = (width / layout.block).checked_mul(layout.record)?;
+        features.div_ceil(LANES).checked_mul(group)
     }
 
     /// The format of the blocks.
@@ -188,7 +227,14 @@ impl Packed {
     /// Bytes of the packed weights: those that a product reads.
     #[must_use]
     pub fn size_in_bytes(&self) -> usize {
-        self.data.len()
+        self.range.len()
+    }
+
+    /// The packed weights, for [`of_bytes`](Self::of_bytes).
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // The range was checked when it was made; an owner that shrinks since then leaves nothing.
+        (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
     }
 
     /// Decodes row `n`.
@@ -211,7 +257,7 @@ impl Packed {
     pub(super) fn groups(&self, first: usize, count: usize) -> &[u8] {
         let layout = Layout::of(self.format);
         let group = self.width / layout.block * layout.record;
-        &self.data[first * group..][..count * group]
+        &self.bytes()[first * group..][..count * group]
     }
 }
 
@@ -378,6 +424,35 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bytes_that_were_packed_before_are_the_same_matrix() {
+        let mut rng = Rng::new(31);
+        for format in formats() {
+            let width = 2 * format.block_len();
+            let blocks = random_blocks(&mut rng, format, 11 * width);
+            let packed = Packed::new(format, &blocks, width);
+            assert_eq!(Packed::size(format, [11, width]), Some(packed.size_in_bytes()));
+            let kept = [&[7; 3], packed.bytes()].concat();
+            let range = 3..kept.len();
+            let again = Packed::of_bytes(format, [11, width], Arc::new(kept), range);
+            let [mut row, mut want] = [(); 2].map(|()| vec![0.0f32; width]);
+            for n in 0..11 {
+                again.row(n, &mut row);
+                packed.row(n, &mut want);
+                assert_eq!(row, want, "{} row {n}", format.name());
+            }
+        }
+        assert_eq!(Packed::size(Format::Q8_0, [8, 33]), None);
+        assert_eq!(Packed::size(Format::Q8_0, [usize::MAX, 64]), None);
+        assert_eq!(Packed::size(Format::Q8K, [8, 256]), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "range: not the size of [8, 32]")]
+    fn bytes_of_another_size_panic() {
+        let _ = Packed::of_bytes(Format::Q8_0, [8, 32], Arc::new(vec![0; 300]), 0..300);
     }
 
     #[test]

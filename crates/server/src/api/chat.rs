@@ -14,7 +14,7 @@ use super::answer::{
     AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, Delta, DeltaChoice,
     Timings, ToolCall, Usage,
 };
-use super::conversation::{Begun, Conversation, goes_on};
+use super::conversation::{Begun, Conversation, check_free, goes_on};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -97,14 +97,11 @@ fn none(fields: &mut Fields) -> Result<Vec<Value>> {
 
 /// Checks that the last message can go on.
 fn check_last(messages: &[Value], shape: &Shape) -> Result<()> {
-    let refuse = |reason| Err(ApiError::field("continue_final_message", reason));
     if !goes_on(messages) {
-        return refuse("expected a last message of the assistant with some text and no calls");
+        let reason = "expected a last message of the assistant with some text and no calls";
+        return Err(ApiError::field("continue_final_message", reason));
     }
-    if shape.is_held() {
-        return refuse("without a session an answer that is held to a form does not go on");
-    }
-    Ok(())
+    check_free(shape, "continue_final_message")
 }
 
 pub(crate) async fn complete<B: Backend>(

@@ -280,6 +280,7 @@ pub(crate) async fn complete<B: Backend>(
         }
         let stops = options.stop.clone().unwrap_or_default();
         let job = Job {
+            param: "prompt",
             request,
             stops,
             first_index: i * tries,

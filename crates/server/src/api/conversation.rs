@@ -82,8 +82,36 @@ pub(crate) async fn answer<B: Backend, S: Script>(
     Ok(Json(whole(script)).into_response())
 }
 
+/// The field by which an answer goes on.
+const CONTINUES: &str = "continue_final_message";
+
+/// Checks that an answer that has begun follows the form that it is held to.
+fn check_begun(constraint: Option<&dyn Constraint>, begun: &[u32]) -> Result<()> {
+    let Some(mut constraint) = constraint.filter(|_| !begun.is_empty()).map(Constraint::fork)
+    else {
+        return Ok(());
+    };
+    begun.iter().try_for_each(|&id| constraint.accept(id)).map_err(|_| {
+        let reason = "the answer that goes on does not follow the form that is asked for";
+        ApiError::field(CONTINUES, reason)
+    })
+}
+
+/// Checks that an answer that goes on with a message of the request, the field `param` says so, is held to no form: that
+/// would begin anew.
+pub(crate) fn check_free(shape: &Shape, param: &str) -> Result<()> {
+    if !shape.is_held() {
+        return Ok(());
+    }
+    let reason = "without a session the assistant's last message does not go on where a form of the answer, \
+                  or a call of a tool, is asked for";
+    Err(ApiError::field(param, reason))
+}
+
 /// What the engine is asked for a conversation.
 struct Asked<B: Backend> {
+    /// The field that the prompt is made of.
+    param: &'static str,
     ids: Vec<u32>,
     /// How many of them the answer begins with.
     begun: usize,
@@ -113,8 +141,11 @@ impl<B: Backend> Asked<B> {
         };
         let shape = &asked.shape;
         let before = ids.get(..ids.len().saturating_sub(begun)).unwrap_or_default();
+        let constraint = shape.constraint(loaded)?;
+        check_begun(constraint.as_deref(), ids.get(before.len()..).unwrap_or_default())?;
         Ok(Self {
-            constraint: shape.constraint(loaded)?,
+            param: if asked.continues { CONTINUES } else { "messages" },
+            constraint,
             thoughts: asked.is_divided.then(|| shape.thoughts(loaded, before)),
             finder: shape.finder(loaded, before, asked.is_divided),
             ids,
@@ -146,6 +177,7 @@ impl<B: Backend> Asked<B> {
         };
         let (sender, pieces) = job::channel();
         let job = Job {
+            param: self.param,
             request,
             stops: options.stop.clone().unwrap_or_default(),
             first_index: 0,
@@ -175,6 +207,7 @@ pub(crate) async fn go_on<B: Backend>(
             let (ids, _) = prompt.encode(&loaded, "prompt", most, true)?;
             let constraint = shape.constraint(&loaded)?;
             Ok(Asked {
+                param: "prompt",
                 ids,
                 begun: 0,
                 marks: Vec::new(),

@@ -16,6 +16,7 @@ mod scored;
 mod sessions;
 mod text;
 
+use std::borrow::Cow;
 use std::future::ready;
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use boostr::backend::Backend;
+use percent_encoding::percent_decode_str;
 
 use crate::app::App;
 use crate::endpoint::{self, Endpoint};
@@ -269,8 +271,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
         let mut page = Self { limit: PAGE, after: None };
-        for (name, value) in parts.uri.query().into_iter().flat_map(pairs) {
-            match name {
+        for (name, value) in pairs(&parts.uri)? {
+            match &*name {
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
                     page.limit = limit.ok_or_else(|| {
@@ -280,7 +282,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
                         )
                     })?;
                 }
-                "after" => page.after = Some(value.to_owned()),
+                "after" => page.after = Some(value),
                 _ => {}
             }
         }
@@ -288,9 +290,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
     }
 }
 
-/// The pairs of a query. Numbers and names of sessions need no escapes.
-fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    query.split('&').filter_map(|pair| pair.split_once('='))
+/// The pairs of a query, its escapes read: `%2C`, and `+` for a space.
+fn pairs(uri: &Uri) -> Result<Vec<(String, String)>> {
+    let read = |name: &str, text: &str| {
+        let text = text.replace('+', " ");
+        let text = percent_decode_str(&text).decode_utf8();
+        text.map(Cow::into_owned).map_err(|_| ApiError::field(name, "expected UTF-8 in the query"))
+    };
+    let pairs = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let pairs = pairs.filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| Ok((read("query", name)?, read(name, value)?))).collect()
 }
 
 /// Work for what is generated, on a thread that may be busy.
@@ -304,6 +313,17 @@ async fn blocking<B: Backend, T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_query_is_read_with_its_escapes() {
+        let uri: Uri = "/x?after=a%3Ab%2F%C3%BC+1&limit=3&bare&empty=".parse().unwrap();
+        let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let expected = [("after", "a:b/ü 1"), ("limit", "3"), ("empty", "")].map(own);
+        assert_eq!(pairs(&uri).unwrap(), expected);
+        let error = pairs(&"/x?after=%FF".parse().unwrap()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("after"));
+        assert!(pairs(&"/x".parse().unwrap()).unwrap().is_empty());
+    }
 
     #[test]
     fn a_path_that_is_nearly_one_names_it() {

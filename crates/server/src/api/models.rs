@@ -165,6 +165,6 @@ pub(crate) async fn metrics<B: Backend>(State(app): State<Arc<App<B>>>) -> Resul
         ("waiting_texts", waits, desks.texts.waiting()),
         ("waiting_sessions", waits, desks.sessions.waiting()),
     ];
-    let text = app.metrics.text(stats, &gauges).map_err(|error| ApiError::internal(&error))?;
+    let text = app.metrics.text(stats, &gauges).map_err(|error| ApiError::failed(&error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }

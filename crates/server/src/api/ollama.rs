@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::completions::Prompt;
-use super::conversation::{self, Begun, Conversation, goes_on};
+use super::conversation::{self, Begun, Conversation, check_free, goes_on};
 use crate::app::{App, Loaded, unix_seconds};
 use crate::auth::Scope;
 use crate::body::UntypedJson;
@@ -250,9 +250,13 @@ pub(crate) async fn chat<B: Backend>(
     }
     let is_stream = common.options.is_stream();
     let continues = goes_on(&messages);
+    let shape = common.shape(tools).map_err(renamed)?;
+    if continues {
+        check_free(&shape, "messages")?;
+    }
     let conversation = Conversation {
         messages,
-        shape: common.shape(tools).map_err(renamed)?,
+        shape,
         options: common.options,
         kwargs: common.kwargs,
         is_divided: !continues,

@@ -1,11 +1,13 @@
 //! Answers in files: `SCOPE-ID.jsonl` in a folder of their own, with the checksum of the rest, the answer, and the items
 //! before it, each in a line.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use boostr::Error;
 use boostr::checkpoint::{PrivateFolder, crc32};
+use boostr::error::chain;
 use serde_json::Value;
 
 use super::{Key, MAX_BYTES, Stored};
@@ -45,17 +47,27 @@ impl Disk {
         (self.left)()
     }
 
-    /// The answers that are there with their bytes, the least recently used first.
-    pub(super) fn list(&self) -> boostr::Result<Vec<(Key, usize)>> {
-        let mut files = self.folder.list()?;
-        files.sort_by(|a, b| a.modified.cmp(&b.modified).then_with(|| a.name.cmp(&b.name)));
-        let known =
-            files.into_iter().filter_map(|file| Some((key(&file.name)?, file.len as usize)));
-        Ok(known.collect())
-    }
-
-    pub(super) fn has(&self, key: &Key) -> bool {
-        self.folder.path().join(name(key)).symlink_metadata().is_ok()
+    /// The answers that are there with their bytes, the least recently used first. Of more than `most` these are removed.
+    /// What no server wrote here is left alone.
+    pub(super) fn list(&self, most: usize) -> boostr::Result<Vec<(Key, usize)>> {
+        let (mut found, mut strange) = (BTreeMap::new(), 0_usize);
+        for file in self.folder.files()? {
+            let Some(key) = key(&file.name).filter(|_| file.len <= MAX_FILE) else {
+                strange += 1;
+                continue;
+            };
+            found.insert((file.modified, file.name), (key, file.len as usize));
+            if found.len() > most
+                && let Some((_, (oldest, _))) = found.pop_first()
+            {
+                self.drop_all(&[oldest]);
+            }
+        }
+        if strange > 0 {
+            let folder = self.folder.path().display();
+            tracing::warn!(%folder, files = strange, "files that are no answers are ignored");
+        }
+        Ok(found.into_values().collect())
     }
 
     /// An answer and its bytes, if there is one.
@@ -72,7 +84,7 @@ impl Disk {
                 return Ok(None);
             }
             Err(error) => {
-                tracing::warn!(%error, "an answer cannot be read");
+                tracing::warn!(error = chain(&error), "an answer cannot be read");
                 return Err(format!("the file `{name}` of this response cannot be read"));
             }
         };
@@ -89,12 +101,27 @@ impl Disk {
     /// Writes an answer; whether it is there.
     pub(super) fn write(&self, key: &Key, text: &[u8]) -> bool {
         let written = self.folder.write(&name(key), text);
-        written.inspect_err(|error| tracing::warn!(%error, "an answer is not on disk")).is_ok()
+        let say = |error: &Error| tracing::warn!(error = chain(error), "an answer is not on disk");
+        written.inspect_err(say).is_ok()
     }
 
-    pub(super) fn remove(&self, key: &Key) {
-        if let Err(error) = self.folder.remove(&name(key)) {
-            tracing::warn!(%error, "an answer that is dropped stays on disk");
+    /// Removes an answer; `false` when there is none.
+    ///
+    /// # Errors
+    ///
+    /// Why it stays, without the names of folders.
+    pub(super) fn remove(&self, key: &Key) -> Result<bool, String> {
+        let name = name(key);
+        self.folder.remove(&name).map_err(|error| {
+            tracing::warn!(error = chain(&error), "an answer that is dropped stays on disk");
+            format!("the file `{name}` of this response cannot be removed")
+        })
+    }
+
+    /// Removes answers that have to make room. What stays is in the log.
+    pub(super) fn drop_all(&self, keys: &[Key]) {
+        for key in keys {
+            let _ = self.remove(key);
         }
     }
 

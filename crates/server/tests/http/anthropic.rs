@@ -280,6 +280,13 @@ fn a_message_of_the_assistant_at_the_end_goes_on() {
         assert_eq!(reply.status, 400, "{reply:?}");
         assert!(reply.body.contains("`messages`"), "{reply:?}");
     }
+    for format in [json!("json"), json!({"type": "object"})] {
+        let ollama =
+            json!({"model": "demo", "stream": false, "messages": messages, "format": format});
+        let reply = server.post("/api/chat", &ollama);
+        assert_eq!(reply.status, 400, "{reply:?}");
+        assert!(reply.body.contains("`messages`"), "{reply:?}");
+    }
     // Neither does one that says nothing, or calls.
     for content in
         [json!(""), json!([{"type": "tool_use", "id": "t", "name": "look_up", "input": {}}])]

@@ -413,7 +413,9 @@ fn the_items_before_a_response_have_pages() {
             if page["has_more"] == false {
                 break;
             }
-            after = format!("&after={}", page["last_id"].as_str().unwrap());
+            // As clients may write it: any character by its number.
+            let escapes = page["last_id"].as_str().unwrap().bytes().map(|b| format!("%{b:02X}"));
+            after = format!("&after={}", escapes.collect::<String>());
         }
         assert_eq!(got, want);
     }
@@ -422,6 +424,7 @@ fn the_items_before_a_response_have_pages() {
         ("?limit=101", "limit"),
         ("?order=up", "order"),
         ("?after=x", "after"),
+        ("?after=%FF", "after"),
     ] {
         let reply = server.get(&format!("{}/input_items{query}", path(&second)));
         assert_eq!(
@@ -580,4 +583,76 @@ fn tools_of_a_namespace_are_called_by_their_own_names() {
     let allowed =
         json!({"type": "allowed_tools", "mode": "required", "tools": [named(json!("two"))]});
     assert_eq!(ask_for(allowed)["namespace"], "two");
+}
+
+#[test]
+fn functions_of_long_namespaces_keep_their_namespaces() {
+    let server = TestServer::start();
+    let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let function = |name: &str| json!({"type": "function", "name": name, "parameters": parameters});
+    let long = |end: &str| format!("{}{end}", "mcp__a_server_with_a_long_name_".repeat(3));
+    let wide = "f".repeat(64);
+    let of = |end: &str| json!({"type": "namespace", "name": long(end), "tools": [function("find"), function(&wide)]});
+    let tools = json!([of("one"), of("two"), function("find"), function(&wide)]);
+    for (namespace, name) in [
+        (json!(long("one")), "find"),
+        (json!(long("two")), "find"),
+        (json!(null), "find"),
+        (json!(long("one")), &*wide),
+        (json!(long("two")), &*wide),
+        (json!(null), &*wide),
+    ] {
+        let choice = json!({"type": "function", "name": name, "namespace": namespace});
+        let more = json!({"tools": tools, "tool_choice": choice, "max_output_tokens": 150, "temperature": 1, "seed": 2});
+        let response = post(&server, more);
+        let call = response["output"][0].clone();
+        assert_eq!((&call["name"], &call["namespace"]), (&json!(name), &namespace), "{response}");
+        let input = json!([{"role": "user", "content": "Hi"}, call, {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}]);
+        assert_eq!(server.post("/v1/responses", &ask(json!({"input": input}))).status, 200);
+    }
+}
+
+#[test]
+fn too_many_tools_are_refused_before_one_is_looked_at() {
+    let server = TestServer::start();
+    // A grammar that is none: its error would come first if it were read.
+    let broken =
+        custom(&json!({"type": "grammar", "syntax": "lark", "definition": "start: other"}));
+    let in_one = json!({"type": "namespace", "name": "n", "tools": vec![broken.clone(); 129]});
+    for tools in [vec![broken.clone(); 129], vec![in_one]] {
+        let reply = server.post("/v1/responses", &ask(json!({"tools": tools})));
+        assert_eq!(reply.status, 400);
+        let error = &reply.json()["error"];
+        assert_eq!(error["param"], "tools", "{error}");
+        assert!(error["message"].as_str().unwrap().contains("at most 128, found 129"), "{error}");
+    }
+}
+
+#[test]
+fn a_custom_tool_that_has_to_be_called_is_called_after_a_thought_too() {
+    let server = thinking("assistant: <think>\n");
+    // One that never ends its thought, and one that ends its answer in it.
+    let more = |tokens: usize, bias: Value| {
+        json!({
+            "tools": [custom(&json!(null))], "tool_choice": "required", "max_output_tokens": tokens, "temperature": 1,
+            "seed": 1, "logit_bias": bias
+        })
+    };
+    let cut = more(6, json!({"0": -100, THINK_END.to_string(): -100}));
+    let ended = more(60, json!({"0": 100, THINK_END.to_string(): -100}));
+    for (more, status) in [(cut, "incomplete"), (ended, "completed")] {
+        let response = post(&server, more.clone());
+        assert_eq!(response["status"], status, "{response}");
+        let call = response["output"].as_array().unwrap().last().unwrap();
+        assert_eq!(
+            (&call["type"], &call["name"], &call["status"]),
+            (&json!("custom_tool_call"), &json!("patch"), &json!(status)),
+            "{response}"
+        );
+        let streamed = server.post("/v1/responses", &ask(with(more, json!({"stream": true}))));
+        let events = streamed.named_events();
+        let added = events.iter().filter(|event| event["type"] == "response.output_item.added");
+        let kinds: Vec<&str> = added.map(|event| event["item"]["type"].as_str().unwrap()).collect();
+        assert_eq!(kinds.last(), Some(&"custom_tool_call"), "{kinds:?}");
+    }
 }

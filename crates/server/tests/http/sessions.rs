@@ -343,6 +343,18 @@ fn what_cannot_go_on_is_refused_by_name() {
         assert_eq!((status, &error["param"]), (400, &json!("continue_final_message")), "{error}");
     }
     assert_eq!(ask(&on).0, 200);
+    // A form that the answer so far does not follow, by any of its names.
+    let schema = json!({"type": "object"});
+    for form in [
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"guided_json": schema}),
+        json!({"grammar": "root ::= \"\\u0001\""}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}),
+    ] {
+        let (status, error) = ask(&with(on.clone(), form.clone()));
+        let param = &error["param"];
+        assert_eq!((status, param), (400, &json!("continue_final_message")), "{form} {error}");
+    }
     // What was said is in the answer already, so the answer would end before it goes on.
     let text = server.get("/v1/sessions/s").json()["tree"][1]["messages"][1]["content"].clone();
     let word = text.as_str().unwrap().trim().chars().next().unwrap().to_string();

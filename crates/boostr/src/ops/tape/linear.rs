@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::ops::cpu::{elements, with_rows};
 use crate::ops::weight::Storage;
 use crate::ops::{
-    DType, GatedNorm, HostBytes, Level, LinearOps, NormOps, QuantTensor, Weight, generic, host,
-    to_vec,
+    Check, DType, Format, GatedNorm, HostBytes, Level, LinearOps, NormOps, QuantTensor, Weight,
+    generic, host, to_vec,
 };
 
 impl Tape {
@@ -70,8 +70,8 @@ fn input_gradient(level: Level, dout: Rows<'_>, w: &Weight<CpuRuntime>) -> Resul
     let mut dx = vec![0.0; dout.len() * w.shape()[1]];
     match &w.storage {
         Storage::Dense(w, _) => kernels::linear_backward_input(level, dout, elements(w)?, &mut dx),
-        Storage::Packed(packed) => {
-            let w = decoded(packed);
+        Storage::Packed(blocks) => {
+            let w = decoded(blocks.get()?);
             kernels::linear_backward_input(level, dout, kernels::Weights::F32(&w), &mut dx);
         }
     }
@@ -94,7 +94,7 @@ fn floats(w: &Weight<CpuRuntime>) -> Result<Vec<f32>> {
             elements(w)?.widen(0, &mut values);
             Ok(values)
         }
-        Storage::Packed(packed) => Ok(decoded(packed)),
+        Storage::Packed(blocks) => Ok(decoded(blocks.get()?)),
     }
 }
 
@@ -110,6 +110,20 @@ impl LinearOps<CpuRuntime> for Tape {
 
     fn quantized(&self, w: &QuantTensor) -> Result<Weight<CpuRuntime>> {
         self.inner.quantized(w)
+    }
+
+    fn packing(&self) -> Option<&'static str> {
+        self.inner.packing()
+    }
+
+    fn of_packed(
+        &self,
+        bytes: HostBytes,
+        format: Format,
+        shape: [usize; 2],
+        check: Check,
+    ) -> Result<Weight<CpuRuntime>> {
+        self.inner.of_packed(bytes, format, shape, check)
     }
 
     fn linear(

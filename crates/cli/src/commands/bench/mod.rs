@@ -70,6 +70,8 @@ pub enum Geometry {
     Mamba2_1_3b,
     #[value(name = "mamba2-2.7b")]
     Mamba2_2_7b,
+    #[value(name = "qwen3.5-0.8b")]
+    Qwen3_5_0_8b,
 }
 
 /// Runs the benchmark that the arguments name, on each number of threads, and prints its report.

@@ -9,6 +9,7 @@ use boostr::checkpoint::ConfigFile;
 use boostr::convert::type_named;
 use boostr::models::{Config, Logits, Model, Run};
 use serde::Serialize;
+use serde_json::json;
 
 use super::machine::{Description, Machine, time};
 use super::{BenchArgs, Geometry, median, ratio, together};
@@ -270,19 +271,35 @@ fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> 
         let lm = source.open(&Default::default(), cpu)?;
         return Ok((source.name(), lm.model));
     };
-    let (name, layers, width) = match geometry {
-        Geometry::Mamba2_130m => ("mamba2-130m", 24, 768),
-        Geometry::Mamba2_370m => ("mamba2-370m", 48, 1024),
-        Geometry::Mamba2_780m => ("mamba2-780m", 48, 1536),
-        Geometry::Mamba2_1_3b => ("mamba2-1.3b", 48, 2048),
-        Geometry::Mamba2_2_7b => ("mamba2-2.7b", 64, 2560),
+    let mamba2 = |layers, width| {
+        json!({
+            "d_model": width, "n_layer": layers, "vocab_size": 50_277, "tie_embeddings": true,
+            "pad_vocab_size_multiple": 16, "ssm_cfg": { "layer": "Mamba2" },
+        })
     };
-    let json = format!(
-        r#"{{"d_model": {width}, "n_layer": {layers}, "vocab_size": 50277, "tie_embeddings": true,
-            "pad_vocab_size_multiple": 16, "ssm_cfg": {{"layer": "Mamba2"}}}}"#
-    );
+    let (name, json) = match geometry {
+        Geometry::Mamba2_130m => ("mamba2-130m", mamba2(24, 768)),
+        Geometry::Mamba2_370m => ("mamba2-370m", mamba2(48, 1024)),
+        Geometry::Mamba2_780m => ("mamba2-780m", mamba2(48, 1536)),
+        Geometry::Mamba2_1_3b => ("mamba2-1.3b", mamba2(48, 2048)),
+        Geometry::Mamba2_2_7b => ("mamba2-2.7b", mamba2(64, 2560)),
+        Geometry::Qwen3_5_0_8b => ("qwen3.5-0.8b", qwen3_5_0_8b()),
+    };
     let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
-    let config = Config::read(&ConfigFile::parse(name, &json)?)?;
+    let config = Config::read(&ConfigFile::parse(name, &json.to_string())?)?;
     let model = Model::synthetic(config, dtype, cpu.clone()).context("synthetic model")?;
     Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), Arc::new(model)))
+}
+
+/// Three of four layers are gated delta mixers. The width of the feed-forward parts follows from the number of
+/// parameters.
+fn qwen3_5_0_8b() -> serde_json::Value {
+    json!({
+        "model_type": "qwen3_5_text", "hidden_size": 1024, "num_hidden_layers": 24,
+        "intermediate_size": 3584, "vocab_size": 248_320, "tie_word_embeddings": true,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
+        "rope_parameters": { "rope_theta": 1e7, "partial_rotary_factor": 0.25 },
+    })
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::conversation::{Conversation, answer, goes_on, instructed};
+use super::conversation::{Conversation, answer, check_free, goes_on, instructed};
 use crate::app::App;
 use crate::auth::Scope;
 use crate::body::JsonBody;
@@ -111,10 +111,8 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
     let is_stream = options.is_stream();
     let shape = Shape::read(&mut Fields::of(shape)?)?;
     let continues = goes_on(&messages);
-    if continues && shape.is_held() {
-        let reason = "the assistant's last message does not go on where `output_config.format` or `tool_choice` \
-                      asks for a form of the answer";
-        return Err(ApiError::field("messages", reason));
+    if continues {
+        check_free(&shape, "messages")?;
     }
     let conversation = Conversation {
         options,

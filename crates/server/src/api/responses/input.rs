@@ -49,8 +49,8 @@ pub(super) fn read(
     let mut clean = Vec::with_capacity(items.len());
     for (i, mut item) in items.into_iter().enumerate() {
         let kind = add(&mut all, &format!("input[{i}]"), item.clone())?;
-        // Pages go by ids, so no two are the same.
-        let id = item["id"].as_str().filter(|id| id.len() <= MAX_ID && !ids.contains(*id));
+        // Pages go by ids, so no two are the same, and all can stand in a query.
+        let id = item["id"].as_str().filter(|id| is_plain(id) && !ids.contains(*id));
         let prefix = KINDS.iter().find(|(known, ..)| *known == kind).map_or("", |kind| kind.1);
         let id = id.map_or_else(|| name(prefix), str::to_owned);
         ids.insert(id.clone());
@@ -58,6 +58,12 @@ pub(super) fn read(
         clean.push(kept(kind, item));
     }
     Ok((all, clean))
+}
+
+/// Whether an item keeps the id that its client gave it; another is named here.
+fn is_plain(id: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+    (1..=MAX_ID).contains(&id.len()) && id.bytes().all(is_plain)
 }
 
 /// What is kept of an item that was read, its text in parts.
@@ -258,6 +264,24 @@ mod tests {
                 {"role": "tool", "content": "Done", "tool_call_id": "c4"}
             ])
         );
+    }
+
+    #[test]
+    fn an_item_keeps_its_id_where_that_is_plain() {
+        let item = |id: &Value| json!({"id": id, "role": "user", "content": "x"});
+        let id_of = |id: &Value| {
+            let (_, items) = read(&[], json!([item(id)]), |prefix| format!("{prefix}new")).unwrap();
+            items[0]["id"].clone()
+        };
+        for id in [json!("msg_1"), json!("a.b:c-D"), json!("x".repeat(MAX_ID))] {
+            assert_eq!(id_of(&id), id);
+        }
+        let long = json!("x".repeat(MAX_ID + 1));
+        for id in
+            [json!(""), json!("a b"), json!("a\u{1b}[2J"), json!("ü"), json!("a&b"), json!(1), long]
+        {
+            assert_eq!(id_of(&id), "msg_new", "{id}");
+        }
     }
 
     #[test]

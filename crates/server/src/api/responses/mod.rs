@@ -245,7 +245,7 @@ pub(crate) async fn one<B: Backend>(
     Id(id): Id,
     uri: Uri,
 ) -> Result<Json<Value>> {
-    if uri.query().into_iter().flat_map(pairs).any(|pair| pair == ("stream", "true")) {
+    if pairs(&uri)?.iter().any(|(name, value)| name == "stream" && value == "true") {
         return Err(ApiError::field("stream", "a response that is kept comes at once"));
     }
     let response = find(&app, scope, &id, |stored| stored.response.clone()).await?;
@@ -258,8 +258,14 @@ pub(crate) async fn delete<B: Backend>(
     Id(id): Id,
 ) -> Result<Json<ResponseDeleted>> {
     let (all, name) = (app.clone(), id.clone());
-    let was_there = move || Ok(all.responses.delete(scope, &name));
-    if !app.desks.sessions.blocking(&app, was_there).await? {
+    let delete = move || {
+        let failed = |reason| {
+            let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, reason);
+            ApiError { param: Some("id".into()), ..error.with_code("response_not_deleted") }
+        };
+        all.responses.delete(scope, &name).map_err(failed)
+    };
+    if !app.desks.sessions.blocking(&app, delete).await? {
         return Err(missing("there is no such response here".into()));
     }
     Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))
@@ -285,8 +291,8 @@ pub(crate) async fn input_items<B: Backend>(
     uri: Uri,
 ) -> Result<Json<ResponseItems>> {
     let (mut limit, mut after, mut is_ascending) = (PAGE, None, false);
-    for (name, value) in uri.query().into_iter().flat_map(pairs) {
-        match name {
+    for (name, value) in pairs(&uri)? {
+        match &*name {
             "limit" => {
                 let read = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
                 let reason = format!("expected an integer from 1 to {MAX_PAGE}");
@@ -298,7 +304,7 @@ pub(crate) async fn input_items<B: Backend>(
                     return Err(ApiError::field("order", "expected `asc` or `desc`"));
                 }
             }
-            "after" => after = Some(value.to_owned()),
+            "after" => after = Some(value),
             _ => {}
         }
     }

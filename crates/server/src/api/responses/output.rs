@@ -270,7 +270,10 @@ impl<B: Backend> ResponseScript<B> {
     fn end(&mut self, how: &Finished, out: &mut Events) {
         let is_cut = how.reason == FinishReason::Length;
         let status = if is_cut { "incomplete" } else { "completed" };
-        if self.items.is_empty() && self.open.is_none() && !self.is_forced {
+        // A thought alone is no answer of one who had to call a tool.
+        let says = self.open.as_ref().map(|open| open.says);
+        let has_to_call = self.offer.answer.is_some() && says != Some(Says::Input);
+        if has_to_call || self.items.is_empty() && says.is_none() && !self.is_forced {
             self.open(self.words(), out);
         }
         self.close(status, out);

@@ -7,10 +7,12 @@ use std::collections::HashMap;
 
 use boostr::grammar::Grammar;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::error::{ApiError, Result};
 use crate::fields::{self, Fields};
 use crate::form::Form;
+use crate::shape::check_count;
 
 /// Longest name that a model is told.
 const MAX_NAME: usize = 64;
@@ -42,10 +44,20 @@ struct Offered {
     is_told: bool,
 }
 
-/// The name of a tool that the model knows.
+/// The name of a tool that the model knows. In one that would be too long a hash stands for the namespace, and where the
+/// name alone is too long for that, for its end too: two tools keep two names.
 pub(super) fn full_name(namespace: Option<&str>, name: &str) -> String {
-    let full = namespace.map(|namespace| format!("{namespace}.{name}"));
-    full.filter(|full| full.len() <= MAX_NAME).unwrap_or_else(|| name.to_owned())
+    let Some(namespace) = namespace else { return name.to_owned() };
+    let full = format!("{namespace}.{name}");
+    // A name that no tool may have is refused as its client wrote it.
+    if full.len() <= MAX_NAME || !(1..=MAX_NAME).contains(&name.len()) || !name.is_ascii() {
+        return full;
+    }
+    let hash = Sha256::digest(&full);
+    let hash = hash.iter().take(4).fold(0, |hash: u32, byte| hash << 8 | u32::from(*byte));
+    let mut short = format!("{hash:08x}.{name}");
+    short.truncate(MAX_NAME);
+    short
 }
 
 /// The arguments that stand for the input of a custom tool.
@@ -56,6 +68,9 @@ pub(super) fn arguments(input: &str) -> Value {
 impl Offer {
     /// Reads the tools and the choice among them. Tools of other kinds are left out: nobody here would run them.
     pub(super) fn read(tools: Vec<Value>, choice: Value) -> Result<Self> {
+        // Before the grammar of any is made.
+        let inner = |tool: &Value| tool["tools"].as_array().map_or(1, Vec::len);
+        check_count(tools.iter().map(inner).sum())?;
         let mut offer = Self::default();
         for (i, tool) in tools.into_iter().enumerate() {
             offer.add(&format!("tools[{i}]"), tool, None)?;

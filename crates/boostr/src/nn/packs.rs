@@ -1,0 +1,206 @@
+//! The file of a model's packed experts: written once, then mapped.
+//!
+//! Quantized blocks are multiplied in an order that is not the file's (`quant/packed.rs` of the kernels). Most weights
+//! are put in it at each load. Of a mixture with many experts that would take the memory of all, though a token reads
+//! few. So theirs are written beside the model, where the system reads what is touched.
+//!
+//! The file is one of safetensors: bytes by the names of weights, and the checksum of each. It is named by the
+//! model's fingerprint and the order. It counts only while the files that it was made of have the same length and
+//! time of modification. A weight is checked when it is first used.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use crate::backend::{Backend, Weight};
+use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry, crc32, is_large, safetensors};
+use crate::error::{Error, Result};
+use crate::ops::{Format, HostBytes, LinearOps, QuantTensor};
+
+/// The end of the file's name.
+const EXTENSION: &str = "packed";
+/// The tensor of checksums, in the order of the others' names.
+const CHECKSUMS: &str = "~crc32";
+/// What the file says of itself and what it was made of.
+const VERSION: (&str, &str) = ("boostr.packed", "1");
+const SOURCES: &str = "sources";
+
+/// A weight that is to be packed: matrices of blocks of one format, row under row.
+#[derive(Debug, Clone)]
+pub struct Pack {
+    name: String,
+    parts: Vec<TensorEntry>,
+    format: Format,
+    shape: [usize; 2],
+}
+
+impl Pack {
+    /// The weight `name` of these parts; `None` unless they are mapped blocks that products read.
+    pub(super) fn new(name: String, parts: Vec<TensorEntry>) -> Option<Self> {
+        let first = parts.first()?;
+        let (Dtype::Block(format), &[_, width]) = (first.dtype, &first.shape[..]) else {
+            return None;
+        };
+        let mut rows = 0usize;
+        for part in &parts {
+            let &[features, columns] = &part.shape[..] else { return None };
+            if part.dtype != first.dtype || columns != width || !part.data.is_mapped() {
+                return None;
+            }
+            rows = rows.checked_add(features)?;
+        }
+        let shape = [rows, width];
+        crate::ops::packed_size(format, shape)?;
+        Some(Self { name, parts, format, shape })
+    }
+
+    /// Bytes of its blocks in the model's file.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.parts.iter().map(|part| part.data.len()).sum()
+    }
+
+    /// Bytes once it is packed.
+    fn size(&self) -> usize {
+        crate::ops::packed_size(self.format, self.shape).unwrap_or(0)
+    }
+
+    /// The blocks, packed.
+    fn packed<B: Backend>(&self, client: &B::Client) -> Result<Weight<B>> {
+        let bytes: Vec<u8> = self.parts.iter().flat_map(|part| part.data.iter().copied()).collect();
+        self.parts.iter().for_each(|part| part.data.release());
+        let all = 0..bytes.len();
+        let bytes = HostBytes::new(std::sync::Arc::new(bytes), all)?;
+        client.quantized(&QuantTensor::new(bytes, self.format, self.shape)?)
+    }
+}
+
+/// The packed experts of one model.
+pub struct Packs {
+    path: PathBuf,
+    weights: BTreeMap<String, (Bytes, u32)>,
+}
+
+impl Packs {
+    /// The file beside the model for the experts `list`, by the model's `fingerprint`. `None` where there are none, or so
+    /// few that they may as well be in memory.
+    #[must_use]
+    pub fn path_for<B: Backend>(
+        list: &[Pack],
+        client: &B::Client,
+        fingerprint: impl FnOnce() -> String,
+    ) -> Option<PathBuf> {
+        let order = client.packing()?;
+        let bytes = list.iter().map(Pack::size).fold(0, usize::saturating_add);
+        let source = list.first()?.parts.first()?.file.clone();
+        let name = source.file_name()?.to_string_lossy().into_owned();
+        let file = || format!("{name}.{}.{order}.{EXTENSION}", fingerprint());
+        is_large(bytes).then(|| source.with_file_name(file()))
+    }
+
+    /// The file at `path`; `None` when it is not there, or of another state of the model's files, or damaged in its
+    /// header.
+    #[must_use]
+    pub fn open(path: &Path, list: &[Pack]) -> Option<Self> {
+        if !path.is_file() {
+            return None;
+        }
+        let file = Checkpoint::open_safetensors(path).ok()?;
+        if *file.metadata() != described(list)? {
+            return None;
+        }
+        let sums = file.get(CHECKSUMS)?.data.as_chunks::<4>().0.to_vec();
+        let entries: Vec<_> = file.iter().filter(|(name, _)| *name != CHECKSUMS).collect();
+        if sums.len() != entries.len() {
+            return None;
+        }
+        let weight = |((name, entry), sum): ((&str, &TensorEntry), [u8; 4])| {
+            (name.to_owned(), (entry.data.clone(), u32::from_le_bytes(sum)))
+        };
+        let weights: BTreeMap<_, _> = entries.into_iter().zip(sums).map(weight).collect();
+        let has = |pack: &Pack| weights.get(&pack.name).is_some_and(|w| w.0.len() == pack.size());
+        list.iter().all(has).then(|| Self { path: path.to_path_buf(), weights })
+    }
+
+    /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the system refuses; what `taken` returns.
+    pub fn write<B: Backend>(
+        path: &Path,
+        list: &[Pack],
+        client: &B::Client,
+        taken: impl Fn(&TensorEntry) -> Result<()>,
+    ) -> Result<()> {
+        let mut packs: Vec<&Pack> = list.iter().collect();
+        packs.sort_by(|a, b| a.name.cmp(&b.name));
+        let sizes: Vec<[usize; 1]> = packs.iter().map(|pack| [pack.size()]).collect();
+        let sums_size = [4 * packs.len()];
+        let mut tensors: Vec<(&str, Dtype, &[usize])> = packs
+            .iter()
+            .zip(&sizes)
+            .map(|(pack, size)| (pack.name.as_str(), Dtype::U8, &size[..]))
+            .collect();
+        tensors.push((CHECKSUMS, Dtype::U8, &sums_size));
+        let metadata = described(list).ok_or_else(|| {
+            Error::io(path, std::io::Error::other("the model's files cannot be looked at"))
+        })?;
+        let mut sums = Vec::new();
+        safetensors::write_each(path, &tensors, &metadata, |index| {
+            let Some(pack) = packs.get(index) else { return Ok(sums.clone()) };
+            pack.parts.iter().try_for_each(&taken)?;
+            let weight = pack.packed::<B>(client)?;
+            let bytes = weight.packed_bytes().unwrap_or_default().to_vec();
+            sums.extend(crc32(0, &bytes).to_le_bytes());
+            Ok(bytes)
+        })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A weight where it lies in the file, if it is there.
+    pub(super) fn weight<B: Backend>(
+        &self,
+        pack: &Pack,
+        client: &B::Client,
+    ) -> Result<Option<Weight<B>>> {
+        let Some((data, sum)) = self.weights.get(&pack.name) else { return Ok(None) };
+        if data.len() != pack.size() {
+            return Ok(None);
+        }
+        let bytes = HostBytes::new(data.owner().clone(), data.range())?;
+        let (path, name, sum) = (self.path.clone(), pack.name.clone(), *sum);
+        let check = move |bytes: &[u8]| {
+            if crc32(0, bytes) == sum {
+                return Ok(());
+            }
+            let reason = format!("the checksum of `{name}` is another: delete the file");
+            Err(Error::damaged(&path, &reason))
+        };
+        client.of_packed(bytes, pack.format, pack.shape, Box::new(check)).map(Some)
+    }
+}
+
+/// What a file of `list` says of itself: lengths and times of the files that it was made of.
+fn described(list: &[Pack]) -> Option<BTreeMap<String, String>> {
+    let mut sources = BTreeMap::new();
+    for part in list.iter().flat_map(|pack| &pack.parts) {
+        if sources.contains_key(&part.file) {
+            continue;
+        }
+        let metadata = fs::metadata(&part.file).ok()?;
+        let modified = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let modified = modified.map_or(0, |at| at.as_nanos());
+        let name = part.file.file_name()?.to_string_lossy().into_owned();
+        sources.insert(part.file.clone(), format!("{name} {} {modified}", metadata.len()));
+    }
+    let sources = sources.into_values().collect::<Vec<_>>().join("\n");
+    let (key, version) = VERSION;
+    Some([(key.to_owned(), version.to_owned()), (SOURCES.to_owned(), sources)].into())
+}
