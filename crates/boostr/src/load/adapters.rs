@@ -385,6 +385,11 @@ impl Adapters {
             let (r, out) = (a.shape[0], b.shape[0]);
             let rows: usize = parts.iter().map(|(_, shape)| shape[0]).sum();
             let is_of = |shape: &[usize]| matches!(shape, &[_, width] if width == a.shape[1]);
+            if parts.iter().any(|(_, shape)| shape.len() > 2) {
+                let what =
+                    format!("adapters of `{layer}`, whose heads act apart on queries and output");
+                return Err(Error::Unsupported { what });
+            }
             if rows != out || !parts.iter().all(|(_, shape)| is_of(shape)) {
                 let (of, shapes) = ([out, a.shape[1]], parts.iter().map(|part| &part.1));
                 let shapes: Vec<_> = shapes.collect();

@@ -100,6 +100,12 @@ impl Family for Config {
         f.size(["intermediate_size", "feed_forward_length"], &mut self.mlp.d_ff, Required)?;
         let mut n_layer = self.is_attention.len();
         f.n_layer("num_hidden_layers", &mut n_layer)?;
+        if let Some((keys, _)) = f.gguf()
+            && keys.next_layers()? > 0
+        {
+            let reason = "layers that predict more than the next token are not supported";
+            return Err(keys.error("nextn_predict_layers", reason));
+        }
         f.activation("hidden_act", SILU)?;
         f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-5)?;
         let names = ["model_max_length|max_position_embeddings", "context_length"];

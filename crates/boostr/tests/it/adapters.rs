@@ -84,6 +84,7 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
         "granitehybrid-moe-tiny",
         "nemotron-h-moe-tiny",
         "zamba2-tiny",
+        "kimi-linear-tiny",
     ] {
         let (base, folder) = (fixture(name), temporary(name));
         let (mut model, _) = adapted(&base, &[], &folder);
@@ -104,7 +105,7 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
 
 #[test]
 fn adapters_beside_an_open_model_give_the_bits_of_opening_both() {
-    for name in ["mamba2-tiny", "llama-tiny", "zamba2-tiny"] {
+    for name in ["mamba2-tiny", "llama-tiny", "zamba2-tiny", "kimi-linear-tiny"] {
         let (base, folder) = (fixture(name), temporary(&format!("open-{name}")));
         adapted(&base, &[], &folder);
         let lm = LanguageModel::open(&base, &OpenOptions::default(), cpu()).unwrap();

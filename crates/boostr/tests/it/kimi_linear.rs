@@ -1,7 +1,7 @@
 //! Kimi Linear: its configurations in all their spellings, its files in both layouts, and its delta layers over
 //! thousands of tokens. `golden.rs` compares the model with the original. Ids in names: `fixtures/CASES.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use boostr::Error;
 use boostr::backend::{Cpu, Tensor};
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::convert::{Options, Types, convert};
-use boostr::load::LanguageModel;
+use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::kimi_linear::Config;
 use boostr::models::{self, Family, Logits, Model, Run, State};
 use boostr::nn::Kept;
 use boostr::ops::{KvType, to_vec};
+use boostr::train::{LoraConfig, TrainableModel};
 use serde_json::{Value, json};
 
 const NAME: &str = "kimi-linear-tiny";
@@ -445,6 +446,61 @@ fn the_latent_of_every_type_is_kept_forked_cut_and_saved() {
         assert_eq!((cache.len(), cache.sizes().latent), (90, true));
         assert_eq!(cache.keys().unwrap().len(), 90 * 24);
     }
+}
+
+#[test]
+fn adapters_of_all_projections_have_the_published_names_and_one_of_kv_b_proj_is_refused() {
+    let folder = Folder::new();
+    let mut model = TrainableModel::open(&fixture(NAME), &OpenOptions::default()).unwrap();
+    let targets = [
+        "q_proj",
+        "out_proj",
+        "o_proj",
+        "in_proj_b",
+        "f_a_proj",
+        "f_b_proj",
+        "g_a_proj",
+        "g_b_proj",
+        "kv_a_proj_with_mqa",
+    ];
+    let config = LoraConfig { targets: targets.map(String::from).into(), ..LoraConfig::of_rank(2) };
+    model.add_adapters(&config, 1).unwrap();
+    for (name, b) in model.parameters_mut() {
+        if name.contains("lora_B") {
+            b.values.iter_mut().enumerate().for_each(|(i, x)| *x = 0.05 * (i as f32).sin());
+        }
+    }
+    model.write_adapters(folder.path(), "base", &config).unwrap();
+    let path = folder.path().join("adapter_model.safetensors");
+    let file = Checkpoint::open(&path, false).unwrap();
+    let layers: BTreeSet<&str> =
+        file.names().filter_map(|name| name.split(".lora_").next()).collect();
+    for part in
+        ["0.self_attn.o_proj", "0.self_attn.b_proj", "4.self_attn.f_b_proj", "3.self_attn.o_proj"]
+    {
+        assert!(
+            layers.contains(&format!("base_model.model.model.layers.{part}")[..]),
+            "{layers:?}"
+        );
+    }
+    assert!(layers.iter().all(|name| !name.contains("out_proj") && !name.contains("in_proj")));
+    let with = |folder: &Path| {
+        let options = OpenOptions { adapter: Some(folder.into()), ..OpenOptions::default() };
+        LanguageModel::<Cpu>::open(&fixture(NAME), &options, cpu())
+    };
+    let beside = logits(&with(folder.path()).unwrap().model);
+    let want = model.with_model::<Cpu, _>(cpu(), |model| Ok(logits(model))).unwrap();
+    close(&beside, &widened(&want), 1e-5);
+    assert!(beside != logits(&open(&fixture(NAME))));
+
+    let part = "base_model.model.model.layers.3.self_attn.kv_b_proj";
+    let tensors = [
+        (format!("{part}.lora_A.weight"), entry(Dtype::F32, &[2, 16], &[0.1; 32])),
+        (format!("{part}.lora_B.weight"), entry(Dtype::F32, &[64, 2], &[0.1; 128])),
+    ];
+    save(&path, &Checkpoint::from_entries("adapter", BTreeMap::from(tensors)));
+    let text = message(&with(folder.path()).err().unwrap());
+    assert!(text.contains("kv_b_proj") && text.contains("heads"), "{text}");
 }
 
 #[test]

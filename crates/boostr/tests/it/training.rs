@@ -186,6 +186,7 @@ fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
         ("nemotron-h-tiny", &[5, 3, 8, 1, 15]),
         ("zamba2-tiny", &[2, 40, 1, 7]),
         ("granitehybrid-moe-tiny", &[9, 1, 1, 20]),
+        ("kimi-linear-tiny", &[1, 2, 3, 30, 5]),
     ] {
         let mut trainer = trainer(all(name), AdamWConfig::default(), 1e-3);
         let mut first = 0;
@@ -218,7 +219,7 @@ fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
 
 #[test]
 fn case_24_two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
-    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny"] {
+    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny", "kimi-linear-tiny"] {
         let mut model = all(name);
         let row = ids(34, 5);
         let mut gradients = |cut: usize| {
