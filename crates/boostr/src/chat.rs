@@ -52,6 +52,7 @@ mod thoughts;
 pub mod tools;
 
 pub use answers::Answers;
+pub(crate) use answers::Counted;
 use fit::{Reads, with_tools};
 use jinja::{Failure, MAX_TEXT, Meter, Reason, Template};
 use marks::Marks;

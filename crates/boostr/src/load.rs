@@ -12,7 +12,7 @@ use crate::checkpoint::{Access, Checkpoint, ConfigFile, Dtype, Summary, snapshot
 use crate::error::{Error, Result};
 use crate::files;
 use crate::generation_config::GenerationDefaults;
-use crate::models::{Config, Context, Families, Fingerprint, Model};
+use crate::models::{Config, Context, Families, Fingerprint, Model, Mtp};
 use crate::nn::{Pack, Packs, SharedWeights};
 use crate::ops::KvType;
 use crate::threads::Threads;
@@ -257,6 +257,26 @@ impl<B: Backend> LanguageModel<B> {
         text.warnings.extend(config.family().left_out(&weights.checkpoint));
         let opened = weights.open(config, client)?;
         Ok(Self::new(path, summary, text, opened))
+    }
+
+    /// The block of the model's file that predicts one token more; `None` when it has none. Its weights are read here,
+    /// without adapters.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn mtp(&self) -> Result<Option<Mtp<B>>> {
+        let options = OpenOptions { progress: None, ..self.base.options.clone() };
+        if self.base.embedded.is_some() || self.model.family().next_block().is_none() {
+            return Ok(None);
+        }
+        Threads::install_on(options.threads.as_ref(), || {
+            let mut checkpoint = options.checkpoint(&self.path)?;
+            if options.exact && checkpoint.gguf().is_some() {
+                checkpoint.decode()?;
+            }
+            Mtp::load(&self.model, checkpoint)
+        })
     }
 
     /// The same model with the low-rank adapters of a folder beside it, in place of others if it has some. Its weights are

@@ -45,7 +45,8 @@
 //! | `NAME/state-TURN.safetensors` | states after turns as [`state_file`](crate::state_file) has them: the head's and the newest, [`STATES`] in all |
 //! | `.NAME.lock` | held by the process that has the session open |
 //!
-//! All of it is its owner's alone, files and folders, whatever was there before.
+//! All of it is its owner's alone, files and folders, whatever was there before. A folder that holds other things too
+//! keeps its mode.
 //!
 //! The ids of a turn are those that its model saw, so they are kept. When the next turn's text begins
 //! with that of the turns before, its own text is encoded alone. A template may write earlier turns in
@@ -66,6 +67,7 @@
 mod log;
 mod name;
 mod prompt;
+mod sizes;
 mod states;
 mod summary;
 mod tree;
@@ -86,6 +88,7 @@ use crate::error::Error;
 use crate::models::{Logits, Run, State};
 use log::Log;
 use name::Lock;
+use sizes::Sizes;
 use summary::LogSummary;
 use tree::{Record, Tree};
 
@@ -96,6 +99,9 @@ pub use summary::Summary;
 pub use tree::{Origin, Turn, TurnId};
 
 const LOG: &str = "log";
+
+/// A folder that a server has beside sessions, none of which has such a name.
+pub const RESPONSES: &str = ".responses";
 
 /// Why a session does not do what it is asked for.
 #[derive(Debug, thiserror::Error)]
@@ -171,11 +177,13 @@ pub type Result<T, E = SessionError> = std::result::Result<T, E>;
 #[derive(Debug)]
 pub struct Sessions<B: Backend> {
     folder: PathBuf,
+    exposed: Option<String>,
     /// How many there may be.
     most: usize,
     /// How many bytes they may take on disk.
     quota: u64,
     open: Mutex<HashMap<String, Weak<Inner<B>>>>,
+    sizes: Arc<Sizes>,
 }
 
 /// A session that this process has open, and no other. A clone is the same one.
@@ -195,6 +203,7 @@ struct Inner<B: Backend> {
     name: String,
     folder: PathBuf,
     live: Mutex<Live<B>>,
+    sizes: Arc<Sizes>,
 }
 
 /// What changes of an open session.
@@ -218,16 +227,36 @@ pub struct Committed {
 }
 
 impl<B: Backend> Sessions<B> {
-    /// The sessions in `folder`, which is made if need be, for this user alone. One that is there gets mode 0700.
+    /// The sessions in `folder`, which is made if need be, for this user alone. One that is there gets mode 0700, unless
+    /// it is not this user's or something else is in it, see [`exposed`](Self::exposed).
     ///
     /// # Errors
     ///
-    /// As [`PrivateFolder::open`].
+    /// As [`PrivateFolder::open_of`].
     pub fn open(folder: &Path) -> Result<Self> {
-        let folder = PrivateFolder::open(folder)?.path().to_path_buf();
-        let sessions = Self { folder, most: usize::MAX, quota: u64::MAX, open: Mutex::default() };
+        let folder = PrivateFolder::open_of(folder, is_ours)?;
+        let sessions = Self {
+            folder: folder.path().to_path_buf(),
+            exposed: folder.exposed().map(str::to_owned),
+            most: usize::MAX,
+            quota: u64::MAX,
+            open: Mutex::default(),
+            sizes: Arc::default(),
+        };
         sessions.clean_locks();
+        if sessions.exposed.is_some() {
+            for name in sessions.names()? {
+                let path = sessions.folder.join(name);
+                make_private(&path).map_err(|error| Error::io(&path, error))?;
+            }
+        }
         Ok(sessions)
+    }
+
+    /// Why others may see the names of sessions, if they may. They may not see what is in them.
+    #[must_use]
+    pub fn exposed(&self) -> Option<&str> {
+        self.exposed.as_deref()
     }
 
     /// The same, where no session is made once there are so many.
@@ -264,16 +293,10 @@ impl<B: Backend> Sessions<B> {
         Ok(self.quota.saturating_sub(self.size()?))
     }
 
-    /// The bytes of all files of sessions. One that several share, as branches do, counts for each.
+    /// The bytes of all files of sessions. One that several share, as branches do, counts for each. What other processes
+    /// change is seen a little later.
     fn size(&self) -> Result<u64, Error> {
-        let mut size = 0_u64;
-        for name in self.names()? {
-            // A session may be deleted meanwhile, and a file of it.
-            for entry in fs::read_dir(self.folder.join(name)).into_iter().flatten().flatten() {
-                size = size.saturating_add(entry.metadata().map_or(0, |file| file.len()));
-            }
-        }
-        Ok(size)
+        self.sizes.sum(&self.folder, || self.names())
     }
 
     /// Bytes of the log of a session, which need not be open.
@@ -450,7 +473,9 @@ impl<B: Backend> Sessions<B> {
             sync_folder(&self.folder)?;
             fs::remove_dir_all(&gone)
         };
-        remove().map_err(|error| Error::io(&folder, error))?;
+        let removed = remove().map_err(|error| Error::io(&folder, error));
+        self.sizes.changed(&self.folder, name);
+        removed?;
         if let Some(mut live) = live {
             live.lock = None;
         }
@@ -502,7 +527,8 @@ impl<B: Backend> Sessions<B> {
         tree: Tree,
     ) -> Session<B> {
         let live = Mutex::new(Live { log, tree, recent: None, lock: Some(lock) });
-        let inner = Arc::new(Inner { name: name.to_owned(), folder: self.folder.join(name), live });
+        let (folder, sizes) = (self.folder.join(name), Arc::clone(&self.sizes));
+        let inner = Arc::new(Inner { name: name.to_owned(), folder, live, sizes });
         open.retain(|_, inner| inner.strong_count() > 0);
         open.insert(name.to_owned(), Arc::downgrade(&inner));
         Session { inner }
@@ -558,6 +584,7 @@ impl<B: Backend> Sessions<B> {
             let _ = fs::remove_dir_all(&made);
             return Err(error.into());
         }
+        self.sizes.changed(&self.folder, name);
         sync_folder(&self.folder).map_err(io)?;
         let path = folder.join(LOG);
         let (log, tree) = Log::open(&path, tree_of)?;
@@ -642,7 +669,9 @@ impl<B: Backend> Session<B> {
     /// [`SessionError::Missing`] when it was deleted, [`Error::Io`] when the system refuses.
     pub fn set_system(&self, text: Option<&str>) -> Result<()> {
         let record = Record::System { created: now(), content: text.map(str::to_owned) };
-        self.live()?.add(&self.inner.folder, record)
+        let added = self.live()?.add(&self.inner.folder, record);
+        self.changed();
+        added
     }
 
     /// Goes back, or aside, to after a turn; the next one goes on from there. 0 is the beginning. Nothing is lost: all turns
@@ -657,7 +686,9 @@ impl<B: Backend> Session<B> {
         if turn == live.tree.head {
             return Ok(());
         }
-        live.add(&self.inner.folder, Record::Head { created: now(), turn })
+        let added = live.add(&self.inner.folder, Record::Head { created: now(), turn });
+        self.changed();
+        added
     }
 
     /// The turn that is `count` before the head, 0 where there are no more.
@@ -737,6 +768,7 @@ impl<B: Backend> Session<B> {
         live.add(&self.inner.folder, Record::Turn(turn))?;
         let saved = state.map(|state| live.keep(&self.inner.folder, assistant, id, state));
         states::prune(&self.inner.folder, &live.tree);
+        self.changed();
         Ok(Committed { turn: id, unsaved: saved.and_then(Result::err) })
     }
 
@@ -792,7 +824,9 @@ impl<B: Backend> Session<B> {
             return Err(SessionError::Turn { name: self.inner.name.clone(), turn: head });
         };
         state.set_position(turn.position.saturating_sub(usize::from(turn.generated > 0)));
-        Ok(live.keep(&self.inner.folder, assistant, head, state)?)
+        let kept = live.keep(&self.inner.folder, assistant, head, state);
+        self.changed();
+        Ok(kept?)
     }
 
     /// The file with the state after the head, if there is one.
@@ -800,6 +834,13 @@ impl<B: Backend> Session<B> {
     pub fn state_file(&self) -> Option<PathBuf> {
         let path = states::path(&self.inner.folder, self.head());
         path.is_file().then_some(path)
+    }
+
+    /// Files of the session have changed.
+    fn changed(&self) {
+        if let Some(folder) = self.inner.folder.parent() {
+            self.inner.sizes.changed(folder, &self.inner.name);
+        }
     }
 
     fn any(&self) -> MutexGuard<'_, Live<B>> {
@@ -839,6 +880,18 @@ impl<B: Backend> Live<B> {
         let saved = states::save(folder, &self.tree, assistant, turn, &state);
         self.recent = Some((turn, state));
         saved
+    }
+}
+
+/// Whether something in the folder is a session's, or a server's beside them.
+fn is_ours(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    match name.strip_prefix('.') {
+        Some(hidden) => {
+            let lock = hidden.strip_suffix(".lock");
+            name == RESPONSES || lock.is_some_and(|name| check_name(name).is_ok())
+        }
+        None => check_name(name).is_ok() && path.join(LOG).is_file(),
     }
 }
 

@@ -15,7 +15,14 @@ pub const STATE: &str = ".safetensors";
 
 /// The folder of all sessions.
 pub fn sessions(named: Option<&Path>) -> Result<PathBuf> {
-    named.map_or_else(|| in_state_home("sessions", "--sessions"), |path| Ok(path.to_path_buf()))
+    let Some(path) = named else { return in_state_home("sessions", "--sessions") };
+    // It would be closed to all others where nothing else is in it.
+    let is_home = env::home_dir().and_then(|home| fs::canonicalize(home).ok());
+    if is_home.is_some() && is_home == fs::canonicalize(path).ok() {
+        let path = path.display();
+        return Err(usage(format!("--sessions {path}: a home folder: name one of its own in it")));
+    }
+    Ok(path.to_path_buf())
 }
 
 /// The folder of all sessions of a server. It is another, for who reaches the server reads them.

@@ -331,6 +331,10 @@ fn set_for_resume(config: &mut RunConfig, training: &TrainingArgs) {
 
 fn usage_of(error: boostr::Error, what: &str) -> anyhow::Error {
     match error {
+        // What the run's file calls so has an option.
+        boostr::Error::Argument { name: "total_steps" | "schedule.total_steps", reason } => {
+            usage(format!("--steps: {reason}"))
+        }
         boostr::Error::Argument { .. } => usage(format!("{what}: {error}")),
         other => other.into(),
     }

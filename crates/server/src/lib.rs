@@ -48,7 +48,7 @@ use boostr::checkpoint::PrivateFolder;
 use boostr::engine::{Draft, Engine};
 use boostr::error::chain;
 use boostr::load::LanguageModel;
-use boostr::session::{SessionError, Sessions};
+use boostr::session::{RESPONSES, SessionError, Sessions};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -60,9 +60,6 @@ pub use auth::Keys;
 pub use config::{Config, Limits};
 
 use app::{App, Loaded};
-
-/// The folder of answers, among those of sessions: none of these has a name that begins with a dot.
-const RESPONSES: &str = ".responses";
 
 /// A server. A clone is the same server.
 pub struct Server<B: Backend> {
@@ -127,8 +124,11 @@ impl<B: Backend> Server<B> {
                     let source = std::io::Error::other("expected a folder, found a link or a file");
                     Err(boostr::Error::Io { path, source })
                 }
-                _ => PrivateFolder::open(&path),
+                _ => PrivateFolder::open_of(&path, stored::is_ours),
             };
+            if let Ok(Some(why)) = folder.as_ref().map(PrivateFolder::exposed) {
+                tracing::warn!("the folder of answers: {why}");
+            }
             let left = Box::new(move || {
                 let left = sessions.left();
                 let say = |error: &SessionError| {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::app::WorkGuard;
 use crate::auth::Scope;
 
+pub(crate) use disk::is_ours;
 use disk::{Disk, Left};
 
 /// Most memory of all answers, in bytes.

@@ -23,6 +23,15 @@ pub struct Answers {
     pub bytes: usize,
 }
 
+/// Which answers are counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counted<'a> {
+    /// So many messages at the beginning are only read, whoever says them.
+    pub(crate) given: usize,
+    /// Of each answer whether it is learnt; those that are not listed are.
+    pub(crate) learnt: &'a [bool],
+}
+
 impl ChatTemplate {
     /// The ids of a conversation as [`encode`](Self::encode) gives them, without a last prompt to answer, and which of
     /// them the assistant says.
@@ -45,17 +54,18 @@ impl ChatTemplate {
         messages: &[Value],
         options: &Options,
     ) -> Result<Answers> {
-        self.encode_answers_after(tokenizer, messages, 0, options)
+        self.encode_answers_of(tokenizer, messages, Counted::default(), options)
     }
 
-    /// The same, where the first `given` messages are only read, whoever says them.
-    pub(crate) fn encode_answers_after(
+    /// The same, of the answers that are `counted` alone.
+    pub(crate) fn encode_answers_of(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Value],
-        given: usize,
+        counted: Counted<'_>,
         options: &Options,
     ) -> Result<Answers> {
+        let Counted { given, learnt } = counted;
         // One moment for all renderings.
         let now = options.now.or_else(|| Some(SystemTime::now()));
         let options = Options { add_generation_prompt: false, now, ..options.clone() };
@@ -76,7 +86,19 @@ impl ChatTemplate {
             let before = self.render(&first, &first_options)?;
             common_prefix(before.as_bytes(), text.as_bytes())
         };
-        let answers = answers.into_iter().filter(|answer| answer.start >= before);
+        if learnt.contains(&false) && answers.len() != learnt.len() {
+            let (found, said) = (answers.len(), learnt.len());
+            let reason = format!(
+                "`weight`: the chat template encloses {found} texts in {{% generation %}}, and the assistant says {said} \
+                 messages, so the weight of each is not to be told"
+            );
+            return Err(Error::Argument { name: "messages", reason });
+        }
+        let is_learnt = |number: usize| learnt.get(number).copied().unwrap_or(true);
+        let answers = answers.into_iter().enumerate();
+        let answers =
+            answers.filter(|(number, answer)| is_learnt(*number) && answer.start >= before);
+        let answers = answers.map(|(_, answer)| answer);
 
         let encode = |end| tokenizer.encode_parts(&marks::parts(&text[..end]), false);
         let ids = encode(text.len())?;

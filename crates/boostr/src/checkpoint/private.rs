@@ -27,6 +27,7 @@ use crate::files;
 #[derive(Debug, Clone)]
 pub struct PrivateFolder {
     path: PathBuf,
+    exposed: Option<String>,
 }
 
 /// A file of a [`PrivateFolder`].
@@ -41,21 +42,36 @@ pub struct PrivateFile {
 }
 
 impl PrivateFolder {
-    /// The folder at `path`, which is made if need be, with mode 0700. One that is there gets that mode, and what killed
+    /// The folder at `path`, made if need be, with mode 0700. One that is there and empty gets that mode.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_of`](Self::open_of).
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_of(path, |_| false)
+    }
+
+    /// The folder at `path`, made if need be, with mode 0700. One that is there gets that mode if it is this user's and
+    /// all in it `is_ours`, which is asked about paths; else it keeps its own, see [`exposed`](Self::exposed). What killed
     /// processes left half written in it is removed.
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] when others may enter the folder and that cannot be changed, or it is one that all share, as
-    /// `/tmp`; [`Error::Io`] when the system refuses.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// [`Error::Format`] when all may write into it, or its mode cannot be changed; [`Error::Io`] when the system refuses.
+    pub fn open_of(path: &Path, is_ours: impl Fn(&Path) -> bool) -> Result<Self> {
         let io = |error| Error::io(path, error);
         private().recursive(true).create(path).map_err(io)?;
         // One folder, wherever the process goes.
         let path = fs::canonicalize(path).map_err(io)?;
-        close(&path)?;
         clean(&path);
-        Ok(Self { path })
+        let exposed = close(&path, is_ours)?;
+        Ok(Self { path, exposed })
+    }
+
+    /// Why others may look into the folder, if they may: its mode stays where not all in it is ours.
+    #[must_use]
+    pub fn exposed(&self) -> Option<&str> {
+        self.exposed.as_deref()
     }
 
     /// Where it is.
@@ -180,35 +196,59 @@ pub(crate) fn private() -> fs::DirBuilder {
     builder
 }
 
-/// Closes a folder to all but its owner.
+/// Closes a folder to all but its owner, or says why it stays open.
 #[cfg(unix)]
-fn close(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+fn close(path: &Path, is_ours: impl Fn(&Path) -> bool) -> Result<Option<String>> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     const OTHERS: u32 = 0o077;
+    const WRITABLE: u32 = 0o002;
     const STICKY: u32 = 0o1000;
-    let metadata = fs::metadata(path).map_err(|error| Error::io(path, error))?;
+    let io = |error| Error::io(path, error);
+    let metadata = fs::metadata(path).map_err(io)?;
     let mode = metadata.permissions().mode() & 0o7777;
-    let refuse =
-        |why: String| Err(Error::format(path, format!("its mode {mode:04o} lets others in{why}")));
+    let open = |why: &str| format!("its mode {mode:04o} lets others in{why}");
+    let refuse = |why: &str| Err(Error::format(path, open(why)));
     if mode & OTHERS == 0 {
-        return Ok(());
+        return Ok(None);
     }
     if mode & STICKY != 0 {
-        return refuse(", as all share it: name a folder of its own in it".to_owned());
+        return refuse(", as all share it: name a folder of its own in it");
     }
-    match fs::set_permissions(path, fs::Permissions::from_mode(0o700)) {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            let shown = path.display();
-            refuse(format!(
-                ", and it cannot be changed ({error}): its owner can, by `chmod 700 {shown}`"
-            ))
+    let strange = || -> io::Result<Option<String>> {
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if !is_ours(&entry.path()) {
+                return Ok(Some(format!("{:?} in it is not ours", entry.file_name())));
+            }
         }
+        Ok(None)
+    };
+    let kept = if path.parent().is_none() {
+        Some("it is the root of all folders".to_owned())
+    } else if metadata.uid() != rustix::process::geteuid().as_raw() {
+        Some("it is another user's".to_owned())
+    } else {
+        strange().map_err(io)?
+    };
+    match kept {
+        Some(kept) if mode & WRITABLE != 0 => {
+            refuse(&format!(" to write, and stays, as {kept}: name a folder of its own"))
+        }
+        Some(kept) => Ok(Some(open(&format!(", and stays, as {kept}")))),
+        None => match fs::set_permissions(path, fs::Permissions::from_mode(0o700)) {
+            Ok(()) => Ok(None),
+            Err(error) => {
+                let shown = path.display();
+                refuse(&format!(
+                    ", and it cannot be changed ({error}): its owner can, by `chmod 700 {shown}`"
+                ))
+            }
+        },
     }
 }
 
 /// Elsewhere a folder has the rights of the one that it is in.
 #[cfg(not(unix))]
-fn close(_path: &Path) -> Result<()> {
-    Ok(())
+fn close(_path: &Path, _is_ours: impl Fn(&Path) -> bool) -> Result<Option<String>> {
+    Ok(None)
 }

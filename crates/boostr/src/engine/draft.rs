@@ -4,19 +4,23 @@
 //! tokens share its run. The sampler takes row after row of the logits, for as long as it chooses what was guessed.
 //! A wrong guess is undone by going back to a fork of the state. Right guesses are computed again with the next ones.
 //!
-//! Leviathan, Kalman, Matias 2023 (draft models), Saxena 2023 (lookup in the prompt).
+//! Leviathan, Kalman, Matias 2023 (draft models), Saxena 2023 (lookup in the prompt), Gloeckle et al. 2024 (a block of the
+//! model itself).
 
 use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::models::{Model, State};
+use crate::models::{Model, Mtp, State};
+use crate::ops;
 use crate::sample::argmax;
 
 use super::run;
 
 /// Most tokens that are guessed at once.
 pub(super) const MAX_GUESS: usize = 8;
+/// Hidden states that are kept for a block that has not seen them.
+const MAX_HIDDEN: usize = 1024;
 /// Tokens without a guess after guesses that were wrong.
 const PAUSE: usize = 16;
 /// Shortest and longest end of the text that is looked for in what came before.
@@ -28,6 +32,8 @@ pub enum Draft<B: Backend> {
     Lookup,
     /// The greedy continuation by a smaller model of the same vocabulary.
     Model(Arc<Model<B>>),
+    /// The greedy continuation by the model's own block for one token more.
+    Mtp(Arc<Mtp<B>>),
     /// What a function of the tokens so far says, of which at most so many are used.
     With(Arc<Guess>),
 }
@@ -40,6 +46,7 @@ impl<B: Backend> Clone for Draft<B> {
         match self {
             Self::Lookup => Self::Lookup,
             Self::Model(model) => Self::Model(model.clone()),
+            Self::Mtp(block) => Self::Mtp(block.clone()),
             Self::With(guess) => Self::With(guess.clone()),
         }
     }
@@ -69,6 +76,7 @@ impl<B: Backend> Draft<B> {
         let source = match self {
             Self::Lookup => Source::Lookup,
             Self::Model(model) => Source::Model(model.clone(), model.new_state()?),
+            Self::Mtp(block) => Source::Mtp(Box::new(Ahead::new(block.clone()))),
             Self::With(guess) => Source::With(guess.clone()),
         };
         Ok(Drafter { source, len: MAX_GUESS / 2, pause: 0 })
@@ -87,12 +95,25 @@ enum Source<B: Backend> {
     Lookup,
     /// The draft model, and what it has seen of the sequence.
     Model(Arc<Model<B>>, State<B>),
+    Mtp(Box<Ahead<B>>),
     With(Arc<Guess>),
+}
+
+/// A block for one token more, and what it has seen of the sequence.
+struct Ahead<B: Backend> {
+    block: Arc<Mtp<B>>,
+    /// Of the tokens whose hidden states it has seen; `None` before the first of them, or after a gap.
+    state: Option<State<B>>,
+    /// What it gave for the last of them.
+    last: Vec<f32>,
+    /// Hidden states that it has not seen, of the tokens before `end`.
+    rows: Vec<f32>,
+    end: usize,
 }
 
 impl<B: Backend> Drafter<B> {
     /// Up to `most` tokens that may follow `ids`.
-    pub(super) fn guess(&mut self, ids: &[u32], most: usize) -> Result<Vec<u32>> {
+    pub(super) fn guess(&mut self, model: &Model<B>, ids: &[u32], most: usize) -> Result<Vec<u32>> {
         if self.pause > 0 {
             self.pause -= 1;
             return Ok(Vec::new());
@@ -101,8 +122,21 @@ impl<B: Backend> Drafter<B> {
         match &mut self.source {
             _ if len == 0 => Ok(Vec::new()),
             Source::Lookup => Ok(lookup(ids, len)),
-            Source::Model(model, state) => continuation(model, state, ids, len),
+            Source::Model(draft, state) => continuation(draft, state, ids, len),
+            Source::Mtp(ahead) => ahead.guess(model, ids, len),
             Source::With(guess) => Ok(guess(ids, len).into_iter().take(len).collect()),
+        }
+    }
+
+    /// Whether it is to [see](Self::see) hidden states.
+    pub(super) fn wants_hidden(&self) -> bool {
+        matches!(self.source, Source::Mtp(_))
+    }
+
+    /// Takes the hidden states, rows of `width`, of the tokens from `first` on.
+    pub(super) fn see(&mut self, first: usize, hidden: &[f32], width: usize) {
+        if let Source::Mtp(ahead) = &mut self.source {
+            ahead.see(first, hidden, width);
         }
     }
 
@@ -116,6 +150,71 @@ impl<B: Backend> Drafter<B> {
         } else {
             self.len = right.max(1);
             self.pause = if right == 0 { PAUSE } else { 0 };
+        }
+    }
+}
+
+impl<B: Backend> Ahead<B> {
+    fn new(block: Arc<Mtp<B>>) -> Self {
+        Self { block, state: None, last: Vec::new(), rows: Vec::new(), end: 0 }
+    }
+
+    fn see(&mut self, first: usize, hidden: &[f32], width: usize) {
+        // What is computed again has the bits that it had. After a gap nothing before it counts.
+        let known = match self.end.checked_sub(first) {
+            Some(known) => (known * width).min(hidden.len()),
+            None => {
+                (self.state, self.end) = (None, first);
+                self.rows.clear();
+                0
+            }
+        };
+        self.rows.extend_from_slice(&hidden[known..]);
+        self.end = self.end.max(first + hidden.len() / width);
+        // Of a long prompt the end is enough to guess by.
+        if let Some(excess) = self.rows.len().checked_sub(MAX_HIDDEN * width) {
+            self.rows.drain(..excess);
+            if excess > 0 {
+                self.state = None;
+            }
+        }
+    }
+
+    /// Up to `len` tokens that may follow `ids`, of which hidden states are known up to one at least.
+    fn guess(&mut self, model: &Model<B>, ids: &[u32], len: usize) -> Result<Vec<u32>> {
+        let (width, client) = (model.width(), model.client());
+        // A row needs the token after its own.
+        let left = (self.end + 1).saturating_sub(ids.len()) * width;
+        let count = self.rows.len().saturating_sub(left) / width;
+        if count > 0 {
+            let first = self.end - self.rows.len() / width;
+            let rows: Vec<f32> = self.rows.drain(..count * width).collect();
+            let mut state = match self.state.take() {
+                Some(state) => state,
+                None => self.block.new_state(model)?,
+            };
+            let hidden = ops::tensor(client, &rows, &[count, width])?;
+            let next = &ids[first + 1..=first + count];
+            let given = ops::to_vec(&self.block.forward(model, &mut state, &hidden, next)?)?;
+            self.last = given[(count - 1) * width..].to_vec();
+            self.state = Some(state);
+        }
+        let Some(mut fork) = self.state.clone() else { return Ok(Vec::new()) };
+        let seen = self.end - self.rows.len() / width;
+        // Where hidden states are not known yet, those that it gives itself stand for them.
+        let mut hidden = ops::tensor(client, &self.last, &[1, width])?;
+        for &id in &ids[(seen + 1).min(ids.len())..] {
+            hidden = self.block.forward(model, &mut fork, &hidden, &[id])?;
+        }
+        let mut guesses = Vec::new();
+        loop {
+            let logits = ops::to_vec(&model.logits(&hidden)?)?;
+            guesses.push(argmax(&logits[..model.vocab_limit()]).0);
+            if guesses.len() == len {
+                return Ok(guesses);
+            }
+            let last = &guesses[guesses.len() - 1..];
+            hidden = self.block.forward(model, &mut fork, &hidden, last)?;
         }
     }
 }
@@ -172,16 +271,17 @@ mod tests {
 
     #[test]
     fn guesses_get_longer_while_they_are_right_and_pause_when_all_are_wrong() {
+        let model = super::super::scheduler::tests::model();
         let mut drafter = Draft::<crate::backend::Cpu>::Lookup.drafter().unwrap();
         let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2];
-        assert_eq!(drafter.guess(&ids, 99).unwrap(), [3, 4, 5, 6]);
+        assert_eq!(drafter.guess(&model, &ids, 99).unwrap(), [3, 4, 5, 6]);
         drafter.learn(4, 4);
-        assert_eq!(drafter.guess(&ids, 99).unwrap().len(), 8);
-        assert_eq!(drafter.guess(&ids, 3).unwrap().len(), 3);
+        assert_eq!(drafter.guess(&model, &ids, 99).unwrap().len(), 8);
+        assert_eq!(drafter.guess(&model, &ids, 3).unwrap().len(), 3);
         drafter.learn(8, 0);
         for _ in 0..PAUSE {
-            assert!(drafter.guess(&ids, 99).unwrap().is_empty());
+            assert!(drafter.guess(&model, &ids, 99).unwrap().is_empty());
         }
-        assert_eq!(drafter.guess(&ids, 99).unwrap(), [3]);
+        assert_eq!(drafter.guess(&model, &ids, 99).unwrap(), [3]);
     }
 }

@@ -226,7 +226,7 @@ impl<'a, B: Backend> Job<'a, B> {
     }
 
     /// Takes for this step what follows the prompt.
-    pub(super) fn plan_tokens(&mut self, stats: &mut Stats) -> usize {
+    pub(super) fn plan_tokens(&mut self, model: &Model<B>, stats: &mut Stats) -> usize {
         let max_tokens = self.request.max_tokens;
         let mut rows = 0;
         for i in 0..self.sequences.len() {
@@ -235,7 +235,7 @@ impl<'a, B: Backend> Job<'a, B> {
                 continue;
             }
             let left = max_tokens - sequence.generated().len();
-            if let Err(error) = sequence.plan_token(left) {
+            if let Err(error) = sequence.plan_token(model, left) {
                 self.fail(error, stats);
                 return 0;
             }
@@ -252,7 +252,7 @@ impl<'a, B: Backend> Job<'a, B> {
             if !sequence.is_in_prompt() || sequence.input.is_empty() {
                 continue;
             }
-            sequence.seen += sequence.input.len();
+            sequence.advance();
             stats.prompt_tokens += sequence.input.len() as u64;
             sequence.input.clear();
             let seen = sequence.seen;

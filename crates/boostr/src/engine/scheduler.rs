@@ -231,13 +231,13 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         if let Some(job) = self.running.iter_mut().find(|job| job.is_alone && !job.is_over) {
             // Its sequences one after another, if they are at different places.
             let rows = job.plan_piece(every, usize::MAX);
-            return if rows > 0 { rows } else { job.plan_tokens(&mut self.stats) };
+            return if rows > 0 { rows } else { job.plan_tokens(self.model, &mut self.stats) };
         }
         let ready: Vec<bool> =
             self.running.iter().map(|job| !job.is_over && job.is_ready()).collect();
         let mut rows = 0;
         for (job, _) in self.running.iter_mut().zip(&ready).filter(|(_, ready)| **ready) {
-            rows += job.plan_tokens(&mut self.stats);
+            rows += job.plan_tokens(self.model, &mut self.stats);
         }
         let mut served = Vec::new();
         for (i, job) in self.running.iter_mut().enumerate().filter(|(i, _)| ready[*i]) {
@@ -260,14 +260,15 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     /// Runs what is planned, and gives sequences the logits that they want.
     fn compute(&mut self) {
         let model = self.model;
-        let mut wanted = Vec::new();
+        let (mut wanted, mut kept) = (Vec::new(), Vec::new());
         let mut runs = Vec::new();
         let mut logits = Vec::new();
         for job in &mut self.running {
             for sequence in job.sequences.iter_mut().filter(|it| !it.input.is_empty()) {
                 wanted.push(sequence.wanted());
+                kept.push(sequence.kept());
                 runs.push(Run { tokens: &sequence.input, state: &mut sequence.state });
-                logits.push(&mut sequence.logits);
+                logits.push((&mut sequence.logits, &mut sequence.hidden));
             }
         }
         self.stats.steps += 1;
@@ -276,20 +277,30 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         let result = catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
             assert!(!is_fault, "as the test wants");
-            ops::to_vec(&model.forward_wanted(&mut runs, &wanted)?)
+            if kept == wanted {
+                return Ok([ops::to_vec(&model.forward_wanted(&mut runs, &wanted)?)?, Vec::new()]);
+            }
+            let [logits, hidden] = model.forward_kept(&mut runs, &wanted, &kept)?;
+            Ok([ops::to_vec(&logits)?, ops::to_vec(&hidden)?])
         }));
         let result = result.unwrap_or_else(|payload| {
             self.stats.panics += 1;
             Err(panicked("a forward of the model", &*payload))
         });
         match result {
-            Ok(rows) => {
-                let mut rest = &rows[..];
-                for (logits, wanted) in logits.into_iter().zip(wanted) {
+            Ok([rows, states]) => {
+                let (mut rest, mut states) = (&rows[..], &states[..]);
+                for ((logits, hidden), (wanted, kept)) in
+                    logits.into_iter().zip(wanted.iter().zip(&kept))
+                {
                     let (own, others) = rest.split_at(wanted * model.vocab_rows());
                     logits.clear();
                     logits.extend_from_slice(own);
                     rest = others;
+                    let (own, others) = states.split_at((kept * model.width()).min(states.len()));
+                    hidden.clear();
+                    hidden.extend_from_slice(own);
+                    states = others;
                 }
                 for job in &mut self.running {
                     let every = self.config.snapshot_every;
@@ -359,7 +370,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::ops::ControlFlow;
     use std::sync::mpsc;
 
@@ -369,7 +380,7 @@ mod tests {
     use crate::checkpoint::{ConfigFile, Dtype};
     use crate::models::Config;
 
-    fn model() -> Model<Cpu> {
+    pub(in super::super) fn model() -> Model<Cpu> {
         let json = r#"{"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16,
             "state_size": 8, "n_groups": 1, "num_hidden_layers": 2, "vocab_size": 64}"#;
         let config = Config::read(&ConfigFile::parse("config.json", json).unwrap()).unwrap();

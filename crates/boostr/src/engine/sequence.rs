@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::models::State;
+use crate::models::{Model, State};
 use crate::sample::{Choice, Constraint, Sampler, SamplerConfig};
 
 use super::draft::{Drafter, MAX_GUESS};
@@ -42,6 +42,8 @@ pub(super) struct Sequence<B: Backend> {
     pub(super) input: Vec<u32>,
     /// How many of `input` are guesses.
     pub(super) guesses: usize,
+    /// Hidden states of `input`, where who guesses wants them.
+    pub(super) hidden: Vec<f32>,
     /// State, and how much of `ids` it has seen, before guesses were run.
     backup: Option<(State<B>, usize)>,
     /// Tokens that were chosen.
@@ -86,6 +88,7 @@ impl<B: Backend> Sequence<B> {
             logits: Vec::new(),
             input: Vec::new(),
             guesses: 0,
+            hidden: Vec::new(),
             backup: None,
             chosen: Vec::new(),
             result: Ok(()),
@@ -121,7 +124,7 @@ impl<B: Backend> Sequence<B> {
 
     /// Takes for the next run what was generated and not seen, and guesses of what follows; `left` more may be
     /// generated.
-    pub(super) fn plan_token(&mut self, left: usize) -> Result<()> {
+    pub(super) fn plan_token(&mut self, model: &Model<B>, left: usize) -> Result<()> {
         let end = self.ids.len().min(self.seen + STEP_PIECE);
         self.guesses = 0;
         self.input.clear();
@@ -132,7 +135,7 @@ impl<B: Backend> Sequence<B> {
             && let Some(drafter) = &mut self.drafter
         {
             // A guess for the last token would be computed for nothing.
-            let guesses = drafter.guess(&self.ids, left.saturating_sub(1))?;
+            let guesses = drafter.guess(model, &self.ids, left.saturating_sub(1))?;
             self.guesses = guesses.len();
             self.drafted += guesses.len();
             self.input.extend(guesses);
@@ -147,6 +150,23 @@ impl<B: Backend> Sequence<B> {
     pub(super) fn wanted(&self) -> usize {
         let is_last = self.seen + self.input.len() - self.guesses == self.ids.len();
         if is_last { 1 + self.guesses } else { 0 }
+    }
+
+    /// Rows of hidden states that are kept of the run.
+    pub(super) fn kept(&self) -> usize {
+        let all = self.drafter.as_ref().is_some_and(Drafter::wants_hidden);
+        if all { self.input.len() } else { self.wanted() }
+    }
+
+    /// Counts what was run as seen.
+    pub(super) fn advance(&mut self) {
+        let first = self.seen;
+        self.seen += self.input.len();
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| !self.hidden.is_empty()) {
+            let width = self.hidden.len() / self.input.len();
+            drafter.see(first, &self.hidden, width);
+        }
+        self.hidden.clear();
     }
 
     /// Chooses tokens from `rows` of logits of width `width`, the next token's first, for as long as they are what was
@@ -196,8 +216,9 @@ impl<B: Backend> Sequence<B> {
             && let Some((state, _)) = self.backup.take()
         {
             self.state = state;
+            self.hidden.clear();
         } else {
-            self.seen += self.input.len();
+            self.advance();
         }
         if let Some(drafter) = &mut self.drafter {
             drafter.learn(self.guesses, right);
@@ -226,6 +247,7 @@ impl<B: Backend> Sequence<B> {
         self.backup = None;
         self.guesses = 0;
         self.input.clear();
+        self.hidden.clear();
         self.logits.clear();
     }
 

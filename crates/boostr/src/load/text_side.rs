@@ -181,6 +181,10 @@ impl TextSide {
                 "`suppress_tokens`, `begin_suppress_tokens` or `bad_words_ids`: left out {id}{more}: {reason}"
             ));
         }
+        if let Err(error) = self.defaults.suppression.check(limit) {
+            self.defaults.suppression = Default::default();
+            self.warnings.push(format!("{error}: they are not used, as no answer could be given"));
+        }
     }
 
     /// The ids of a prompt, with what the tokenizer puts before it. With `parse_special`, the name of a control token in

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::Config;
 use super::fields::Fields;
 use super::gguf::{self, Keys, KeysMut};
 use crate::backend::{Backend, Cpu, cpu};
@@ -95,6 +96,11 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
 
     /// What each layer is made of, and how its parameters are called.
     fn layers(&self) -> Vec<LayerSpec>;
+
+    /// The block that predicts one token more, as the only layer of a model; `None` for families that have none.
+    fn next_block(&self) -> Option<Config> {
+        None
+    }
 
     /// How files of transformers name and join parameters where they differ from the model's own names.
     fn hf_table(&self) -> Vec<Row> {

@@ -36,6 +36,7 @@ pub mod kimi_linear;
 pub mod llama;
 pub mod mamba2;
 mod model;
+mod mtp;
 pub mod nemotron_h;
 pub mod olmo_hybrid;
 pub mod qwen3_5;
@@ -57,6 +58,7 @@ pub use gguf::{
 };
 pub use hybrid::Hybrid;
 pub use model::{Context, Logits, Model, PIECE, Run};
+pub use mtp::Mtp;
 pub use state::State;
 
 /// Largest size that a configuration may name.

@@ -210,8 +210,14 @@ impl<B: Backend> Model<B> {
     }
 
     /// Runs `work` on the model's threads, kept awake between its steps.
-    fn awake<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+    pub(super) fn awake<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         Threads::install_on(self.threads.as_ref(), || boostr_kernels::awake(work))
+    }
+
+    /// What its new states keep keys and values as.
+    #[must_use]
+    pub fn kv_type(&self) -> KvType {
+        self.kv_type
     }
 
     /// Sizes of the model.
@@ -330,11 +336,6 @@ impl<B: Backend> Model<B> {
         self.fingerprint.as_ref().map(Fingerprint::text)
     }
 
-    /// What new states keep keys and values as.
-    pub(crate) fn kv_type(&self) -> KvType {
-        self.kv_type
-    }
-
     /// Checks that a state is one for this model.
     ///
     /// # Errors
@@ -442,11 +443,49 @@ impl<B: Backend> Model<B> {
         }
     }
 
+    /// The logits of [`forward_wanted`](Self::forward_wanted), and the [hidden](Self::hidden) states of each run's last
+    /// tokens, as many as `kept` says: at least as many as are wanted.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_wanted`](Self::forward_wanted).
+    pub(crate) fn forward_kept(
+        &self,
+        runs: &mut [Run<'_, B>],
+        wanted: &[usize],
+        kept: &[usize],
+    ) -> Result<[Tensor<B>; 2]> {
+        self.check(runs, Logits::None)?;
+        self.awake(|| {
+            let Some(hidden) = self.normed(runs, kept)? else {
+                let empty = |width| ops::zeros(&self.client, &[0, width]);
+                return Ok([empty(self.vocab_rows())?, empty(self.width())?]);
+            };
+            let mut end = 0;
+            let rows = wanted.iter().zip(kept).flat_map(|(&wanted, &kept)| {
+                end += kept;
+                end - wanted..end
+            });
+            let rows: Vec<usize> = rows.collect();
+            let logits = match rows.len() {
+                0 => ops::zeros(&self.client, &[0, self.vocab_rows()])?,
+                _ => self.logits(&self.client.select_rows(&hidden, &rows)?)?,
+            };
+            Ok([logits, hidden])
+        })
+    }
+
     fn compute(&self, runs: &mut [Run<'_, B>], wanted: &[usize]) -> Result<Tensor<B>> {
         match self.normed(runs, wanted)? {
             Some(rows) => self.logits(&rows),
             None => ops::zeros(&self.client, &[0, self.vocab_rows()]),
         }
+    }
+
+    /// What enters the first layer for each of `ids`, below [`vocab_rows`](Self::vocab_rows): `[T, d_model]`, f32.
+    pub(super) fn embed(&self, ids: &[u32]) -> Result<Tensor<B>> {
+        let h = self.client.embedding(&self.embeddings, ids)?;
+        scaled::<B>(&self.client, h, self.frame.embedding_scale)
     }
 
     /// The normed hidden states of each run's last tokens, as many as `wanted` says; `None` when that is none.
@@ -580,8 +619,7 @@ impl<B: Backend> Model<B> {
             .filter(|(i, _)| pass.iter().any(|(run, _)| run == i))
             .map(|(_, run)| &mut *run.state)
             .collect();
-        let h = client.embedding(&self.embeddings, &ids)?; // [T, d_model], f32 throughout
-        let mut h = scaled::<B>(client, h, self.frame.embedding_scale)?;
+        let mut h = self.embed(&ids)?; // [T, d_model], f32 throughout
         let lengths: Vec<usize> = pass.iter().map(|&(_, len)| len).collect();
         let positions: Vec<usize> = states.iter().map(|state| state.position()).collect();
         let mut batch = Batch::new(&lengths, &positions, h.clone());
@@ -600,8 +638,12 @@ impl<B: Backend> Model<B> {
         Ok(h)
     }
 
-    /// Logits of normed hidden states.
-    fn logits(&self, h: &Tensor<B>) -> Result<Tensor<B>> {
+    /// Logits of [hidden](Self::hidden) states `[T, d_model]`: `[T, V]`.
+    ///
+    /// # Errors
+    ///
+    /// When the width disagrees or memory is short.
+    pub fn logits(&self, h: &Tensor<B>) -> Result<Tensor<B>> {
         let client = &self.client;
         let logits = match &self.head {
             Some(head) => head.forward(client, h)?,

@@ -80,6 +80,11 @@ impl Family for Config {
         self.hybrid.layers().map(feed_forward).collect()
     }
 
+    fn next_block(&self) -> Option<super::Config> {
+        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
+        Some(Self { hybrid, ..self.clone() }.into())
+    }
+
     fn gguf_table(&self) -> Result<Vec<Row>> {
         let mut table = self.hybrid.gguf_table();
         table.extend(delta_table(&self.hybrid.mixer, "model.layers.#.linear_attn", true));

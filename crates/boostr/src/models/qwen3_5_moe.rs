@@ -74,6 +74,11 @@ impl Family for Config {
         self.hybrid.layers().map(feed_forward).collect()
     }
 
+    fn next_block(&self) -> Option<super::Config> {
+        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
+        Some(Self { hybrid, ..self.clone() }.into())
+    }
+
     /// `mlp.experts.gate_up_proj` `[E, 2 F, d_model]` is each expert's `gate_proj`, then its `up_proj`;
     /// `mlp.experts.down_proj` `[E, d_model, F]` each expert's `down_proj`.
     fn hf_table(&self) -> Vec<Row> {

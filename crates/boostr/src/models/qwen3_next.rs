@@ -94,6 +94,11 @@ impl Family for Config {
         self.hybrid.layers().zip(&self.is_dense).map(feed_forward).collect()
     }
 
+    fn next_block(&self) -> Option<super::Config> {
+        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
+        Some(Self { hybrid, is_dense: vec![false], ..self.clone() }.into())
+    }
+
     fn hf_table(&self) -> Vec<Row> {
         let parts = ["in_proj_qkv", "in_proj_z"].map(|part| format!("{MIXER}.{part}.weight"));
         vec![

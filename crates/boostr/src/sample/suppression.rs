@@ -112,6 +112,21 @@ impl Suppression {
         (Self(Arc::new(Lists { always, first, after })), out)
     }
 
+    /// Checks that of `limit` tokens one may begin an answer, and one may follow any.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if nothing is left somewhere.
+    pub fn check(&self, limit: usize) -> Result<()> {
+        let Lists { always, after, .. } = &*self.0;
+        self.leave(None, limit, &[], true)?;
+        // Only there so many sequences end that none may be left.
+        let may_end = after.iter().filter(|(_, ends)| always.len() + ends.len() >= limit);
+        may_end
+            .map(|(before, _)| *before)
+            .try_for_each(|before| self.leave(None, limit, &[before], false).map(drop))
+    }
+
     /// Of the tokens `allowed`, those that may follow `history`, `is_first` in their answer. If none would be left of a
     /// constraint's, all of them: what a request asks for goes before what an author keeps out.
     ///
@@ -146,6 +161,33 @@ impl Suppression {
                 );
                 Err(Error::Argument { name: "suppression", reason })
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_that_leave_no_token_are_known_before_an_answer_is_asked_for() {
+        let all: Vec<u32> = (0..4).collect();
+        let after = |before: u32| all.iter().map(|id| vec![before, *id]).collect::<Vec<_>>();
+        let none = || (Vec::new(), Vec::new(), Vec::new());
+        for (suppression, is_fit) in [
+            (none(), true),
+            ((all.clone(), Vec::new(), Vec::new()), false),
+            ((vec![0, 1, 2], Vec::new(), Vec::new()), true),
+            ((vec![0, 1], vec![2, 3], Vec::new()), false),
+            ((Vec::new(), all.clone(), Vec::new()), false),
+            ((Vec::new(), Vec::new(), all.iter().map(|&id| vec![id]).collect()), false),
+            ((Vec::new(), Vec::new(), after(2)), false),
+            ((vec![3], Vec::new(), after(2)[..3].to_vec()), false),
+            ((Vec::new(), vec![3], after(2)[..3].to_vec()), true),
+        ] {
+            let (always, first, sequences) = suppression.clone();
+            let lists = Suppression::new(always, first, sequences).unwrap();
+            assert_eq!(lists.check(4).is_ok(), is_fit, "{suppression:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use boostr::chat::{ChatTemplate, Options, Source, normalized};
 use boostr::generation_config::SpecialTokens;
 use boostr::tokenizer::Tokenizer;
 use boostr::train::data::{Content, Encoder};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/templates")
@@ -298,8 +298,12 @@ fn p_tune_tool_arguments_are_learned_as_the_server_writes_them() {
             let line: Value = serde_json::from_str(line).unwrap();
             let messages = line["messages"].as_array().unwrap().clone();
             let tools = line["tools"].as_array().cloned();
-            let content =
-                Content::Messages { messages: messages.clone(), given: 0, tools: tools.clone() };
+            let content = Content::Messages {
+                messages: messages.clone(),
+                given: 0,
+                tools: tools.clone(),
+                kwargs: Map::new(),
+            };
             let ids = encoder.encode(&content).unwrap().ids;
             // What is asked for these messages.
             let options = Options { tools, now: Some(UNIX_EPOCH), ..Options::default() };

@@ -46,6 +46,7 @@ mod kimi_linear;
 mod latent_attention;
 mod layer_checkpointing;
 mod loading;
+mod mtp;
 mod nemotron_h;
 mod portable_attention;
 mod portable_ops;

@@ -424,6 +424,89 @@ fn p_sessions_folder_others_read_a_folder_that_all_share_is_refused_as_it_is() {
 
 #[cfg(unix)]
 #[test]
+fn p_sessions_folder_others_read_one_with_other_files_keeps_its_mode_and_says_so() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    talked(&folder);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let open = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let inside = folder.path().join("a");
+    for strange in ["notes.txt", ".git", "notes"] {
+        let path = folder.path().join(strange);
+        if strange == "notes.txt" { fs::write(&path, "mine") } else { fs::create_dir(&path) }
+            .unwrap();
+        for exposed in [0o755, 0o710, 0o770] {
+            open(folder.path(), exposed);
+            open(&inside, 0o755);
+            let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+            let why = sessions.exposed().unwrap();
+            assert!(why.contains(strange) && why.contains(&format!("{exposed:04o}")), "{why}");
+            // What is in it is closed all the same.
+            assert_eq!((mode(folder.path()), mode(&inside)), (exposed, 0o700));
+            sessions.create("b", None).unwrap();
+            assert_eq!(mode(&folder.path().join("b")), 0o700);
+            sessions.delete("b").unwrap();
+        }
+        // Others could put sessions in place of those that are there.
+        open(folder.path(), 0o757);
+        let error = told(&Sessions::<Cpu>::open(folder.path()).unwrap_err());
+        assert!(error.contains("0757") && error.contains(strange), "{error}");
+        assert_eq!(mode(folder.path()), 0o757);
+        fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).unwrap();
+    }
+    // What a server and killed processes have there is ours.
+    fs::create_dir(folder.path().join(".responses")).unwrap();
+    fs::write(folder.path().join(".a.lock"), "").unwrap();
+    open(folder.path(), 0o755);
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap();
+    assert_eq!((sessions.exposed(), mode(folder.path())), (None, 0o700));
+    // The root of all folders stays as it is, whoever asks.
+    let before = mode(Path::new("/"));
+    drop(boostr::checkpoint::PrivateFolder::open_of(Path::new("/"), |_| true));
+    assert_eq!(mode(Path::new("/")), before);
+}
+
+#[test]
+fn what_sessions_take_on_disk_is_known_after_each_change() {
+    let folder = Folder::new();
+    let (talk, quota) = (Talk::tiny(), 1 << 40);
+    let sessions = Sessions::<Cpu>::open(folder.path()).unwrap().within(quota);
+    let check = |what: &str| {
+        let mut bytes = 0;
+        for name in names(folder.path()) {
+            let path = folder.path().join(name);
+            for file in if path.is_dir() { names(&path) } else { Vec::new() } {
+                bytes += fs::metadata(path.join(file)).unwrap().len();
+            }
+        }
+        assert_eq!(sessions.left().unwrap(), quota - bytes, "{what}");
+    };
+    check("nothing");
+    let session = sessions.create("a", Some("Be brief.")).unwrap();
+    check("a session");
+    for text in ["One", "Two", "Three", "Four", "Five", "Six"] {
+        talk.say(&session, text, 2);
+        check(text);
+    }
+    session.set_system(None).unwrap();
+    check("another system message");
+    session.rewind(2).unwrap();
+    check("a turn back");
+    let branch = sessions.branch(&session, "b", 2).unwrap();
+    check("a branch");
+    talk.say(&branch, "So?", 2);
+    check("a turn of it");
+    drop(branch);
+    sessions.delete("a").unwrap();
+    check("without the first");
+    sessions.delete("b").unwrap();
+    check("without both");
+}
+
+#[cfg(unix)]
+#[test]
 fn p_lock_fifo_hangs_a_lock_that_is_no_file_is_an_error_at_once() {
     let folder = Folder::new();
     talked(&folder);

@@ -16,7 +16,7 @@ use boostr::train::data::{
     Piece, TokenFile, Truncate, read_pairs,
 };
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const WORDS: [&str; 24] = [
     "the", "a", "river", "runs", "to", "sea", "and", "never", "stops", "although", "stones", "lie",
@@ -289,7 +289,10 @@ fn lines_of_json_are_texts_completions_or_conversations() {
         [
             (1, text("aé")),
             (5, Content::Completion { prompt: "p".into(), completion: "c".into() }),
-            (6, Content::Messages { messages: vec![hi], given: 0, tools: None }),
+            (
+                6,
+                Content::Messages { messages: vec![hi], given: 0, tools: None, kwargs: Map::new() }
+            ),
             (7, text("last")),
         ]
     );
@@ -316,6 +319,7 @@ fn other_forms_of_conversations_are_read_as_messages() {
         messages: messages.iter().map(|&message| message.clone()).collect(),
         given,
         tools: tools.map(|tool| vec![tool.clone()]),
+        kwargs: Map::new(),
     };
     let cases = [
         // ShareGPT.
@@ -446,11 +450,92 @@ fn of_a_prompt_of_messages_answers_are_read_and_not_learnt() {
         let encoder =
             Encoder::new(&tokenizer, 0).unwrap().with_chat(&source, Options::default()).unwrap();
         let learnt = |given| {
-            let content = Content::Messages { messages: messages.clone(), given, tools: None };
+            let content = Content::Messages {
+                messages: messages.clone(),
+                given,
+                tools: None,
+                kwargs: Map::new(),
+            };
             decoded(&tokenizer, &encoder, &content).0
         };
         assert_eq!(learnt(0), "two;four;", "{template}");
         assert_eq!(learnt(3), "four;", "{template}");
+    }
+}
+
+#[test]
+fn a_message_without_weight_is_not_learnt_and_a_line_has_its_own_variables() {
+    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
+                 {% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}";
+    let marked = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+                  {% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}{{ mood }}";
+    let folder = Folder::new();
+    let (tokenizer, path) = (tokenizer(), folder.path().join("x.jsonl"));
+    let read = |line: &Value| {
+        fs::write(&path, format!("{line}\n")).unwrap();
+        let files = [DataFile::new(&path).unwrap()];
+        Documents::new(&files).next().unwrap().map(|document| document.content)
+    };
+    let said = |role: &str, content: &str, weight: Value| {
+        if weight.is_null() {
+            return json!({"role": role, "content": content});
+        }
+        json!({"role": role, "content": content, "weight": weight})
+    };
+    let talk = |one: Value, two: Value| {
+        json!([
+            said("user", "a", json!(1)),
+            said("assistant", "two", one),
+            said("user", "b", json!(null)),
+            said("assistant", "four", two)
+        ])
+    };
+    for template in [plain, marked] {
+        let source = chat::Source::new("t", template, SpecialTokens::default());
+        let encoder =
+            Encoder::new(&tokenizer, 0).unwrap().with_chat(&source, Options::default()).unwrap();
+        let learnt = |line: Value| {
+            let content = read(&line).unwrap();
+            decoded(&tokenizer, &encoder, &content).0
+        };
+        for (one, two, expected) in [
+            (json!(null), json!(null), "two;four;"),
+            (json!(1), json!(1.0), "two;four;"),
+            (json!(0), json!(1), "four;"),
+            (json!(null), json!(0), "two;"),
+        ] {
+            assert_eq!(learnt(json!({"messages": talk(one.clone(), two.clone())})), expected);
+            let messages = talk(one, two);
+            let all = messages.as_array().unwrap();
+            let (prompt, completion) = (&all[..2], &all[2..]);
+            let expected = expected.strip_prefix("two;").unwrap_or(expected);
+            if !expected.is_empty() {
+                let line = json!({"prompt": prompt, "completion": completion});
+                assert_eq!(learnt(line), expected);
+            }
+        }
+        let content = read(&json!({"messages": talk(json!(0), json!(0))})).unwrap();
+        assert!(encoder.encode(&content).unwrap_err().to_string().contains("to be learnt"));
+        // Variables of a line go before those of the run, and are gone in the next.
+        let line =
+            json!({"messages": talk(json!(1), json!(1)), "chat_template_kwargs": {"mood": "glad"}});
+        let text = |line: &Value| {
+            let encoded = encoder.encode(&read(line).unwrap()).unwrap();
+            tokenizer.decode(&encoded.ids, false).unwrap()
+        };
+        assert!(text(&line).ends_with("four;glad"), "{}", text(&line));
+        assert!(text(&json!({"messages": talk(json!(1), json!(1))})).ends_with("four;"));
+    }
+    for (line, told) in [
+        (json!({"messages": talk(json!(0.5), json!(1))}), "message 2: `weight`: expected 0 or 1"),
+        (json!({"messages": talk(json!(1), json!("1"))}), "message 4: `weight`: expected 0 or 1"),
+        (
+            json!({"messages": talk(json!(1), json!(1)), "chat_template_kwargs": "x"}),
+            "`chat_template_kwargs`: expected an object, found a text",
+        ),
+    ] {
+        let error = read(&line).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
     }
 }
 
@@ -703,7 +788,12 @@ fn of_a_conversation_only_the_answers_count() {
         let source = chat::Source::new("t.jinja", template.as_str(), SpecialTokens::default());
         let encoder = Encoder::new(&tokenizer, 321).unwrap();
         let encoder = encoder.with_chat(&source, Options::default()).unwrap();
-        let content = Content::Messages { messages: conversation(), given: 0, tools: None };
+        let content = Content::Messages {
+            messages: conversation(),
+            given: 0,
+            tools: None,
+            kwargs: Map::new(),
+        };
         let (answers, text) = decoded(&tokenizer, &encoder, &content);
         assert_eq!(answers, counted, "{template}");
         assert_eq!(text, all, "{template}");

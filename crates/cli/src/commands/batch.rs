@@ -112,13 +112,13 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         ));
     }
     let mut output = Output::open(&args.out)?;
-    let mut answered = output.resume(&mut input)?;
+    let mut answered = output.resume(&mut input, args.retry_failed)?;
     let mut before = None;
     let retry = beside(&args.out);
     if args.retry_failed && (failed_of(&answered) > 0 || retry.exists()) {
         input.rewind()?;
         let mut again = Output::open(&retry)?;
-        let asked = again.resume(&mut input)?;
+        let asked = again.resume(&mut input, true)?;
         before = Some((std::mem::replace(&mut output, again), answered));
         answered = asked;
     }
@@ -453,8 +453,8 @@ impl Output {
     }
 
     /// Cuts off what was not written to its end, checks that the rest answers `input`, and leaves both at the first line
-    /// that is not answered. Returns those that are.
-    fn resume(&mut self, input: &mut Input) -> Result<Vec<Answered>> {
+    /// that is not answered. Returns those that are. With `is_retry` a line whose answer failed may be another now.
+    fn resume(&mut self, input: &mut Input, is_retry: bool) -> Result<Vec<Answered>> {
         let (mut answers, mut end) = (Vec::new(), 0);
         let mut reader = BufReader::new(&self.file);
         loop {
@@ -468,19 +468,19 @@ impl Output {
             let checksum = answered.as_ref().and_then(|line| line.get("request_crc32")?.as_str());
             let line = input.next()?;
             let expected = line.as_ref().map(Line::checksum);
-            if checksum.is_none() || checksum != expected.as_deref() {
+            let is_failure = answered.as_ref().is_none_or(is_failure);
+            let is_mended = is_failure && checksum.is_some() && line.is_some();
+            let is_answer = checksum.is_some() && checksum == expected.as_deref();
+            if !is_answer && !(is_mended && is_retry) {
                 let of = if line.is_some() { "line of --in" } else { "line: --in has no more" };
+                let how = if is_mended { "; --retry-failed asks it again" } else { "" };
                 bail!(
-                    "{}: line {done} is not the answer to that {of}; give another --out, or remove it",
+                    "{}: line {done} is not the answer to that {of}{how}; give another --out, or remove it",
                     self.name
                 );
             }
             let (start, len) = (end, read as u64);
-            answers.push(Answered {
-                start,
-                len,
-                is_failure: answered.as_ref().is_none_or(is_failure),
-            });
+            answers.push(Answered { start, len, is_failure });
             end += len;
         }
         drop(reader);

@@ -142,6 +142,9 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
     let folder = places::sessions(args.sessions.as_deref())?;
     // Before the model: a conversation that is not to be had needs none.
     let sessions = Sessions::open(&folder).map_err(refused)?;
+    if let Some(why) = sessions.exposed() {
+        term.warn(format_args!("--sessions {}: {why}", folder.display()));
+    }
     let session = match &args.session {
         None => None,
         Some(name) => Some(
@@ -186,6 +189,11 @@ pub fn run(args: &ChatArgs, term: &Term) -> Result<()> {
     chat.greet(&source, has_template, input.is_terminal())?;
     stream::catch_interrupt();
     chat.talk(&mut input)
+}
+
+/// How a conversation ends: a pipe's with the error of its last turn, if that was not said.
+fn left(refused: Option<anyhow::Error>, input: &Input) -> Result<()> {
+    refused.filter(|_| !input.is_terminal()).map_or(Ok(()), Err)
 }
 
 /// What sessions refuse is wrong usage, unless it is the system or a file that is to blame.
@@ -251,7 +259,7 @@ impl Chat<'_> {
                     self.term.error("that line is not UTF-8 text, so it was not said");
                     continue;
                 }
-                Entry::End => return refused.filter(|_| !input.is_terminal()).map_or(Ok(()), Err),
+                Entry::End => return left(refused, input),
                 Entry::Interrupt if interrupts > 0 => return Ok(()),
                 Entry::Interrupt => {
                     interrupts += 1;
@@ -263,7 +271,7 @@ impl Chat<'_> {
             let line = Line::parse(&line);
             let is_said = matches!(line, Ok(Line::Say(_)));
             match line.and_then(|line| self.obey(line)) {
-                Ok(ControlFlow::Break(())) => return Ok(()),
+                Ok(ControlFlow::Break(())) => return left(refused, input),
                 Ok(ControlFlow::Continue(())) if is_said => refused = None,
                 Ok(ControlFlow::Continue(())) => {}
                 Err(error) if is_context(&error) => {

@@ -573,7 +573,11 @@ fn spill(args: &ServeArgs, is_for_one: bool, term: &Term) -> Result<Option<Spill
 /// machine can reach it. It has none if that folder cannot be made.
 fn sessions(args: &ServeArgs, loopback: bool, term: &Term) -> Result<Option<Sessions<Cpu>>> {
     if let Some(folder) = args.sessions.as_ref().filter(|_| !args.no_sessions) {
-        return Ok(Some(Sessions::open(folder)?));
+        let sessions = Sessions::open(&places::sessions(Some(folder))?)?;
+        if let Some(why) = sessions.exposed() {
+            term.warn(format_args!("--sessions {}: {why}", folder.display()));
+        }
+        return Ok(Some(sessions));
     }
     if args.no_sessions || !loopback {
         return Ok(None);

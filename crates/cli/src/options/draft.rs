@@ -1,6 +1,7 @@
-//! Where guesses of the next tokens come from: `--draft lookup`, or a model.
+//! Where guesses of the next tokens come from: `--draft lookup`, `--draft mtp`, or a model.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use boostr::backend::Cpu;
@@ -14,9 +15,9 @@ use crate::options::model::ModelArgs;
 /// Where guesses come from.
 #[derive(Debug, Clone, Args)]
 pub struct DraftArgs {
-    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before, or a
-    /// smaller model of the same vocabulary
-    #[arg(long, value_name = "lookup|MODEL")]
+    /// Guess tokens before they are computed, which changes no output: `lookup`, from what was said before; `mtp`, by the
+    /// model's own block for one token more; or a smaller model of the same vocabulary
+    #[arg(long, value_name = "lookup|mtp|MODEL")]
     pub draft: Option<PathBuf>,
 }
 
@@ -30,6 +31,12 @@ impl DraftArgs {
 fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft<Cpu>> {
     if named.as_os_str() == "lookup" {
         return Ok(Draft::Lookup);
+    }
+    if named.as_os_str() == "mtp" {
+        let block = lm.mtp()?.ok_or_else(|| {
+            usage("--draft mtp: the model has no block that predicts one token more".to_owned())
+        })?;
+        return Ok(Draft::Mtp(Arc::new(block)));
     }
     // It reads no text, and the model's adapters are not for it.
     let (source, mut options) = args.source(Some(named))?;

@@ -46,6 +46,12 @@ fn tokens_that_the_author_keeps_out_come_in_no_answer_of_run_and_batch() {
         ids(&boostr(&[&line[..], more].concat()).ok().json()["ids"])
     };
     let free = run(&[]);
+    // Lists that leave nothing are told of, and not used.
+    let config = json!({"suppress_tokens": (0..10_000).collect::<Vec<u32>>()});
+    fs::write(model.join("generation_config.json"), config.to_string()).unwrap();
+    assert_eq!(run(&[]), free);
+    let told = boostr(&["run", path, "--tokens", "5,6,7", "-n", "1"]).ok().stderr;
+    assert!(told.contains("leave none of") && told.contains("they are not used"), "{told}");
     let config = json!({"suppress_tokens": [free[0]], "bad_words_ids": [[7, free[1]]]});
     fs::write(model.join("generation_config.json"), config.to_string()).unwrap();
     let kept = run(&[]);
@@ -161,6 +167,24 @@ fn p_batch_custom_id_lost_each_answer_has_its_name_and_failures_are_asked_again(
     }
     assert!(!std::path::Path::new(&format!("{out}.retry")).exists());
     boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).ok();
+
+    // A line whose answer failed may be mended before it is asked again; one that was answered may not be another.
+    let two = |second: &str| [good("r1"), second.to_owned(), good("r7")].join("\n");
+    let (input, out) = files("batch-mended");
+    fs::write(&input, two(&bad[2])).unwrap();
+    batch(&input, &out).fails(1);
+    fs::write(&input, two(&good("r2"))).unwrap();
+    let told = batch(&input, &out).fails(1).stderr;
+    assert!(told.contains("line 2") && told.contains("--retry-failed asks it again"), "{told}");
+    // Also where an earlier retry of it failed and was stopped.
+    fs::write(format!("{out}.retry"), fs::read_to_string(&out).unwrap()).unwrap();
+    boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).fails(1);
+    boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).ok();
+    let answers = lines(&out);
+    assert_eq!((names(&answers).join(" "), failures(&answers)), ("r1 r2 r7".into(), 0));
+    fs::write(&input, two(&good("r2")).replace("r7", "r8")).unwrap();
+    let told = boostr(&["batch", "--in", &input, "--out", &out, "--retry-failed"]).fails(1).stderr;
+    assert!(told.contains("line 3 is not the answer"), "{told}");
 
     // Of two lines of one name the second is refused.
     fs::write(&input, [good("a"), good("b"), String::new(), good("a")].join("\n")).unwrap();

@@ -171,6 +171,19 @@ fn states_leave_memory_for_a_folder_of_one_server_but_not_where_keys_protect_use
 }
 
 #[test]
+fn p_sessions_folder_others_read_a_home_folder_is_none_of_sessions() {
+    let home = folder("sessions-home");
+    for line in [&["serve", "--port", "0"][..], &["chat"]] {
+        let mut at_home = command(&[line, &["--sessions", home.to_str().unwrap()]].concat());
+        let output = at_home.env("HOME", &home).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("--sessions") && error.contains("a home folder"), "{error}");
+    }
+    assert!(fs::read_dir(&home).unwrap().next().is_none());
+}
+
+#[test]
 fn r_f12_no_time_is_too_long_to_be_waited_for() {
     let mut server = Running::start(&["--drain", &u64::MAX.to_string()]);
     server.signal("TERM");

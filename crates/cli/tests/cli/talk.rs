@@ -170,6 +170,9 @@ fn a_full_context_refuses_a_turn_and_the_chat_goes_on() {
     assert_eq!(run.stdout, format!("{hello}\n{}", free.stdout));
     let run = limited("d", &format!("Hello\n{long}\n/stats\n")).fails(2);
     assert!(run.stderr.contains("the last turn was not said: maximum context"), "{}", run.stderr);
+    // So it does however it is left.
+    let run = limited("e", &format!("Hello\n{long}\n/exit\n")).fails(2);
+    assert!(run.stderr.contains("the last turn was not said: maximum context"), "{}", run.stderr);
     assert_eq!(read(&limited("d", "Bye\n").ok()), read(&free)[1..]);
 }
 

@@ -80,6 +80,8 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
     let more = boostr(&["train", "--resume", &run, "--steps", "14"]).ok();
     assert!(more.stderr.contains("14 steps in all, 12 until now"), "{}", more.stderr);
     let fewer = boostr(&["train", "--resume", &run, "--steps", "13"]).fails(2);
+    assert!(fewer.stderr.contains("--steps: expected at least the 14 steps"), "{}", fewer.stderr);
+    assert!(!fewer.stderr.contains("total_steps"), "{}", fewer.stderr);
     assert!(fewer.stderr.contains("at least the 14 steps"), "{}", fewer.stderr);
     let other = boostr(&["train", "--resume", &run, "--lr", "0.5"]).fails(2);
     assert!(other.stderr.contains("schedule.lr"), "{}", other.stderr);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use boostr::Error;
@@ -133,6 +134,11 @@ impl Disk {
 
 fn name(key: &Key) -> String {
     format!("{:016x}-{}{ENDING}", key.scope, key.id)
+}
+
+/// Whether a file in the folder is an answer.
+pub(crate) fn is_ours(path: &Path) -> bool {
+    path.file_name().and_then(|name| key(name.to_str()?)).is_some()
 }
 
 fn key(name: &str) -> Option<Key> {

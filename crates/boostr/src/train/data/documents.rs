@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::lines::{Line, Lines, at};
 use crate::error::{Error, Result};
@@ -29,7 +29,9 @@ pub enum Kind {
     /// - `instruction`, `output`, and maybe `input`, `system` and `history` (Alpaca);
     /// - `text`.
     ///
-    /// `tools` go with messages, as a list or as its JSON. Other keys are left alone, and so are empty lines.
+    /// `tools` go with messages, as a list or as its JSON, and `chat_template_kwargs`, an object of the template's
+    /// variables. A message of the assistant whose `weight` is 0 is read and not learnt; 1 is as none. Other keys are left
+    /// alone, and so are empty lines.
     Jsonl,
 }
 
@@ -108,6 +110,8 @@ pub enum Content {
         given: usize,
         /// The tools on offer.
         tools: Option<Vec<Value>>,
+        /// More variables of the chat template.
+        kwargs: Map<String, Value>,
     },
     /// A text of which the second part is to be learnt.
     Completion {
@@ -148,6 +152,7 @@ impl Content {
             return Err(format!("expected a JSON object, found {}", kind_of(&value)));
         };
         let mut take = |key: &str| object.remove(key).filter(|value| !value.is_null());
+        let kwargs = take("chat_template_kwargs");
         for key in ["messages", "conversations"] {
             let Some(messages) = take(key) else { continue };
             let mut messages = objects(key, messages)?;
@@ -155,7 +160,7 @@ impl Content {
             if key == "conversations" || messages.iter().any(is_sharegpt) {
                 messages = sharegpt(key, messages, take("system"))?;
             }
-            return conversation(key, messages, 0, tools(take("tools"))?);
+            return conversation(key, messages, 0, (tools(take("tools"))?, kwargs));
         }
         match (take("prompt"), take("completion")) {
             (Some(prompt @ Value::Array(_)), Some(completion)) => {
@@ -166,7 +171,7 @@ impl Content {
                     return Err("`completion` is empty".into());
                 }
                 messages.extend(completion);
-                conversation("prompt", messages, given, tools(take("tools"))?)
+                conversation("prompt", messages, given, (tools(take("tools"))?, kwargs))
             }
             (Some(prompt), Some(completion)) => {
                 let prompt = text("prompt", prompt)?;
@@ -176,7 +181,7 @@ impl Content {
                 (Some(instruction), Some(output), _) => {
                     let input = (take("system"), take("history"), take("input"));
                     let messages = alpaca(input, instruction, output)?;
-                    conversation("instruction", messages, 0, tools(take("tools"))?)
+                    conversation("instruction", messages, 0, (tools(take("tools"))?, kwargs))
                 }
                 (_, _, Some(value)) => {
                     Ok(Self::Text { text: text("text", value)?, is_first: true, is_last: true })
@@ -205,12 +210,35 @@ fn conversation(
     key: &str,
     messages: Vec<Value>,
     given: usize,
-    tools: Option<Vec<Value>>,
+    (tools, kwargs): (Option<Vec<Value>>, Option<Value>),
 ) -> Result<Content, String> {
     if messages.is_empty() {
         return Err(format!("`{key}` is empty"));
     }
-    Ok(Content::Messages { messages, given, tools })
+    for (i, message) in messages.iter().enumerate() {
+        weight(message).map_err(|reason| format!("`{key}`: message {}: {reason}", i + 1))?;
+    }
+    let kwargs = match kwargs {
+        None => Map::new(),
+        Some(Value::Object(kwargs)) => kwargs,
+        Some(other) => {
+            let found = kind_of(&other);
+            return Err(format!("`chat_template_kwargs`: expected an object, found {found}"));
+        }
+    };
+    Ok(Content::Messages { messages, given, tools, kwargs })
+}
+
+/// Whether a message is learnt, as far as it says so itself: its `weight` is 1 or 0, as OpenAI has it.
+pub(super) fn weight(message: &Value) -> Result<bool, String> {
+    match message.get("weight") {
+        None | Some(Value::Null) => Ok(true),
+        Some(weight) => match weight.as_f64() {
+            Some(1.0) => Ok(true),
+            Some(0.0) => Ok(false),
+            _ => Err(format!("`weight`: expected 0 or 1, found {weight}")),
+        },
+    }
 }
 
 /// Tools as a list, or as a text that is its JSON; a blank one is none.
@@ -260,7 +288,11 @@ fn sharegpt(key: &str, turns: Vec<Value>, system: Option<Value>) -> Result<Vec<V
             }
         };
         let content = text("value", value).map_err(at)?;
-        messages.push(json!({"role": role, "content": content}));
+        let mut message = json!({"role": role, "content": content});
+        if let Some(weight) = turn.get("weight") {
+            message["weight"] = weight.clone();
+        }
+        messages.push(message);
     }
     Ok(messages)
 }

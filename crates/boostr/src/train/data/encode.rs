@@ -2,14 +2,16 @@
 
 use std::time::SystemTime;
 
-use super::documents::{Content, pieces};
-use crate::chat::{self, ChatTemplate, normalized};
+use serde_json::Value;
+
+use super::documents::{Content, pieces, weight};
+use crate::chat::{self, ChatTemplate, Counted, normalized};
 use crate::checkpoint::Fnv;
 use crate::error::{Error, Result};
 use crate::tokenizer::{Part, Tokenizer};
 
 /// Another text whenever documents are read in another way.
-const FORMS: &str = "2";
+const FORMS: &str = "3";
 
 /// Makes ids of documents.
 ///
@@ -134,7 +136,7 @@ impl Encoder {
                 let counts = (0..ids.len()).map(|i| i >= given).collect();
                 Ok(Encoded { ids, counts, bytes: prompt.len() + completion.len() })
             }
-            Content::Messages { messages, given, tools } => {
+            Content::Messages { messages, given, tools, kwargs } => {
                 let Some(Chat { template, options, .. }) = &self.chat else {
                     let reason =
                         "conversations need a chat template, and the model has none".into();
@@ -142,14 +144,20 @@ impl Encoder {
                 };
                 let mut options = options.clone();
                 options.tools = tools.clone().or(options.tools);
-                let messages = normalized(messages).map_err(|error| Error::Argument {
-                    name: "messages",
-                    reason: error.to_string(),
-                })?;
+                options.kwargs.extend(kwargs.clone());
+                let refuse = |reason| Error::Argument { name: "messages", reason };
+                let learnt = messages.iter().filter(|message| message["role"] == "assistant");
+                let learnt = learnt.map(weight).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+                let mut messages = messages.clone();
+                for message in messages.iter_mut().filter_map(Value::as_object_mut) {
+                    message.shift_remove("weight");
+                }
+                let messages = normalized(&messages).map_err(|error| refuse(error.to_string()))?;
+                let counted = Counted { given: *given, learnt: &learnt };
                 let answers =
-                    template.encode_answers_after(&self.tokenizer, &messages, *given, &options)?;
+                    template.encode_answers_of(&self.tokenizer, &messages, counted, &options)?;
                 if !answers.is_answer.contains(&true) {
-                    let reason = "no message of the assistant, so nothing to learn".into();
+                    let reason = "no message of the assistant that is to be learnt".into();
                     return Err(Error::Argument { name: "messages", reason });
                 }
                 Ok(Encoded { ids: answers.ids, counts: answers.is_answer, bytes: answers.bytes })
