@@ -14,6 +14,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -25,6 +26,8 @@ use crate::error::{Error, Result};
 use crate::models::{Model, State};
 use crate::state_file::{self, Pieces, SEGMENT, SavedState};
 use crate::threads;
+
+use super::job::panicked;
 
 /// Memory of states that wait to be written; one may be larger.
 const MAX_WAITING: usize = 64 << 20;
@@ -149,7 +152,6 @@ struct Shared<B: Backend> {
     folder: PrivateFolder,
     model: Arc<dyn AsRef<Model<B>> + Send + Sync>,
     model_key: u64,
-    limit: u64,
     log: Log,
     queue: Mutex<Queue<B>>,
     wake: Condvar,
@@ -167,9 +169,23 @@ struct Queue<B: Backend> {
 }
 
 enum Task<B: Backend> {
-    Write { plan: Box<Plan<B>>, serial: u64, at: usize, scope: u64, ids: Vec<u32> },
-    Read { at: usize, scope: u64, ids: Vec<u32> },
-    Remove { name: String },
+    Write {
+        plan: Box<Plan<B>>,
+        serial: u64,
+        at: usize,
+        scope: u64,
+        ids: Vec<u32>,
+    },
+    /// None of its files is longer than `most`.
+    Read {
+        at: usize,
+        scope: u64,
+        ids: Vec<u32>,
+        most: u64,
+    },
+    Remove {
+        name: String,
+    },
 }
 
 impl<B: Backend> Spill<B> {
@@ -198,7 +214,6 @@ impl<B: Backend> Spill<B> {
             folder,
             model,
             model_key,
-            limit,
             log,
             queue: Mutex::new(Queue {
                 tasks: VecDeque::new(),
@@ -380,9 +395,12 @@ impl<B: Backend> Spill<B> {
         serial
     }
 
-    /// Asks for a state.
-    pub(super) fn read(&self, at: usize, scope: u64, ids: Vec<u32>) {
-        self.shared.push(Task::Read { at, scope, ids }, 0);
+    /// Asks for a state, whose own file takes `bytes`.
+    pub(super) fn read(&self, at: usize, scope: u64, ids: Vec<u32>, bytes: u64) {
+        let (keys, _) = self.keys(scope, &ids);
+        let segments = keys.iter().filter_map(|key| self.segments.get(key));
+        let most = segments.map(|segment| segment.bytes).fold(bytes, u64::max);
+        self.shared.push(Task::Read { at, scope, ids, most }, 0);
     }
 
     /// Gives up a state, which took `bytes`, and the segments that no other needs.
@@ -516,7 +534,7 @@ impl<B: Backend> Shared<B> {
             let done = match task {
                 Task::Write { plan, serial, at, scope, ids } => {
                     memory = plan.memory;
-                    let bytes = self.write(&plan, scope, &ids);
+                    let bytes = caught(|| self.write(&plan, scope, &ids));
                     if let Err(error) = &bytes
                         && !std::mem::replace(&mut has_failed, true)
                     {
@@ -526,8 +544,14 @@ impl<B: Backend> Shared<B> {
                     has_failed &= bytes.is_err();
                     Some(Done::Written { serial, at, bytes: bytes.ok() })
                 }
-                Task::Read { at, scope, ids } => {
-                    Some(Done::Read { at, state: self.read(scope, &ids) })
+                Task::Read { at, scope, ids, most } => {
+                    let mut broken = Broken::State;
+                    let state = caught(|| self.read(scope, &ids, most, &mut broken));
+                    let state = state.map_err(|error| {
+                        self.say(&error.to_string());
+                        broken
+                    });
+                    Some(Done::Read { at, state })
                 }
                 Task::Remove { name } => {
                     if let Err(error) = self.folder.remove(&name) {
@@ -559,38 +583,38 @@ impl<B: Backend> Shared<B> {
         Ok(bytes.len() as u64)
     }
 
-    /// Reads a state with all that belongs to it.
-    fn read(&self, scope: u64, ids: &[u32]) -> Result<State<B>, Broken> {
+    /// Reads a state with all that belongs to it; `broken` is what of it was no use.
+    fn read(&self, scope: u64, ids: &[u32], most: u64, broken: &mut Broken) -> Result<State<B>> {
         let (segments, key) = keys(self.model_key, scope, ids);
-        let mut broken = Broken::State;
         let open = |name: &str| {
             let path = self.folder.path().join(name);
-            SavedState::from_bytes(&path.display().to_string(), self.folder.read(name, self.limit)?)
+            SavedState::from_bytes(&path.display().to_string(), self.folder.read(name, most)?)
         };
         let name = self.name(true, key);
-        let state = open(&name).and_then(|rest| {
-            if rest.more("scope") != Some(&format!("{scope:016x}")) {
-                let path = self.folder.path().join(&name);
-                return Err(Error::format(path, "metadata `scope`: another than its name says"));
-            }
-            state_file::restore((*self.model).as_ref(), ids, &rest, |index| {
-                let key = *segments.get(index).ok_or_else(|| Error::format(&name, "segments"))?;
-                broken = Broken::Segment(key);
-                let segment = open(&self.name(false, key));
-                segment.inspect(|_| broken = Broken::State)
-            })
-        });
-        let state = state.inspect_err(|error| self.say(&error.to_string()));
-        // Its age is when it was used last.
-        if state.is_ok() {
-            let _ = self.folder.touch(&name);
+        let rest = open(&name)?;
+        if rest.more("scope") != Some(&format!("{scope:016x}")) {
+            let path = self.folder.path().join(&name);
+            return Err(Error::format(path, "metadata `scope`: another than its name says"));
         }
-        state.map_err(|_| broken)
+        let state = state_file::restore((*self.model).as_ref(), ids, &rest, |index| {
+            let key = *segments.get(index).ok_or_else(|| Error::format(&name, "segments"))?;
+            *broken = Broken::Segment(key);
+            open(&self.name(false, key)).inspect(|_| *broken = Broken::State)
+        })?;
+        // Its age is when it was used last.
+        let _ = self.folder.touch(&name);
+        Ok(state)
     }
 
     fn name(&self, is_state: bool, key: u64) -> String {
         Name { is_state, model: self.model_key, key }.to_string()
     }
+}
+
+/// What `task` gives. One that panics has failed: who waits for it goes on.
+fn caught<T>(task: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(task))
+        .unwrap_or_else(|payload| Err(panicked("a state on disk", &*payload)))
 }
 
 /// The keys of segments of some ids, and of all of them.

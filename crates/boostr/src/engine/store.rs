@@ -573,7 +573,8 @@ impl<B: Backend> Store<B> {
         self.nodes[at].waiting += 1;
         if self.nodes[at].snapshot.is_none() && self.reading.insert(at) {
             let (scope, ids) = (self.nodes[at].scope, self.ids_to(at));
-            self.spill.as_ref()?.read(at, scope, ids);
+            let bytes = self.nodes[at].filed.as_ref()?.bytes;
+            self.spill.as_ref()?.read(at, scope, ids, bytes);
             // The reader has it too: it stays whoever is gone until then.
             self.nodes[at].waiting += 1;
         }
