@@ -24,14 +24,14 @@ const PAGE: usize = 4096;
 /// The system may map pages around one that is touched, within so many bytes.
 const AROUND: usize = 64 << 10;
 const LAYERS: usize = 2;
-const EXPERTS: usize = 96;
+const EXPERTS: usize = 48;
 const USED: usize = 2;
 const TOKENS: [u32; 3] = [5, 17, 300];
 
-/// Attention and 96 experts a layer, each of 1.5 MiB in bf16: 288 MiB in all.
+/// Attention and 48 experts a layer, each of 1.5 MiB in bf16: 144 MiB in all.
 const CONFIG: &str = r#"{"model_type": "granitemoehybrid", "hidden_size": 256, "num_hidden_layers": 2,
     "layer_types": ["attention", "attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 1024, "shared_intermediate_size": 64, "num_local_experts": 96,
+    "intermediate_size": 1024, "shared_intermediate_size": 64, "num_local_experts": 48,
     "num_experts_per_tok": 2, "vocab_size": 512, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
     "position_embedding_type": "rope", "mamba_n_heads": 8, "tie_word_embeddings": true,
     "embedding_multiplier": 12.0, "attention_multiplier": 0.125, "logits_scaling": 4.0,
