@@ -218,7 +218,10 @@ fn close(path: &Path, is_ours: impl Fn(&Path) -> bool) -> Result<Option<String>>
         for entry in fs::read_dir(path)? {
             let entry = entry?;
             if !is_ours(&entry.path()) {
-                return Ok(Some(format!("{:?} in it is not ours", entry.file_name())));
+                return Ok(Some(format!(
+                    "`{}` in it is not ours",
+                    entry.file_name().to_string_lossy().escape_debug()
+                )));
             }
         }
         Ok(None)

@@ -471,7 +471,7 @@ impl Output {
             let is_failure = answered.as_ref().is_none_or(is_failure);
             let is_mended = is_failure && checksum.is_some() && line.is_some();
             let is_answer = checksum.is_some() && checksum == expected.as_deref();
-            if !is_answer && !(is_mended && is_retry) {
+            if !(is_answer || is_mended && is_retry) {
                 let of = if line.is_some() { "line of --in" } else { "line: --in has no more" };
                 let how = if is_mended { "; --retry-failed asks it again" } else { "" };
                 bail!(
