@@ -569,7 +569,10 @@ mod tests {
                 let key = &k[(t * config.nheads_key + head / copies) * dk..][..dk];
                 let value = &v[(t * heads + head) * dv..][..dv];
                 let state = &mut state[head * dk * dv..][..dk * dv];
-                state.iter_mut().for_each(|s| *s *= g[t * heads + head].exp());
+                let decay = g[t * heads + head].exp();
+                for s in state.iter_mut() {
+                    *s *= decay;
+                }
                 for j in 0..dv {
                     let known: f64 = (0..dk).map(|i| state[i * dv + j] * key[i]).sum();
                     let new = beta[t * heads + head] * (value[j] - known);

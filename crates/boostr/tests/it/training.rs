@@ -218,7 +218,7 @@ fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
 
 #[test]
 fn case_24_two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
-    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny"] {
+    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny", "qwen3_5-tiny"] {
         let mut model = all(name);
         let row = ids(34, 5);
         let mut gradients = |cut: usize| {
@@ -312,8 +312,22 @@ fn logits(model: &mut TrainableModel, tokens: &[u32]) -> Vec<f32> {
 
 /// in_proj, out_proj and the others take an adapter in every family that has them.
 #[test]
+fn models_with_delta_rules_learn_a_text_by_heart() {
+    for name in ["qwen3_5-tiny", "olmo-hybrid-tiny"] {
+        let mut trainer = trainer(open(name), AdamWConfig::default(), 1e-2);
+        let batch = Batch { pieces: vec![piece(&ids(40, 3), 0)] };
+        let first = trainer.step(&batch).unwrap().loss;
+        for _ in 0..60 {
+            trainer.step(&batch).unwrap();
+        }
+        let last = trainer.step(&batch).unwrap().loss;
+        assert!(first > 3.0 && last < 0.3, "{name}: {first} to {last}");
+    }
+}
+
+#[test]
 fn case_20_adapters_learn_are_saved_as_peft_saves_them_and_merge_into_the_same_model() {
-    for name in ["mamba2-tiny", "llama-tiny", "bamba-tiny"] {
+    for name in ["mamba2-tiny", "llama-tiny", "bamba-tiny", "qwen3_5-tiny", "olmo-hybrid-tiny"] {
         let folder =
             std::env::temp_dir().join(format!("boostr-lora-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
