@@ -20,7 +20,7 @@ const MIXES: [(&str, Format, &[Wider]); 2] = [
     ("q5_k_m", Format::Q5K, &[(TABLES, Format::Q6K), (OUTPUTS, Format::Q6K), GATES]),
 ];
 /// Few rows, whose results decays are made of: they compound from token to token.
-const GATES: Wider = (r"\.ssm_(alpha|beta|ba)\.weight$", Format::Q8_0);
+const GATES: Wider = (r"\.ssm_(alpha|beta|ba|[fg]_[ab])\.weight$", Format::Q8_0);
 /// A pattern of GGUF names, and the type of what it finds.
 type Wider = (&'static str, Format);
 const TABLES: &str = r"^(token_embd|output)\.weight$";

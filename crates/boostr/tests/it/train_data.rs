@@ -465,10 +465,10 @@ fn of_a_prompt_of_messages_answers_are_read_and_not_learnt() {
 
 #[test]
 fn a_message_without_weight_is_not_learnt_and_a_line_has_its_own_variables() {
-    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
-                 {% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}";
-    let marked = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
-                  {% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}{{ mood }}";
+    let plain = "{{ mood }}{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
+                 {% if add_generation_prompt %}<assistant>{% endif %}";
+    let marked = "{{ mood }}{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+                  {% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }};{% endif %}{% endfor %}";
     let folder = Folder::new();
     let (tokenizer, path) = (tokenizer(), folder.path().join("x.jsonl"));
     let read = |line: &Value| {
@@ -523,8 +523,8 @@ fn a_message_without_weight_is_not_learnt_and_a_line_has_its_own_variables() {
             let encoded = encoder.encode(&read(line).unwrap()).unwrap();
             tokenizer.decode(&encoded.ids, false).unwrap()
         };
-        assert!(text(&line).ends_with("four;glad"), "{}", text(&line));
-        assert!(text(&json!({"messages": talk(json!(1), json!(1))})).ends_with("four;"));
+        assert!(text(&line).contains("glad"), "{}", text(&line));
+        assert!(!text(&json!({"messages": talk(json!(1), json!(1))})).contains("glad"));
     }
     for (line, told) in [
         (json!({"messages": talk(json!(0.5), json!(1))}), "message 2: `weight`: expected 0 or 1"),
