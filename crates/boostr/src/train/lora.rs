@@ -47,8 +47,18 @@ impl LoraConfig {
     /// The layers that get adapters if none are named: projections of mixers, attention and
     /// feed-forward layers. Two are left out: experts, whose adapters have another form in PEFT,
     /// and `out_proj`, which PEFT refuses beside Mamba-2, Falcon-H1 and Nemotron-H.
-    pub const USUAL: [&str; 8] =
-        ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    pub const USUAL: [&str; 10] = [
+        "in_proj",
+        "in_proj_qkv",
+        "in_proj_z",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ];
 
     /// Adapters of rank `r` beside the usual layers, with the factor 2.
     #[must_use]

@@ -85,6 +85,8 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
         "nemotron-h-moe-tiny",
         "zamba2-tiny",
         "kimi-linear-tiny",
+        "qwen3_5-tiny",
+        "olmo-hybrid-tiny",
     ] {
         let (base, folder) = (fixture(name), temporary(name));
         let (mut model, _) = adapted(&base, &[], &folder);

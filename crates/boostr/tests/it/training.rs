@@ -314,7 +314,7 @@ fn logits(model: &mut TrainableModel, tokens: &[u32]) -> Vec<f32> {
 /// in_proj, out_proj and the others take an adapter in every family that has them.
 #[test]
 fn case_20_adapters_learn_are_saved_as_peft_saves_them_and_merge_into_the_same_model() {
-    for name in ["mamba2-tiny", "llama-tiny", "bamba-tiny"] {
+    for name in ["mamba2-tiny", "llama-tiny", "bamba-tiny", "qwen3_5-tiny", "olmo-hybrid-tiny"] {
         let folder =
             std::env::temp_dir().join(format!("boostr-lora-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
