@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use crate::error::{Error, Result};
 
@@ -29,6 +30,16 @@ pub fn without_bom(text: &str) -> &str {
 #[must_use]
 pub fn bytes_without_bom(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BOM.as_bytes()).unwrap_or(bytes)
+}
+
+/// The name, length in bytes and time of modification in nanoseconds of a file: another once it was replaced. `None`
+/// where there is no such file.
+pub(crate) fn stamp(path: &Path) -> Option<String> {
+    let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    let modified = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let modified = modified.map_or(0, |at| at.as_nanos());
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    Some(format!("{name} {} {modified}", metadata.len()))
 }
 
 /// Opens a regular file.

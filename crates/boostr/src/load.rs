@@ -465,7 +465,11 @@ impl Weights<'_> {
                     format!("experts are packed in memory: `{path}` cannot be written: {error}");
                 Ok((None, Some(warning)))
             }
-            (Ok(()), packs) => Ok((packs, None)),
+            (Ok(()), packs) => {
+                let size = fs::metadata(&path).map_or(0, |file| file.len() >> 20);
+                let path = path.display();
+                Ok((packs, Some(format!("packed experts are written to `{path}`: {size} MiB"))))
+            }
         }
     }
 

@@ -88,7 +88,7 @@ use crate::ops::{self, AttentionOps, KvSizes, KvType};
 
 pub use compare::{LayerNorms, TensorNorms, diff, mix, norms};
 use parts::{KEYS, Part, Parts, VALUES};
-pub(crate) use pieces::{Pieces, SEGMENT, has_segments, is_rows_alone, peek, restore};
+pub(crate) use pieces::{MAX_IDS, Pieces, SEGMENT, has_segments, is_rows_alone, peek, restore};
 
 const FORMAT: &str = "boostr.state";
 const VERSION: &str = "1";

@@ -66,12 +66,13 @@ fn parse(path: &Path, bytes: &Bytes) -> Result<Contents, String> {
 }
 
 /// The metadata of a file, and the bytes of its tensor `name`, empty where there is none. The other tensors are not
-/// read, but all sizes are checked against the length of the file; a header is refused that is longer than `most`.
+/// read, but all sizes are checked against the length of the file. A header or tensor is refused that is longer than
+/// `most`, and a tensor that is not of type `dtype`.
 pub(crate) fn peek(
     path: &Path,
     file: &mut File,
-    name: &str,
-    most: usize,
+    (name, dtype): (&str, Dtype),
+    most: [usize; 2],
 ) -> Result<(BTreeMap<String, String>, Vec<u8>)> {
     let io = |error| Error::io(path, error);
     let refuse = |reason: &str| Error::format(path, format!("safetensors header: {reason}"));
@@ -81,7 +82,7 @@ pub(crate) fn peek(
     let length = u64::from_le_bytes(length);
     let data = len.checked_sub(8).and_then(|rest| rest.checked_sub(length));
     let data = data.and_then(|data| usize::try_from(data).ok());
-    let sizes = usize::try_from(length).ok().filter(|&length| length <= most).zip(data);
+    let sizes = usize::try_from(length).ok().filter(|&length| length <= most[0]).zip(data);
     let (length, data) = sizes.ok_or_else(|| refuse("longer than the file or than allowed"))?;
     let mut header = vec![0; length];
     file.read_exact(&mut header).map_err(io)?;
@@ -90,7 +91,18 @@ pub(crate) fn peek(
     let mut in_order: Vec<(&String, &Info)> = header.tensors.iter().collect();
     in_order.sort_by_key(|(_, info)| info.data_offsets);
     check_layout(&in_order, data).map_err(|reason| Error::format(path, reason))?;
-    let (begin, end) = header.tensors.get(name).map_or((0, 0), |info| info.data_offsets);
+    let info = header.tensors.get(name);
+    if let Some(other) = info.map(|info| info.dtype).filter(|&other| other != dtype) {
+        let (expected, found) = (dtype.name(), other.name());
+        let reason = format!("tensor `{name}`: expected type {expected}, found {found}");
+        return Err(Error::format(path, reason));
+    }
+    let (begin, end) = info.map_or((0, 0), |info| info.data_offsets);
+    if end.saturating_sub(begin) > most[1] {
+        let (found, most) = (end.saturating_sub(begin), most[1]);
+        let reason = format!("tensor `{name}`: expected at most {most} bytes, found {found}");
+        return Err(Error::format(path, reason));
+    }
     let mut bytes = vec![0; end.saturating_sub(begin)];
     file.seek_relative(i64::try_from(begin).unwrap_or(i64::MAX)).map_err(io)?;
     file.read_exact(&mut bytes).map_err(io)?;

@@ -5,8 +5,8 @@
 //! rows-MODEL-KEY.safetensors    keys and values of 256 positions, written once for all states that go that way
 //! ```
 //!
-//! MODEL is a hash of what bits depend on: fingerprint, type of the KV cache, instruction set. KEY is a hash of the scope
-//! and of all ids up to there. Both only name files: what is read back must have passed the checks of a state file, and
+//! MODEL is a hash of what bits depend on: fingerprint, lengths and times of the files with weights, type of the KV cache,
+//! instruction set. KEY is a hash of the scope and of all ids up to there. Both only name files: what is read back must have passed the checks of a state file, and
 //! must be of this model, this scope and these ids.
 //!
 //! A thread of its own writes, reads and removes. The engine asks it, and takes what is done between two steps. Files get
@@ -24,7 +24,7 @@ use crate::backend::Backend;
 use crate::checkpoint::{Fnv, PrivateFile, PrivateFolder, try_lock};
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
-use crate::state_file::{self, Pieces, SEGMENT, SavedState};
+use crate::state_file::{self, MAX_IDS, Pieces, SEGMENT, SavedState};
 use crate::threads;
 
 use super::job::panicked;
@@ -58,9 +58,9 @@ impl SpillFolder {
     ///
     /// # Errors
     ///
-    /// As [`PrivateFolder::open`]; [`Error::Format`] when its lock is a link or no file.
+    /// As [`PrivateFolder::open_of`]; [`Error::Format`] when its lock is a link or no file.
     pub fn open(path: &Path, limit: u64) -> Result<Option<Self>> {
-        let folder = PrivateFolder::open(path)?;
+        let folder = PrivateFolder::open_of(path, is_ours)?;
         let Some(lock) = try_lock(&folder.path().join(LOCK))? else { return Ok(None) };
         let (numerics, log): (_, Log) = (String::new(), Box::new(|_| {}));
         Ok(Some(Self { folder, limit, numerics, log, lock }))
@@ -86,6 +86,13 @@ impl SpillFolder {
         self.folder.path()
     }
 
+    /// Why others may see the names of its files, if they may: there are files of others in it. They may not see what is
+    /// in them.
+    #[must_use]
+    pub fn exposed(&self) -> Option<&str> {
+        self.folder.exposed()
+    }
+
     /// Bytes that its files may take.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -93,17 +100,23 @@ impl SpillFolder {
     }
 }
 
-/// A state that was found in the folder.
+/// The file of a state that was found in the folder.
 pub(super) struct Found {
-    pub(super) scope: u64,
-    pub(super) ids: Vec<u32>,
-    pub(super) bytes: u64,
+    name: Name,
+    file: PrivateFile,
+}
+
+impl Found {
+    /// Its bytes, without segments.
+    pub(super) fn bytes(&self) -> u64 {
+        self.file.len
+    }
 }
 
 /// What the thread has done.
 pub(super) enum Done<B: Backend> {
     /// A state was written, in so many bytes; or not.
-    Written { serial: u64, at: usize, bytes: Option<u64> },
+    Written { serial: u64, at: usize, bytes: Result<u64, Unwritten> },
     /// A state was read; or its file was no use, or a segment.
     Read { at: usize, state: Result<State<B>, Broken> },
 }
@@ -112,6 +125,15 @@ pub(super) enum Done<B: Backend> {
 pub(super) enum Broken {
     State,
     Segment(u64),
+}
+
+/// Why a state was not written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unwritten {
+    /// It cannot be, as it is.
+    State,
+    /// The system refused.
+    System,
 }
 
 /// The files, as the engine knows them.
@@ -205,7 +227,7 @@ impl<B: Backend> Spill<B> {
             what: "states on disk of a model whose weights are being trained".into(),
         })?;
         let mut hash = Fnv::default();
-        for text in [fingerprint, of.kv_type().name(), &numerics] {
+        for text in [fingerprint, of.kv_type().name(), &numerics, of.files()] {
             hash.text(text);
         }
         let model_key = hash.0;
@@ -242,54 +264,54 @@ impl<B: Backend> Spill<B> {
         Ok((own, found))
     }
 
-    /// What is in the folder. Its files are not read here, but for their ids.
+    /// What is in the folder. Its files are not read here. All segments stay until [`end_look`](Self::end_look).
     fn look(&mut self) -> Result<Vec<Found>> {
         let mut files = self.shared.folder.list()?;
         files.sort_by_key(|file| file.modified);
         let named = |file: &PrivateFile| Name::parse(&file.name);
-        let mut states = Vec::new();
-        let mut rows = HashMap::new();
+        let mut found = Vec::new();
         for file in files.into_iter().rev() {
             let Some(name) = named(&file) else { continue };
             self.bytes = self.bytes.saturating_add(file.len);
-            let is_ours = name.model == self.model && states.len() + rows.len() < MAX_FILES;
+            let is_ours = name.model == self.model && found.len() + self.segments.len() < MAX_FILES;
             match (is_ours, name.is_state) {
                 (false, _) => self.strangers.push(file),
-                (true, true) => states.push((name, file)),
-                (true, false) => drop(rows.insert(name.key, file)),
-            }
-        }
-        let mut found = Vec::new();
-        for (name, file) in states {
-            match self.look_into(&name, &file, &rows) {
-                Ok(state) => {
-                    for key in self.keys(state.scope, &state.ids).0 {
-                        let bytes = rows.get(&key).map_or(0, |file: &PrivateFile| file.len);
-                        self.segments.entry(key).or_insert(Segment { users: 0, bytes }).users += 1;
-                    }
-                    found.push(state);
+                (true, true) => found.push(Found { name, file }),
+                (true, false) => {
+                    self.segments.insert(name.key, Segment { users: 1, bytes: file.len });
                 }
-                Err(error) => {
-                    self.shared.say(&error.to_string());
-                    self.drop_file(&file.name, file.len);
-                }
-            }
-        }
-        for (key, file) in rows {
-            if !self.segments.contains_key(&key) {
-                self.drop_file(&file.name, file.len);
             }
         }
         found.reverse();
         Ok(found)
     }
 
-    fn look_into(
-        &self,
-        name: &Name,
-        file: &PrivateFile,
-        rows: &HashMap<u64, PrivateFile>,
-    ) -> Result<Found> {
+    /// Scope and ids of a state that was found; `None` for a file that is no use, which is gone then.
+    pub(super) fn look_into(&mut self, found: &Found) -> Option<(u64, Vec<u32>)> {
+        match self.ids_of(found) {
+            Ok((scope, ids)) => {
+                for key in self.keys(scope, &ids).0 {
+                    if let Some(segment) = self.segments.get_mut(&key) {
+                        segment.users += 1;
+                    }
+                }
+                Some((scope, ids))
+            }
+            Err(error) => {
+                self.shared.say(&error.to_string());
+                self.drop_file(&found.file.name, found.file.len);
+                None
+            }
+        }
+    }
+
+    /// Gives up the segments that no state needs, once all were looked into.
+    pub(super) fn end_look(&mut self) {
+        let keys: Vec<u64> = self.segments.keys().copied().collect();
+        self.leave(&keys);
+    }
+
+    fn ids_of(&self, Found { name, file }: &Found) -> Result<(u64, Vec<u32>)> {
         let path = self.shared.folder.path().join(&file.name);
         let refuse = |reason: &str| Err(Error::format(&path, reason));
         if file.len > self.limit {
@@ -302,10 +324,10 @@ impl<B: Backend> Spill<B> {
         if seen.ids.is_empty() || key != name.key {
             return refuse("is a state of other tokens than its name says");
         }
-        if segments.iter().any(|key| !rows.contains_key(key)) {
+        if segments.iter().any(|key| !self.segments.contains_key(key)) {
             return refuse("keys and values that belong to it are missing");
         }
-        Ok(Found { scope, ids: seen.ids, bytes: file.len })
+        Ok((scope, seen.ids))
     }
 
     /// The keys of the segments of some ids, and of all of them.
@@ -342,6 +364,23 @@ impl<B: Backend> Spill<B> {
         self.shared.push(Task::Remove { name: name.to_owned() }, 0);
     }
 
+    /// Whether the thread has ended, so that nothing more will be done.
+    pub(super) fn is_gone(&self) -> bool {
+        self.worker.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Bytes of a state's own file, which takes `bytes`, and of its segments.
+    pub(super) fn size(&self, scope: u64, ids: &[u32], bytes: u64) -> u64 {
+        let keys = self.keys(scope, ids).0;
+        let segments = keys.iter().filter_map(|key| self.segments.get(key));
+        segments.map(|segment| segment.bytes).fold(bytes, u64::saturating_add)
+    }
+
+    /// Whether a state needs a segment.
+    pub(super) fn needs(&self, scope: u64, ids: &[u32], segment: u64) -> bool {
+        self.keys(scope, ids).0.contains(&segment)
+    }
+
     /// Whether nothing waits to be written.
     pub(super) fn is_free(&self) -> bool {
         self.shared.lock().waiting == 0
@@ -356,6 +395,9 @@ impl<B: Backend> Spill<B> {
         patience: Option<Instant>,
     ) -> Option<Plan<B>> {
         let memory = state.size_in_bytes();
+        if 4 * ids.len() > MAX_IDS {
+            return None;
+        }
         if !self.shared.has_room(memory, patience) {
             return None;
         }
@@ -413,20 +455,21 @@ impl<B: Backend> Spill<B> {
     /// The same for one that has no file yet.
     pub(super) fn forget(&mut self, scope: u64, ids: &[u32], bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
-        for key in self.keys(scope, ids).0 {
-            let Some(segment) = self.segments.get_mut(&key) else { continue };
-            segment.users -= 1;
-            if segment.users == 0 {
-                self.drop_segment(key);
-            }
-        }
+        self.leave(&self.keys(scope, ids).0);
     }
 
-    /// Gives up a segment, whoever needs it.
-    pub(super) fn drop_segment(&mut self, key: u64) {
-        if let Some(segment) = self.segments.remove(&key) {
-            let name = Name { is_state: false, model: self.model, key };
-            self.drop_file(&name.to_string(), segment.bytes);
+    /// Takes a user from each segment, and gives up those that have none.
+    fn leave(&mut self, keys: &[u64]) {
+        for key in keys {
+            let Some(segment) = self.segments.get_mut(key) else { continue };
+            segment.users -= 1;
+            if segment.users > 0 {
+                continue;
+            }
+            let bytes = segment.bytes;
+            self.segments.remove(key);
+            let name = Name { is_state: false, model: self.model, key: *key };
+            self.drop_file(&name.to_string(), bytes);
         }
     }
 
@@ -511,7 +554,9 @@ impl<B: Backend> Shared<B> {
     }
 
     fn say(&self, line: &str) {
-        (self.log)(&format!("state cache: {line}"));
+        let line = format!("state cache: {line}");
+        // Who has no ear for it is not to stop the engine.
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.log)(&line)));
     }
 
     /// Does what is asked, until it is over.
@@ -542,7 +587,11 @@ impl<B: Backend> Shared<B> {
                         self.say(&error.to_string());
                     }
                     has_failed &= bytes.is_err();
-                    Some(Done::Written { serial, at, bytes: bytes.ok() })
+                    let bytes = bytes.map_err(|error| match error {
+                        Error::Io { .. } => Unwritten::System,
+                        _ => Unwritten::State,
+                    });
+                    Some(Done::Written { serial, at, bytes })
                 }
                 Task::Read { at, scope, ids, most } => {
                     let mut broken = Broken::State;
@@ -631,6 +680,13 @@ fn keys(model: u64, scope: u64, ids: &[u32]) -> (Vec<u64>, u64) {
         }
     }
     (segments, hash.0)
+}
+
+/// Whether a path in the folder is one that a [`SpillFolder`] has there.
+fn is_ours(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    path.symlink_metadata().is_ok_and(|found| found.is_file())
+        && name.is_some_and(|name| name == LOCK || Name::parse(name).is_some())
 }
 
 /// The name of a file.

@@ -21,7 +21,7 @@ use slab::Slab;
 use crate::backend::Backend;
 use crate::models::State;
 
-use super::spill::{Broken, Done, Found, Spill};
+use super::spill::{Broken, Done, Found, Spill, Unwritten};
 
 /// Part of the limit that ways without snapshots may take.
 const WAYS: usize = 16;
@@ -37,6 +37,8 @@ const CUTS: usize = 16;
 const LOOKS: usize = 256;
 /// Tokens that a state in a file must save, to be read.
 const MIN_READ: usize = 32;
+/// Writes that the system refuses one after another before it is not asked again until there was a request.
+const REFUSALS: u32 = 3;
 /// How long the end may take to write what is in memory.
 const END: Duration = Duration::from_secs(5);
 
@@ -63,6 +65,8 @@ pub(super) struct Store<B: Backend> {
     reading: BTreeSet<usize>,
     /// States that were read.
     reads: u64,
+    /// Writes that the system refused since the last one that succeeded.
+    refusals: u32,
 }
 
 /// Where a state is kept.
@@ -116,6 +120,8 @@ struct Snapshot<B: Backend> {
     /// Logits of what comes next, where a prompt ended.
     logits: Option<Vec<f32>>,
     standing: Standing,
+    /// Whether it could not be written, so that it is not tried again while there is time, but when it leaves memory.
+    is_unfit: bool,
 }
 
 /// A file of a state.
@@ -198,6 +204,7 @@ impl<B: Backend> Store<B> {
             filed: BTreeSet::new(),
             reading: BTreeSet::new(),
             reads: 0,
+            refusals: 0,
         }
     }
 
@@ -347,7 +354,7 @@ impl<B: Backend> Store<B> {
             .filed
             .as_ref()
             .map_or(standing, |filed| Standing { uses: filed.standing.uses, ..standing });
-        let snapshot = Snapshot { state, logits, standing };
+        let snapshot = Snapshot { state, logits, standing, is_unfit: false };
         for (address, bytes) in snapshot.blocks() {
             let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
             *count += 1;
@@ -464,11 +471,18 @@ impl<B: Backend> Store<B> {
     pub(super) fn spill_to(&mut self, spill: Spill<B>, found: Vec<Found>) {
         let can_cut = spill.is_rows_alone();
         self.spill = Some(spill);
-        for Found { scope, ids, bytes } in found {
+        // One by one, so that no more ids are in memory than there is room for.
+        for found in found {
+            let looked = self.spill.as_mut().and_then(|spill| spill.look_into(&found));
+            let Some((scope, ids)) = looked else { continue };
             let at = self.reach(scope, &ids);
-            let standing = Standing { floor: 0.0, uses: 1 };
+            let (standing, bytes) = (Standing { floor: 0.0, uses: 1 }, found.bytes());
             self.nodes[at].filed = Some(Filed { standing, serial: 0, bytes, can_cut });
             self.filed.insert(at);
+            self.drop_ways();
+        }
+        if let Some(spill) = &mut self.spill {
+            spill.end_look();
         }
         self.fit_files();
         self.fit();
@@ -487,25 +501,25 @@ impl<B: Backend> Store<B> {
     }
 
     /// Gives the snapshot of a node a file too, unless it is worth less than all that is there. Where others are still to
-    /// be written, it does not wait, or not beyond `patience`.
-    fn file(&mut self, at: usize, patience: Option<Instant>) {
+    /// be written, it does not wait, or not beyond `patience`. `false` when it cannot have one.
+    fn file(&mut self, at: usize, patience: Option<Instant>) -> bool {
         let node = &self.nodes[at];
         let (Some(_), Some(snapshot), None) = (&self.spill, &node.snapshot, &node.filed) else {
-            return;
+            return false;
         };
         let (scope, standing) = (node.scope, snapshot.standing);
         let can_cut = snapshot.state.can_cut(0);
         let ids = self.ids_to(at);
-        let Some(spill) = &mut self.spill else { return };
-        let Some(snapshot) = &self.nodes[at].snapshot else { return };
-        let Some(plan) = spill.plan(scope, &ids, &snapshot.state, patience) else { return };
+        let Some(spill) = &mut self.spill else { return false };
+        let Some(snapshot) = &self.nodes[at].snapshot else { return false };
+        let Some(plan) = spill.plan(scope, &ids, &snapshot.state, patience) else { return false };
         let bytes = spill.reserve(&plan);
         let standing = Standing { floor: self.floors[Tier::Disk as usize], ..standing };
         self.nodes[at].filed = Some(Filed { standing, serial: u64::MAX, bytes, can_cut });
         self.filed.insert(at);
         self.fit_files();
         let (Some(filed), Some(spill)) = (&mut self.nodes[at].filed, &mut self.spill) else {
-            return;
+            return true;
         };
         filed.serial = spill.write(plan, at, scope, ids);
         if can_cut {
@@ -517,6 +531,7 @@ impl<B: Backend> Store<B> {
                 }
             }
         }
+        true
     }
 
     /// Gives up files that are worth the least, while all are over the limit.
@@ -559,12 +574,23 @@ impl<B: Backend> Store<B> {
         let held = self.held(&place, ids.len(), true).map_or(0, |at| self.nodes[at].depth);
         let cut = self.cut_back(&place, held, most).map_or(0, |(_, state)| state.position());
         let seen = held.max(cut).max(covered) + MIN_READ - 1;
-        let whole = |&at: &usize| self.nodes[at].filed.is_some() && self.nodes[at].depth <= most;
+        // One that memory does not hold would push out all others, and then itself.
+        let fits = |at: usize| {
+            let (node, ids) = (&self.nodes[at], self.ids_to(at));
+            let files = self.spill.as_ref().zip(node.filed.as_ref());
+            let size = files.map(|(spill, filed)| spill.size(node.scope, &ids, filed.bytes));
+            size.is_some_and(|size| size <= self.limit as u64)
+        };
+        let whole = |&at: &usize| {
+            let node = &self.nodes[at];
+            node.filed.is_some() && node.depth <= most && (node.snapshot.is_some() || fits(at))
+        };
         let whole = self.way_up(place.node).find(whole);
         let whole = whole.map(|at| (at, self.nodes[at].depth)).filter(|&(_, len)| len > seen);
         let longest = whole.map_or(seen, |(_, len)| len);
         let cut = self.beside(&place, longest, most, |at, _| {
-            if self.nodes[at].can_cut(Tier::Disk, 0) {
+            let node = &self.nodes[at];
+            if node.can_cut(Tier::Disk, 0) && (node.snapshot.is_some() || fits(at)) {
                 return ControlFlow::Break(Some(at));
             }
             ControlFlow::Continue(())
@@ -601,6 +627,7 @@ impl<B: Backend> Store<B> {
     /// Takes what was read and written since. What was read stays in memory until its request begins.
     pub(super) fn settle(&mut self) {
         let Some(spill) = &self.spill else { return };
+        let is_gone = spill.is_gone();
         for done in spill.done() {
             match done {
                 Done::Written { serial, at, bytes } => self.note_written(serial, at, bytes),
@@ -609,13 +636,16 @@ impl<B: Backend> Store<B> {
                     match state {
                         Ok(state) => {
                             self.reads += 1;
-                            if self.nodes[at].snapshot.is_none() {
+                            let bytes: usize = state.blocks().map(|(_, bytes)| bytes).sum();
+                            if bytes > self.limit {
+                                self.drop_file(at);
+                            } else if self.nodes[at].snapshot.is_none() {
                                 self.hold(at, state, None);
                             }
                         }
                         Err(broken) => {
-                            if let (Broken::Segment(key), Some(spill)) = (broken, &mut self.spill) {
-                                spill.drop_segment(key);
+                            if let Broken::Segment(key) = broken {
+                                self.drop_segment(key);
                             }
                             self.drop_file(at);
                         }
@@ -625,38 +655,85 @@ impl<B: Backend> Store<B> {
                 }
             }
         }
+        if is_gone {
+            // Its thread is no more: who waits for it goes on without.
+            self.spill = None;
+            for at in std::mem::take(&mut self.reading) {
+                self.nodes[at].waiting -= 1;
+                self.tidy(at);
+            }
+            for at in std::mem::take(&mut self.filed) {
+                self.nodes[at].filed = None;
+                self.tidy(at);
+            }
+        }
+        self.fit();
     }
 
-    fn note_written(&mut self, serial: u64, at: usize, bytes: Option<u64>) {
+    /// Gives up all files of states that need a segment which was no use, and it with them.
+    fn drop_segment(&mut self, key: u64) {
+        let Some(spill) = &self.spill else { return };
+        let needs = |at: &&usize| spill.needs(self.nodes[**at].scope, &self.ids_to(**at), key);
+        for at in self.filed.iter().filter(needs).copied().collect::<Vec<_>>() {
+            self.drop_file(at);
+            self.tidy(at);
+        }
+    }
+
+    fn note_written(&mut self, serial: u64, at: usize, bytes: Result<u64, Unwritten>) {
+        match bytes {
+            Ok(_) => self.refusals = 0,
+            Err(why) => self.refusals += u32::from(why == Unwritten::System),
+        }
         let node = self.nodes.get_mut(at);
         let filed = node.and_then(|node| node.filed.as_mut());
         let (Some(filed), Some(spill)) = (filed.filter(|it| it.serial == serial), &mut self.spill)
         else {
             return;
         };
-        if let Some(bytes) = bytes {
+        if let Ok(bytes) = bytes {
             spill.recount(filed.bytes, bytes);
             filed.bytes = bytes;
         } else {
             self.drop_file(at);
+            self.set_unfit(at);
             self.tidy(at);
         }
     }
 
-    /// Writes the snapshot that is worth the most of those that have no file and that no other continues; `false` when
-    /// there is none.
+    fn set_unfit(&mut self, at: usize) {
+        if let Some(snapshot) = &mut self.nodes[at].snapshot {
+            snapshot.is_unfit = true;
+        }
+    }
+
+    /// Writes the snapshot that is worth the most of those that have no file, that no other continues and that can be
+    /// written; `false` when there is none, or the system refuses.
     pub(super) fn file_one(&mut self) -> bool {
         self.settle();
-        let fresh = |it: &Worth| !it.is_passed && self.nodes[it.at].filed.is_none();
-        let worths = self.worths(Tier::Memory).into_iter().filter(fresh);
-        let Some(Worth { at, .. }) = worths.max_by(|a, b| a.value.total_cmp(&b.value)) else {
-            return false;
-        };
-        if self.spill.as_ref().is_some_and(|spill| !spill.is_free()) {
+        let Some(spill) = &self.spill else { return false };
+        if !spill.is_free() {
             return true;
         }
-        self.file(at, None);
-        self.nodes[at].filed.is_some()
+        if self.refusals >= REFUSALS {
+            // After the next request one more is tried.
+            self.refusals = REFUSALS - 1;
+            return false;
+        }
+        let fresh = |it: &Worth| {
+            let node = &self.nodes[it.at];
+            let can_be = node.snapshot.as_ref().is_some_and(|it| !it.is_unfit);
+            !it.is_passed && node.filed.is_none() && can_be
+        };
+        let mut worths: Vec<_> = self.worths(Tier::Memory).into_iter().filter(fresh).collect();
+        worths.sort_by(|a, b| b.value.total_cmp(&a.value));
+        for Worth { at, .. } in worths {
+            if self.file(at, None) {
+                return self.nodes[at].filed.is_some();
+            }
+            self.set_unfit(at);
+        }
+        false
     }
 
     /// Writes what is in memory, that which is worth the most first, for a time.
@@ -835,6 +912,11 @@ impl<B: Backend> Store<B> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::super::SpillFolder;
     use super::*;
     use crate::backend::{self, Cpu};
     use crate::checkpoint::{ConfigFile, Dtype};
@@ -980,6 +1062,97 @@ mod tests {
             keep(&mut store, &ids);
             check(&store);
         }
+    }
+
+    /// A folder of this test's own, and a store that spills there.
+    fn spilling(name: &str, model: &Arc<Model<Cpu>>, limits: [usize; 2]) -> (Store<Cpu>, PathBuf) {
+        let name = format!("boostr-store-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let folder = SpillFolder::open(&path, limits[1] as u64).unwrap().unwrap();
+        let (spill, found) = Spill::start(folder, model.clone()).unwrap();
+        let mut store = Store::new(limits[0]);
+        store.spill_to(spill, found);
+        (store, path)
+    }
+
+    /// Keeps a state of some ids.
+    fn keep(store: &mut Store<Cpu>, model: &Model<Cpu>, ids: &[u32]) {
+        let mut state = model.new_state().unwrap();
+        let run = crate::models::Run { tokens: ids, state: &mut state };
+        model.forward(&mut [run], crate::models::Logits::None).unwrap();
+        store.keep(Some(0), ids, &state, None);
+    }
+
+    /// What an idle server does; the number of times.
+    fn idle(store: &mut Store<Cpu>) -> usize {
+        let mut turns = 0;
+        while store.file_one() {
+            turns += 1;
+            assert!(turns < 10_000, "it has no end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        turns
+    }
+
+    #[test]
+    fn an_idle_writer_ends_where_the_system_refuses_and_tries_what_comes_later() {
+        let model = Arc::new(model(true));
+        let (mut store, path) = spilling("refused", &model, [1 << 24, 1 << 24]);
+        for i in 0..10 {
+            keep(&mut store, &model, &[i, 1, 2]);
+        }
+        fs::remove_dir_all(&path).unwrap();
+        idle(&mut store);
+        assert_eq!((store.files().0, store.files().1), (0, 0));
+        let fresh =
+            |it: &&usize| store.nodes[**it].snapshot.as_ref().is_some_and(|it| !it.is_unfit);
+        assert_eq!(store.kept.iter().filter(fresh).count(), 10 - REFUSALS as usize);
+        // One more with each time that it is idle, as long as it is refused.
+        idle(&mut store);
+        fs::create_dir(&path).unwrap();
+        idle(&mut store);
+        idle(&mut store);
+        assert_eq!(store.files().0, 10 - REFUSALS as usize - 1);
+        keep(&mut store, &model, &[11, 1, 2]);
+        idle(&mut store);
+        assert_eq!(store.files().0, 10 - REFUSALS as usize);
+        fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn a_state_that_is_too_large_for_the_disk_holds_up_no_other() {
+        let model = Arc::new(model(false));
+        let ids: Vec<u32> = (0..600).map(|i| i % 31).collect();
+        let (mut store, path) = spilling("large", &model, [1 << 24, 12 << 10]);
+        keep(&mut store, &model, &ids);
+        keep(&mut store, &model, &[3, 1, 2]);
+        idle(&mut store);
+        let filed: Vec<_> = store.filed.iter().map(|&at| store.nodes[at].depth).collect();
+        assert_eq!(filed, [3]);
+        fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_that_is_gone() {
+        let model = Arc::new(model(true));
+        let ids: Vec<u32> = (0..100).map(|i| i % 31).collect();
+        let (mut store, path) = spilling("gone", &model, [1 << 24, 1 << 24]);
+        keep(&mut store, &model, &ids);
+        store.end();
+        let (mut store, _) = spilling("gone", &model, [1 << 24, 1 << 24]);
+        // It ends before it can read.
+        let shared = store.spill.as_mut().unwrap();
+        shared.close(Instant::now());
+        let longer = [&ids[..], &[1, 2]].concat();
+        let at = store.fetch(Some(0), &longer, 0).unwrap();
+        assert!(store.is_reading(at));
+        store.settle();
+        assert!(!store.is_reading(at) && !store.is_held(at));
+        store.release(at);
+        assert_eq!(store.fetch(Some(0), &longer, 0), None);
+        assert_eq!((store.files().0, idle(&mut store)), (0, 0));
+        check(&store);
+        fs::remove_dir_all(&path).unwrap();
     }
 
     #[test]

@@ -9,15 +9,18 @@
 //! - small tensors whole, and two parts of each larger one: about a kilobyte for each tensor.
 //!
 //! It may miss a change of a few elements, for example of single rows of the embedding. A state of such
-//! a model is one of nearly the same model. The hash is no help against intent.
+//! a model is one of nearly the same model. The hash is no help against intent. What is kept without being asked for goes
+//! by the lengths and times of the files too.
 //!
 //! Mapped files are read when somebody asks for the fingerprint: the system reads ahead around each
 //! part that is touched.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use super::Config;
 use crate::checkpoint::{Bytes, Checkpoint, Fnv};
+use crate::files;
 
 /// Tensors of up to so many bytes are hashed whole: norms, biases, `A_log`, `D`.
 const WHOLE: usize = 4096;
@@ -30,6 +33,8 @@ pub(crate) struct Fingerprint {
     shapes: u64,
     parts: Vec<Bytes>,
     text: OnceLock<String>,
+    /// Name, length and time of each file with weights, when it was loaded; weights in memory have none.
+    files: String,
 }
 
 impl Fingerprint {
@@ -59,7 +64,14 @@ impl Fingerprint {
                 if part.is_mapped() { part } else { Bytes::new(part.to_vec()) }
             }));
         }
-        Self { shapes: hash.0, parts, text: OnceLock::new() }
+        let files: BTreeSet<_> = checkpoint.iter().map(|(_, entry)| &*entry.file).collect();
+        let stamps: Vec<_> = files.into_iter().filter_map(files::stamp).collect();
+        Self { shapes: hash.0, parts, text: OnceLock::new(), files: stamps.join("\n") }
+    }
+
+    /// The files that the weights are in, a line for each: others once one was replaced.
+    pub(crate) fn files(&self) -> &str {
+        &self.files
     }
 
     /// Sixteen hexadecimal digits.

@@ -336,6 +336,11 @@ impl<B: Backend> Model<B> {
         self.fingerprint.as_ref().map(Fingerprint::text)
     }
 
+    /// Name, length and time of modification of each file with weights, as it was when they were loaded.
+    pub(crate) fn files(&self) -> &str {
+        self.fingerprint.as_ref().map_or("", Fingerprint::files)
+    }
+
     /// Checks that a state is one for this model.
     ///
     /// # Errors

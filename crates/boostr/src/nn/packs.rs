@@ -11,11 +11,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use crate::backend::{Backend, Weight};
 use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry, crc32, is_large, safetensors};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::ops::{Format, HostBytes, LinearOps, QuantTensor};
 
 /// The end of the file's name.
@@ -79,6 +79,8 @@ impl Pack {
 /// The packed experts of one model.
 pub struct Packs {
     path: PathBuf,
+    /// What file that was, when it was opened.
+    stamp: String,
     weights: BTreeMap<String, (Bytes, u32)>,
 }
 
@@ -103,9 +105,7 @@ impl Packs {
     /// header.
     #[must_use]
     pub fn open(path: &Path, list: &[Pack]) -> Option<Self> {
-        if !path.is_file() {
-            return None;
-        }
+        let stamp = files::stamp(path)?;
         let file = Checkpoint::open_safetensors(path).ok()?;
         if *file.metadata() != described(list)? {
             return None;
@@ -120,10 +120,11 @@ impl Packs {
         };
         let weights: BTreeMap<_, _> = entries.into_iter().zip(sums).map(weight).collect();
         let has = |pack: &Pack| weights.get(&pack.name).is_some_and(|w| w.0.len() == pack.size());
-        list.iter().all(has).then(|| Self { path: path.to_path_buf(), weights })
+        list.iter().all(has).then(|| Self { path: path.to_path_buf(), stamp, weights })
     }
 
-    /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part.
+    /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part. Files of models that
+    /// were in this one's place are removed.
     ///
     /// # Errors
     ///
@@ -155,7 +156,9 @@ impl Packs {
             let bytes = weight.packed_bytes().unwrap_or_default().to_vec();
             sums.extend(crc32(0, &bytes).to_le_bytes());
             Ok(bytes)
-        })
+        })?;
+        remove_others(path);
+        Ok(())
     }
 
     /// Where it is.
@@ -175,15 +178,49 @@ impl Packs {
             return Ok(None);
         }
         let bytes = HostBytes::new(data.owner().clone(), data.range())?;
-        let (path, name, sum) = (self.path.clone(), pack.name.clone(), *sum);
+        let (path, stamp) = (self.path.clone(), self.stamp.clone());
+        let (name, sum) = (pack.name.clone(), *sum);
         let check = move |bytes: &[u8]| {
             if crc32(0, bytes) == sum {
                 return Ok(());
             }
-            let reason = format!("the checksum of `{name}` is another: delete the file");
-            Err(Error::damaged(&path, &reason))
+            // Another process may have written it again.
+            let is_same = files::stamp(&path).is_some_and(|now| now == stamp);
+            let next = match is_same.then(|| fs::remove_file(&path)) {
+                Some(Err(_)) => "delete the file, and load the model again",
+                _ => "the file is removed: load the model again, and it is written anew",
+            };
+            Err(Error::damaged(&path, format!("the checksum of `{name}` is another: {next}")))
         };
         client.of_packed(bytes, pack.format, pack.shape, Box::new(check)).map(Some)
+    }
+}
+
+/// Removes the files beside `path` of models of the same name and another fingerprint: each is of the size of a model.
+fn remove_others(path: &Path) {
+    let parts = |path: &Path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(EXTENSION)?.strip_suffix('.')?;
+        let (rest, order) = name.rsplit_once('.')?;
+        let (model, fingerprint) = rest.rsplit_once('.')?;
+        Some([model, order, fingerprint].map(str::to_owned))
+    };
+    let Some([model, order, fingerprint]) = parts(path) else { return };
+    let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        let is_other = parts(&entry.path()).is_some_and(|it| {
+            let is_hex = it[2].len() == fingerprint.len()
+                && it[2].bytes().all(|digit| digit.is_ascii_hexdigit());
+            it[0] == model && it[1] == order && it[2] != fingerprint && is_hex
+        });
+        if !is_other || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        let (key, version) = VERSION;
+        let file = Checkpoint::open_safetensors(&entry.path());
+        if file.is_ok_and(|file| file.metadata().get(key).is_some_and(|it| it == version)) {
+            // One that stays costs room alone.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -194,11 +231,7 @@ fn described(list: &[Pack]) -> Option<BTreeMap<String, String>> {
         if sources.contains_key(&part.file) {
             continue;
         }
-        let metadata = fs::metadata(&part.file).ok()?;
-        let modified = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-        let modified = modified.map_or(0, |at| at.as_nanos());
-        let name = part.file.file_name()?.to_string_lossy().into_owned();
-        sources.insert(part.file.clone(), format!("{name} {} {modified}", metadata.len()));
+        sources.insert(part.file.clone(), files::stamp(&part.file)?);
     }
     let sources = sources.into_values().collect::<Vec<_>>().join("\n");
     let (key, version) = VERSION;

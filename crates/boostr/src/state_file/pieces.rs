@@ -11,7 +11,7 @@ use std::path::Path;
 use super::parts::Parts;
 use super::{About, Extent, KEYS, Part, SavedState, StateType, file_of, rows_of};
 use crate::backend::{Backend, KvCache};
-use crate::checkpoint::safetensors;
+use crate::checkpoint::{Dtype, safetensors};
 use crate::error::{Error, Result};
 use crate::models::{Model, State};
 use crate::nn::{Kept, Slot, SlotSize, Slots};
@@ -19,6 +19,9 @@ use crate::ops::{AttentionOps, KvSizes, KvType};
 
 /// Positions of a segment; whole pages of a KV cache.
 pub(crate) const SEGMENT: usize = 256;
+
+/// Bytes of the ids of a state in pieces, at most.
+pub(crate) const MAX_IDS: usize = 16 << 20;
 
 /// Longest header of a file that is looked into.
 const MAX_HEADER: usize = 16 << 20;
@@ -152,9 +155,11 @@ pub(crate) struct Seen {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] when the system refuses, [`Error::Format`] for a header that is none or not that of this length.
+/// [`Error::Io`] when the system refuses, [`Error::Format`] for a header that is none or not that of this length, and for
+/// ids that are none or too many.
 pub(crate) fn peek(path: &Path, mut file: File) -> Result<Seen> {
-    let (metadata, bytes) = safetensors::peek(path, &mut file, super::IDS, MAX_HEADER)?;
+    let wanted = (super::IDS, Dtype::U32);
+    let (metadata, bytes) = safetensors::peek(path, &mut file, wanted, [MAX_HEADER, MAX_IDS])?;
     let ids = bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect();
     Ok(Seen { metadata, ids })
 }

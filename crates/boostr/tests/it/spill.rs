@@ -285,6 +285,12 @@ fn files_that_are_torn_foreign_swapped_or_forged_are_no_use_and_do_no_harm() {
         data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     };
     let other_ids = |sealed: &mut Sealed| sealed.tensors.get_mut("ids").unwrap().2[0] ^= 1;
+    let typed_ids = |sealed: &mut Sealed| sealed.tensors.get_mut("ids").unwrap().0 = "I32".into();
+    let many_ids = |sealed: &mut Sealed| {
+        let count = 5 << 20;
+        let ids = ("U32".into(), vec![count], vec![0; 4 * count]);
+        sealed.tensors.insert("ids".into(), ids);
+    };
     let other_model = |sealed: &mut Sealed| {
         sealed.metadata.insert("fingerprint".into(), "0123456789abcdef".into()).unwrap();
     };
@@ -319,6 +325,15 @@ fn files_that_are_torn_foreign_swapped_or_forged_are_no_use_and_do_no_harm() {
         ("a long header", Box::new(|path| fs::write(path, u64::MAX.to_le_bytes()).unwrap())),
         ("NaN", Box::new(|path| seal(path, &nan))),
         ("other ids", Box::new(|path| seal(path, &other_ids))),
+        ("ids of another type", Box::new(|path| seal(path, &typed_ids))),
+        (
+            "too many ids",
+            Box::new(|path| {
+                let mut sealed = Sealed::read(&fs::read(path).unwrap());
+                many_ids(&mut sealed);
+                fs::write(path, sealed.bytes()).unwrap();
+            }),
+        ),
         ("another model", Box::new(|path| seal(path, &other_model))),
         ("another cache", Box::new(|path| seal(path, &other_kind))),
         (
@@ -456,7 +471,103 @@ fn two_engines_do_not_have_one_folder_and_it_is_its_owners_alone() {
         let target = folder.write("target", "mine");
         std::os::unix::fs::symlink(&target, &lock).unwrap();
         assert!(SpillFolder::open(folder.path(), ROOMY).is_err());
-        assert_eq!(fs::read(target).unwrap(), b"mine");
+        assert_eq!(fs::read(&target).unwrap(), b"mine");
+        fs::remove_file(&lock).unwrap();
+        // One with files of others keeps its mode, and says so; else it is closed.
+        let open =
+            || fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        open();
+        let exposed = |spill: &SpillFolder| spill.exposed().map(str::to_owned);
+        let why = exposed(&SpillFolder::open(folder.path(), ROOMY).unwrap().unwrap()).unwrap();
+        assert!(why.contains("target") && why.contains("0755"), "{why}");
+        assert_eq!(mode(folder.path()), 0o755);
+        fs::remove_file(&target).unwrap();
+        let spill = SpillFolder::open(folder.path(), ROOMY).unwrap().unwrap();
+        assert_eq!((exposed(&spill), mode(folder.path())), (None, 0o700));
+    }
+}
+
+#[test]
+fn states_of_weights_that_were_replaced_are_not_taken() {
+    let (folder, states) = (Folder::new(), Folder::new());
+    for file in fs::read_dir(fixture("mamba2-tiny")).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let open = || {
+        let options = OpenOptions::default();
+        LanguageModel::<Cpu>::open(folder.path(), &options, cpu()).unwrap().model
+    };
+    let model = open();
+    let ids = tokens(5, 100, model.vocab_limit());
+    let longer = [&ids[..], &[1, 2]].concat();
+    let (engine, _) = start(&model, config(1 << 28), states.path(), ROOMY);
+    ask(&engine, &model, &ids, 0);
+    engine.stop();
+    let fingerprint = model.fingerprint().unwrap().to_owned();
+    drop((engine, model));
+    let weights = folder.path().join("model.safetensors");
+    let time = fs::metadata(&weights).unwrap().modified().unwrap();
+    let late = time + std::time::Duration::from_nanos(1000);
+    for (time, cached) in [(time, 100), (late, 0), (time, 100)] {
+        fs::File::options().write(true).open(&weights).unwrap().set_modified(time).unwrap();
+        let model = open();
+        // The fingerprint looks at parts of each tensor alone.
+        assert_eq!(model.fingerprint(), Some(&*fingerprint));
+        let (engine, _) = start(&model, config(1 << 28), states.path(), ROOMY);
+        assert_eq!(ask(&engine, &model, &longer, 0).timings.cached, cached);
+        engine.stop();
+    }
+}
+
+#[test]
+fn a_state_that_memory_does_not_hold_is_not_read() {
+    let model = model("bamba-tiny");
+    let folder = Folder::new();
+    let ids = tokens(5, 300, model.vocab_limit());
+    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
+    ask(&engine, &model, &ids, 0);
+    engine.stop();
+    let longer = [&ids[..], &[1, 2]].concat();
+    let want = ask(&forgetful(&model), &model, &longer, 0);
+    let sizes = files(folder.path(), "state-");
+    let small = sizes.iter().map(|path| fs::metadata(path).unwrap().len()).min().unwrap();
+    for (limit, is_read) in [(small as usize / 2, false), (1 << 28, true)] {
+        let (engine, lines) = start(&model, config(limit), folder.path(), ROOMY);
+        let got = ask(&engine, &model, &longer, 0);
+        got.is(&want);
+        assert_eq!(got.timings.is_from_disk, is_read);
+        assert!(engine.stats().snapshot_bytes <= limit);
+        engine.stop();
+        assert!(lines.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn with_a_segment_that_is_no_use_all_states_go_that_need_it() {
+    let model = model("bamba-tiny");
+    let vocab = model.vocab_limit();
+    let common = tokens(5, 260, vocab);
+    let ways = [6, 7].map(|seed| [&common[..], &tokens(seed, 40, vocab)].concat());
+    let folder = Folder::new();
+    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
+    ways.iter().for_each(|ids| drop(ask(&engine, &model, ids, 0)));
+    engine.stop();
+    let rows = files(folder.path(), "rows-");
+    assert_eq!(rows.len(), 1);
+    let mut bytes = fs::read(&rows[0]).unwrap();
+    let last = bytes.len() - 9;
+    bytes[last] ^= 4;
+    fs::write(&rows[0], bytes).unwrap();
+    let (clean, longer) = (forgetful(&model), ways.map(|ids| [&ids[..], &[1, 2]].concat()));
+    for (turn, lines) in [1, 0].into_iter().enumerate() {
+        let (engine, said) = start(&model, config(1 << 28), folder.path(), ROOMY);
+        for ids in &longer {
+            let got = ask(&engine, &model, ids, 0);
+            got.is(&ask(&clean, &model, ids, 0));
+            assert!(turn == 0 || got.timings.is_from_disk);
+        }
+        engine.stop();
+        assert_eq!(said.lock().unwrap().len(), lines, "{:?}", said.lock().unwrap());
     }
 }
 

@@ -211,7 +211,7 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
     // Written by the first, mapped by both.
     let file = folder.path().join(&name);
     let mut written = None;
-    for _ in 0..2 {
+    for is_first in [true, false] {
         let before = anonymous();
         let lm = open(&path, false);
         assert_eq!(packed_of(&folder), std::slice::from_ref(&file));
@@ -238,14 +238,31 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
         let checkpoint = Checkpoint::open(&path, false).unwrap();
         let [stays, _] = placed(lm.model.config(), &checkpoint).unwrap();
         assert!(stays.abs_diff(in_files) < in_files / 20, "{stays} {in_files}");
-        assert_eq!(lm.warnings, [""; 0]);
+        // The size is said once, by who writes it.
+        let said: Vec<_> = lm.warnings.iter().map(|text| text.contains(&name)).collect();
+        assert_eq!(said, if is_first { vec![true] } else { vec![] }, "{:?}", lm.warnings);
+        let size = format!("{} MiB", fs::metadata(&file).unwrap().len() >> 20);
+        assert!(lm.warnings.iter().all(|text| text.ends_with(&size)), "{:?}", lm.warnings);
     }
 
     // One of another state of the model's file does not count.
+    // Those of models that were in this one's place go, and nothing else does.
     File::options().write(true).open(&path).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    let level = cpu().level().name();
+    let beside = |name: &str| folder.path().join(name);
+    let former = beside(&format!("model.gguf.0123456789abcdef.{level}.packed"));
+    fs::copy(&file, &former).unwrap();
+    let others = [
+        format!("model.gguf.fedcba9876543210.{level}.packed"),
+        format!("another.gguf.0123456789abcdef.{level}.packed"),
+    ];
+    fs::write(beside(&others[0]), "of the user").unwrap();
+    fs::copy(&file, beside(&others[1])).unwrap();
     assert_eq!(logits(&open(&path, false).model).unwrap(), want);
     let again = fs::metadata(&file).unwrap();
     assert_ne!(written, Some((again.ino(), again.mtime_nsec())));
+    assert!(!former.exists());
+    others.iter().for_each(|name| fs::remove_file(beside(name)).unwrap());
 
     // A damaged one is noticed where it is used.
     let packs = Checkpoint::from_safetensors("packs", fs::read(&file).unwrap()).unwrap();
@@ -258,7 +275,10 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
     }
     drop(out);
     let text = message(&logits(&open(&path, false).model).unwrap_err());
-    assert!(text.contains(&name) && text.contains("checksum") && text.contains("delete"), "{text}");
+    assert!(text.contains(&name) && text.contains("checksum") && text.contains("anew"), "{text}");
+    // It is gone, and the next load writes it anew.
+    assert!(!file.exists());
+    assert_eq!(logits(&open(&path, false).model).unwrap(), want);
 
     // What is cut short is written anew; where it cannot be written, memory serves.
     File::options().write(true).open(&file).unwrap().set_len(70 << 20).unwrap();

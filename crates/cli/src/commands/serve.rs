@@ -565,8 +565,14 @@ fn spill(args: &ServeArgs, is_for_one: bool, term: &Term) -> Result<Option<Spill
             }
         },
     };
+    let opened = opened?;
+    if let Some((folder, why)) =
+        opened.as_ref().and_then(|opened| Some((opened.path(), opened.exposed()?)))
+    {
+        term.warn(format_args!("--state-cache-dir {}: {why}", folder.display()));
+    }
     let log = |line: &str| tracing::warn!("{line}");
-    Ok(opened?.map(|folder| folder.numerics(term.cpu.numerics()).log(log)))
+    Ok(opened.map(|folder| folder.numerics(term.cpu.numerics()).log(log)))
 }
 
 /// The conversations of the server. Without `--sessions` it has a folder for them if only this
