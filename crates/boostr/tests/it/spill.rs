@@ -550,7 +550,9 @@ fn with_a_segment_that_is_no_use_all_states_go_that_need_it() {
     let ways = [6, 7].map(|seed| [&common[..], &tokens(seed, 40, vocab)].concat());
     let folder = Folder::new();
     let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
-    ways.iter().for_each(|ids| drop(ask(&engine, &model, ids, 0)));
+    for ids in &ways {
+        ask(&engine, &model, ids, 0);
+    }
     engine.stop();
     let rows = files(folder.path(), "rows-");
     assert_eq!(rows.len(), 1);

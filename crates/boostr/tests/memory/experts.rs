@@ -262,7 +262,9 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
     let again = fs::metadata(&file).unwrap();
     assert_ne!(written, Some((again.ino(), again.mtime_nsec())));
     assert!(!former.exists());
-    others.iter().for_each(|name| fs::remove_file(beside(name)).unwrap());
+    for name in &others {
+        fs::remove_file(beside(name)).unwrap();
+    }
 
     // A damaged one is noticed where it is used.
     let packs = Checkpoint::from_safetensors("packs", fs::read(&file).unwrap()).unwrap();
