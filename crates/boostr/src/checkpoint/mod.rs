@@ -61,6 +61,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub(crate) use crate::files::stamp;
 pub use atomic::atomic_write;
 pub(crate) use atomic::{clean, create_beside, follow_links, sync_folder};
 pub use config::ConfigFile;

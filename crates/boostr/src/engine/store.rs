@@ -916,10 +916,10 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use super::super::SpillFolder;
     use super::*;
     use crate::backend::{self, Cpu};
     use crate::checkpoint::{ConfigFile, Dtype};
+    use crate::engine::spill::SpillFolder;
     use crate::models::{Config, Model};
 
     /// A model of one layer: recurrent, or with keys and values alone.

@@ -19,8 +19,7 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use super::Config;
-use crate::checkpoint::{Bytes, Checkpoint, Fnv};
-use crate::files;
+use crate::checkpoint::{Bytes, Checkpoint, Fnv, stamp};
 
 /// Tensors of up to so many bytes are hashed whole: norms, biases, `A_log`, `D`.
 const WHOLE: usize = 4096;
@@ -65,7 +64,7 @@ impl Fingerprint {
             }));
         }
         let files: BTreeSet<_> = checkpoint.iter().map(|(_, entry)| &*entry.file).collect();
-        let stamps: Vec<_> = files.into_iter().filter_map(files::stamp).collect();
+        let stamps: Vec<_> = files.into_iter().filter_map(stamp).collect();
         Self { shapes: hash.0, parts, text: OnceLock::new(), files: stamps.join("\n") }
     }
 

@@ -13,9 +13,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::backend::{Backend, Weight};
-use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry, crc32, is_large, safetensors};
+use crate::checkpoint::{
+    Bytes, Checkpoint, Dtype, TensorEntry, crc32, is_large, safetensors, stamp,
+};
 use crate::error::{Error, Result};
-use crate::files;
 use crate::ops::{Format, HostBytes, LinearOps, QuantTensor};
 
 /// The end of the file's name.
@@ -105,7 +106,7 @@ impl Packs {
     /// header.
     #[must_use]
     pub fn open(path: &Path, list: &[Pack]) -> Option<Self> {
-        let stamp = files::stamp(path)?;
+        let stamped = stamp(path)?;
         let file = Checkpoint::open_safetensors(path).ok()?;
         if *file.metadata() != described(list)? {
             return None;
@@ -120,7 +121,7 @@ impl Packs {
         };
         let weights: BTreeMap<_, _> = entries.into_iter().zip(sums).map(weight).collect();
         let has = |pack: &Pack| weights.get(&pack.name).is_some_and(|w| w.0.len() == pack.size());
-        list.iter().all(has).then(|| Self { path: path.to_path_buf(), stamp, weights })
+        list.iter().all(has).then(|| Self { path: path.to_path_buf(), stamp: stamped, weights })
     }
 
     /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part. Files of models that
@@ -178,14 +179,14 @@ impl Packs {
             return Ok(None);
         }
         let bytes = HostBytes::new(data.owner().clone(), data.range())?;
-        let (path, stamp) = (self.path.clone(), self.stamp.clone());
+        let (path, stamped) = (self.path.clone(), self.stamp.clone());
         let (name, sum) = (pack.name.clone(), *sum);
         let check = move |bytes: &[u8]| {
             if crc32(0, bytes) == sum {
                 return Ok(());
             }
             // Another process may have written it again.
-            let is_same = files::stamp(&path).is_some_and(|now| now == stamp);
+            let is_same = stamp(&path).is_some_and(|now| now == stamped);
             let next = match is_same.then(|| fs::remove_file(&path)) {
                 Some(Err(_)) => "delete the file, and load the model again",
                 _ => "the file is removed: load the model again, and it is written anew",
@@ -231,7 +232,7 @@ fn described(list: &[Pack]) -> Option<BTreeMap<String, String>> {
         if sources.contains_key(&part.file) {
             continue;
         }
-        sources.insert(part.file.clone(), files::stamp(&part.file)?);
+        sources.insert(part.file.clone(), stamp(&part.file)?);
     }
     let sources = sources.into_values().collect::<Vec<_>>().join("\n");
     let (key, version) = VERSION;

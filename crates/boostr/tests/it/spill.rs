@@ -507,7 +507,7 @@ fn states_of_weights_that_were_replaced_are_not_taken() {
     drop((engine, model));
     let weights = folder.path().join("model.safetensors");
     let time = fs::metadata(&weights).unwrap().modified().unwrap();
-    let late = time + std::time::Duration::from_nanos(1000);
+    let late = time + std::time::Duration::from_micros(1);
     for (time, cached) in [(time, 100), (late, 0), (time, 100)] {
         fs::File::options().write(true).open(&weights).unwrap().set_modified(time).unwrap();
         let model = open();
