@@ -461,7 +461,7 @@ impl Layout {
                 stored.cut(&entry, &mut parameters)?;
                 tensors.remove(&stored.name);
             } else if stored.parts.iter().all(|part| part.name != stored.name) {
-                let reason = format!("has shape {:?}, expected {:?}", entry.shape, stored.shape);
+                let reason = format!("{:?}, expected {:?}", entry.shape, stored.shape);
                 return Err(stored.error(from_ref(entry), &reason));
             }
         }

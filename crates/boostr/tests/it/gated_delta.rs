@@ -459,7 +459,7 @@ fn a_joined_tensor_of_another_shape_is_named_with_both() {
     });
     let joined = renamed(&joined, |name| name.replace("q_conv1d", "conv1d"));
     let text = message(&load(&config(OLMO), joined).err().unwrap());
-    let said = "linear_attn.conv1d.weight` has shape [32, 1, 4], expected [128, 1, 4]";
+    let said = "linear_attn.conv1d.weight` [32, 1, 4], expected [128, 1, 4]";
     assert!(text.contains(said), "{text}");
 }
 
