@@ -29,7 +29,7 @@ use crate::load::{
     template_file,
 };
 use crate::models::{Config, Family};
-use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate, tiled};
+use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate, log_of_rate, tiled};
 use crate::ops::Format;
 use crate::tokenizer::{MAX_FILE, Tokenizer};
 
@@ -456,7 +456,7 @@ impl ModelFiles {
             let values = if is_kept {
                 own.to_vec()
             } else {
-                rates.iter().map(|&rate| (-f64::from(rate)).ln() as f32).collect()
+                rates.iter().map(|&rate| log_of_rate(rate)).collect()
             };
             let data = Bytes::new(Dtype::F32.encode(&values)?);
             tensors.remove(&name);
@@ -606,9 +606,9 @@ fn parameter(checkpoint: &Checkpoint, name: &str, shown: &str) -> Result<(Tensor
         let reason = format!("tensor `{name}` is missing");
         return Err(Error::Tensors { path: path.into(), reason });
     };
-    let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a >= 0.0);
+    let bad = entry.to_f32()?.into_iter().find(|a| !a.is_finite() || *a > 0.0);
     if let Some(bad) = bad {
-        let reason = format!("`{shown}` has {bad}: expected -exp(A_log), below 0");
+        let reason = format!("`{shown}` has {bad}: expected -exp(A_log), not above 0");
         return Err(Error::Tensors { path: entry.file.to_path_buf(), reason });
     }
     Ok((entry.clone(), true))

@@ -139,13 +139,21 @@ impl Thoughts {
 
     /// Takes the tags that close the answer out of what is held, and what may be the start of one; returns this.
     fn without_ends(&mut self) -> String {
-        for end in ENDS {
-            if self.held.contains(end) {
-                self.held = self.held.replace(end, "");
-            }
+        let mut kept = String::new();
+        let mut rest = &self.held[..];
+        // The first of both each time, and what was passed is not looked at again.
+        while let Some((at, end)) =
+            ENDS.iter().filter_map(|end| Some((rest.find(end)?, end))).min_by_key(|(at, _)| *at)
+        {
+            kept.push_str(&rest[..at]);
+            rest = &rest[at + end.len()..];
         }
-        let most = ENDS.iter().map(|end| begun(&self.held, end)).max().unwrap_or(0);
-        self.held.split_off(self.held.len() - most)
+        let most = ENDS.iter().map(|end| begun(rest, end)).max().unwrap_or(0);
+        let (text, begun) = rest.split_at(rest.len() - most);
+        let begun = begun.to_owned();
+        kept.push_str(text);
+        self.held = kept;
+        begun
     }
 
     /// Decides the next part of what is held; `false` when more has to come first.
@@ -302,6 +310,12 @@ mod tests {
                 "a<|close|>response<|sep|>b<|close|>tools<|sep|>",
                 "",
                 "ab<|close|>tools<|sep|>",
+            ),
+            (
+                RESPONSE,
+                "<|close|>mess<|close|>response<|sep|>age<|sep|>",
+                "",
+                "<|close|>message<|sep|>",
             ),
             ("Answer:", "Yes.<|close|>response<|sep|>", "", "Yes.<|close|>response<|sep|>"),
         ] {

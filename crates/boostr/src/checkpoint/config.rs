@@ -56,6 +56,13 @@ impl ConfigFile {
         &self.path
     }
 
+    /// The file with a field that says this.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(key.to_owned(), value.into());
+        self
+    }
+
     /// Names and values of all fields.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value))

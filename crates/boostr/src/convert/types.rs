@@ -33,6 +33,8 @@ pub struct Types {
     matrices: Option<Dtype>,
     /// A pattern of GGUF names and the type of the matrices that have one; the first that fits counts.
     rules: Vec<(Regex, Dtype)>,
+    /// How many of them, the first ones, were asked for; those of a mix are of some families only.
+    asked: usize,
 }
 
 impl Types {
@@ -62,13 +64,13 @@ impl Types {
                 Ok((compiled(pattern)?, Dtype::Block(*format)))
             };
             let rules = wider.iter().map(rule).collect::<Result<_>>()?;
-            return Ok(Self { matrices: Some(Dtype::Block(*matrices)), rules });
+            return Ok(Self { matrices: Some(Dtype::Block(*matrices)), rules, asked: 0 });
         }
         let Some(matrices) = find_type(name) else {
             let mixes: Vec<&str> = MIXES.iter().map(|(name, ..)| *name).collect();
             return Err(unknown_type(name, &format!("; mixes: {}", mixes.join(", "))));
         };
-        Ok(Self { matrices: Some(matrices), rules: Vec::new() })
+        Ok(Self { matrices: Some(matrices), ..Self::default() })
     }
 
     /// The same, but `dtype` for matrices whose GGUF name the regular expression `pattern` finds;
@@ -79,6 +81,7 @@ impl Types {
     /// [`Error::Argument`] when the pattern is no regular expression.
     pub fn with(mut self, pattern: &str, dtype: Dtype) -> Result<Self> {
         self.rules.insert(0, (compiled(pattern)?, dtype));
+        self.asked += 1;
         Ok(self)
     }
 
@@ -92,10 +95,11 @@ impl Types {
         Some(fitting(wanted, shape.last().copied().unwrap_or(0)))
     }
 
-    /// The first rule that fits none of the `names`.
+    /// The first rule that was asked for and fits none of the `names`.
     pub(super) fn unused(&self, names: &[String]) -> Option<&str> {
         let fits = |pattern: &Regex| names.iter().any(|name| pattern.is_match(name));
-        self.rules.iter().map(|(pattern, _)| pattern).find(|p| !fits(p)).map(Regex::as_str)
+        let asked = self.rules.iter().take(self.asked).map(|(pattern, _)| pattern);
+        asked.into_iter().find(|pattern| !fits(pattern)).map(Regex::as_str)
     }
 }
 
@@ -192,10 +196,10 @@ mod tests {
         assert_eq!(of(&mix, "token_embd.weight"), Dtype::Block(Format::Q6K));
         let ruled = mix.with("ssm_in", Dtype::F16).unwrap();
         assert_eq!(of(&ruled, "blk.3.ssm_in.weight"), Dtype::F16);
-        assert_eq!(
-            ruled.unused(&["blk.0.ssm_in.weight", "token_embd.weight"].map(String::from)),
-            Some(OUTPUTS)
-        );
+        // A mix has rules for matrices that a model need not have; one that was asked for is for some.
+        let names = ["blk.0.ssm_in.weight", "token_embd.weight"].map(String::from);
+        assert_eq!(ruled.unused(&names), None);
+        assert_eq!(ruled.unused(&names[1..]), Some("ssm_in"));
     }
 
     #[test]

@@ -201,6 +201,9 @@ impl<B: Backend> Ahead<B> {
         }
         let Some(mut fork) = self.state.clone() else { return Ok(Vec::new()) };
         let seen = self.end - self.rows.len() / width;
+        if ids.len() > seen + 1 + MAX_GUESS {
+            return Ok(Vec::new());
+        }
         // Where hidden states are not known yet, those that it gives itself stand for them.
         let mut hidden = ops::tensor(client, &self.last, &[1, width])?;
         for &id in &ids[(seen + 1).min(ids.len())..] {

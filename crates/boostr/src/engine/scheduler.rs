@@ -261,12 +261,14 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     fn compute(&mut self) {
         let model = self.model;
         let (mut wanted, mut kept) = (Vec::new(), Vec::new());
+        let mut is_kept = false;
         let mut runs = Vec::new();
         let mut logits = Vec::new();
         for job in &mut self.running {
             for sequence in job.sequences.iter_mut().filter(|it| !it.input.is_empty()) {
                 wanted.push(sequence.wanted());
                 kept.push(sequence.kept());
+                is_kept |= sequence.keeps_hidden();
                 runs.push(Run { tokens: &sequence.input, state: &mut sequence.state });
                 logits.push((&mut sequence.logits, &mut sequence.hidden));
             }
@@ -277,7 +279,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         let result = catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
             assert!(!is_fault, "as the test wants");
-            if kept == wanted {
+            if !is_kept {
                 return Ok([ops::to_vec(&model.forward_wanted(&mut runs, &wanted)?)?, Vec::new()]);
             }
             let [logits, hidden] = model.forward_kept(&mut runs, &wanted, &kept)?;

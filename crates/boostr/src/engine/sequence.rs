@@ -1,5 +1,6 @@
 //! One sequence of a request: what it has, what it needs next, and what it makes of logits.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::backend::Backend;
@@ -124,7 +125,7 @@ impl<B: Backend> Sequence<B> {
 
     /// Takes for the next run what was generated and not seen, and guesses of what follows; `left` more may be
     /// generated.
-    pub(super) fn plan_token(&mut self, model: &Model<B>, left: usize) -> Result<()> {
+    pub(super) fn plan_token(&mut self, model: &Model<B>, left: usize) {
         let end = self.ids.len().min(self.seen + STEP_PIECE);
         self.guesses = 0;
         self.input.clear();
@@ -135,7 +136,13 @@ impl<B: Backend> Sequence<B> {
             && let Some(drafter) = &mut self.drafter
         {
             // A guess for the last token would be computed for nothing.
-            let guesses = drafter.guess(model, &self.ids, left.saturating_sub(1))?;
+            let guess = || drafter.guess(model, &self.ids, left.saturating_sub(1));
+            // Nothing depends on guesses: a draft that fails is one that guesses no more.
+            let guesses = catch_unwind(AssertUnwindSafe(guess)).ok().and_then(Result::ok);
+            if guesses.is_none() {
+                self.drafter = None;
+            }
+            let guesses = guesses.unwrap_or_default();
             self.guesses = guesses.len();
             self.drafted += guesses.len();
             self.input.extend(guesses);
@@ -143,7 +150,6 @@ impl<B: Backend> Sequence<B> {
                 self.backup = Some((self.state.clone(), self.seen));
             }
         }
-        Ok(())
     }
 
     /// Rows of logits that the run needs: none inside the prompt, else one for its last token and one for each guess.
@@ -152,10 +158,14 @@ impl<B: Backend> Sequence<B> {
         if is_last { 1 + self.guesses } else { 0 }
     }
 
-    /// Rows of hidden states that are kept of the run.
+    /// Whether who guesses wants hidden states.
+    pub(super) fn keeps_hidden(&self) -> bool {
+        self.drafter.as_ref().is_some_and(Drafter::wants_hidden)
+    }
+
+    /// Rows of hidden states that are computed of the run.
     pub(super) fn kept(&self) -> usize {
-        let all = self.drafter.as_ref().is_some_and(Drafter::wants_hidden);
-        if all { self.input.len() } else { self.wanted() }
+        if self.keeps_hidden() { self.input.len() } else { self.wanted() }
     }
 
     /// Counts what was run as seen.

@@ -11,7 +11,7 @@ use super::groups::layer_kinds;
 use super::{Frame, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{AttentionConfig, DeltaConfig, How, LayerSpec, QkNorm, Row};
+use crate::nn::{AttentionConfig, DeltaConfig, How, LayerSpec, QkNorm, RopeConfig, Row};
 
 /// A layer of attention comes after so many others less one, where a file does not say.
 const INTERVAL: usize = 4;
@@ -83,15 +83,18 @@ impl DeltaHybrid {
             return Err(file.error("attn_output_gate", "expected true, found false"));
         }
         f.constant("attn_output_gate", true);
+        if let Some(part) = f.json().map(RopeConfig::null_base).transpose()?.flatten() {
+            return Err(part.error("rope_theta", "expected a number, found null"));
+        }
         f.rope(&mut a.rope, a.headdim, 0.25)?;
         if let Some(json) = f.json_mut() {
             // Transformers 5 takes positions from here only.
-            let mut parameters = match &json["rope_scaling"] {
-                Value::Null => json!({ "rope_type": "default" }),
-                scaling => scaling.clone(),
+            let mut parameters = match json.get("rope_scaling") {
+                None | Some(Value::Null) => json!({ "rope_type": "default" }),
+                Some(scaling) => scaling.clone(),
             };
             for key in ["rope_theta", "partial_rotary_factor"] {
-                parameters[key] = json[key].clone();
+                parameters[key] = json.get(key).cloned().unwrap_or_default();
             }
             json.insert("rope_parameters".into(), parameters);
         }
@@ -168,18 +171,22 @@ impl DeltaHybrid {
 }
 
 /// The model's own file of a configuration: that of its text where it sees pictures too, and whether its head is the
-/// embedding by either.
-pub(super) fn text_config(file: &ConfigFile) -> Result<(ConfigFile, Option<bool>)> {
+/// embedding by either. Its type is that of the family, `model_type`, whatever the file calls this part of it.
+pub(super) fn text_config(
+    file: &ConfigFile,
+    model_type: &str,
+) -> Result<(ConfigFile, Option<bool>)> {
+    let typed = |file: ConfigFile| file.with("model_type", model_type);
     let tied = |file: &ConfigFile| file.bool(&["tie_word_embeddings"]);
     if !file.has("text_config") {
-        return Ok((file.clone(), tied(file)?));
+        return Ok((typed(file.clone()), tied(file)?));
     }
     let text = file.object("text_config")?;
     let tied = match (tied(file)?, tied(&text)?) {
         (Some(true), _) | (_, Some(true)) => Some(true),
         (top, of_text) => top.or(of_text),
     };
-    Ok((text, tied))
+    Ok((typed(text), tied))
 }
 
 /// Whether a tensor of a folder is of a tower that sees pictures.
@@ -266,8 +273,10 @@ pub(super) fn layer_list(file: &ConfigFile, n_layer: usize) -> Result<Option<Vec
 fn recurrent_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Option<Vec<bool>>> {
     const KEY: &str = "attention.recurrent_layers";
     let Some(mut layers) = keys.metadata.bools(&keys.key(KEY))? else { return Ok(None) };
-    if layers.len() < n_layer {
-        let reason = format!("expected {n_layer} truth values, found {}", layers.len());
+    let (found, blocks) = (layers.len(), keys.n_layer()?);
+    if ![n_layer, blocks].contains(&found) {
+        let or = if n_layer == blocks { String::new() } else { format!(" or {blocks}") };
+        let reason = format!("expected {n_layer}{or} truth values, found {found}");
         return Err(keys.error(KEY, reason));
     }
     layers.truncate(n_layer);

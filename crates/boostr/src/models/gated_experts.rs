@@ -3,7 +3,7 @@
 //! The two families spell it alike in `config.json` and in GGUF, and keep it under `mlp`. A file of either may have its
 //! experts one by one or stacked.
 
-use super::fields::{Fields, Need::Class};
+use super::fields::{Fields, Need::Class, Need::Or};
 use super::gguf::{mlp_table, moe_table};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -30,21 +30,34 @@ impl GatedExperts {
     }
 
     /// Visits the sizes; `class` is how many experts there are, and how many a token gets, where a file does not say.
+    /// Where no layer `has_experts` they may be 0.
     pub(super) fn fields(
         &mut self,
         f: &mut Fields<'_>,
         d_model: usize,
         class: [usize; 2],
+        has_experts: bool,
     ) -> Result<()> {
         let Self { moe, shared } = self;
         (moe.d_model, moe.expert.d_model, shared.d_model) = (d_model, d_model, d_model);
         let [experts, used] = class;
-        f.size(["num_experts", "expert_count"], &mut moe.experts, Class(experts))?;
-        f.size(["num_experts_per_tok", "expert_used_count"], &mut moe.used, Class(used))?;
-        let width = ["moe_intermediate_size", "expert_feed_forward_length"];
-        f.size(width, &mut moe.expert.d_ff, Class(512))?;
-        let width = ["shared_expert_intermediate_size", "expert_shared_feed_forward_length"];
-        f.size(width, &mut shared.d_ff, Class(512))
+        for (names, value, class) in [
+            (["num_experts", "expert_count"], &mut moe.experts, experts),
+            (["num_experts_per_tok", "expert_used_count"], &mut moe.used, used),
+            (["moe_intermediate_size", "expert_feed_forward_length"], &mut moe.expert.d_ff, 512),
+            (
+                ["shared_expert_intermediate_size", "expert_shared_feed_forward_length"],
+                &mut shared.d_ff,
+                512,
+            ),
+        ] {
+            if has_experts {
+                f.size(names, value, Class(class))?;
+            } else {
+                f.count(names, value, Or(class))?;
+            }
+        }
+        Ok(())
     }
 
     /// The layer with the part after its norm.

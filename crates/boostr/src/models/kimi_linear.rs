@@ -409,6 +409,11 @@ impl Config {
         }
         let names = ["moe_renormalize|norm_topk_prob", "expert_weights_norm"];
         f.flag(names, &mut moe.normalized, Or(true))?;
+        if let Some((keys, _)) = f.gguf().filter(|_| !moe.normalized) {
+            let reason =
+                "expected true, found false: weights of experts sum to 1 in this architecture";
+            return Err(keys.error(names[1], reason));
+        }
         f.constant("moe_router_activation_func", "sigmoid");
         f.gguf_constant("expert_gating_func", 2u32);
         let scale = if is_gguf { Or(1.0) } else { Class(2.446) };

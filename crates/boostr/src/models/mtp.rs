@@ -74,6 +74,14 @@ impl<B: Backend> Mtp<B> {
         let zero_centred = frame.zero_centred && joint.gguf().is_none();
         config.prepare(&mut checkpoint)?;
         let (params, width) = (Params::<B>::new(joint, client), frame.d_model);
+        for (name, shape) in names.iter().zip([&[width, 2 * width][..], &[width], &[width]]) {
+            let found = joint.get(name).map(|entry| &entry.shape[..]);
+            if found != Some(shape) {
+                let found = found.map_or_else(|| "none".to_owned(), |found| format!("{found:?}"));
+                let reason = format!("`{name}`: expected {shape:?}, found {found}");
+                return Err(Error::Tensors { path: joint.path().into(), reason });
+            }
+        }
         let [fc, embedding, hidden] = names.each_ref().map(|name| params.under(stem(name)));
         let norm =
             |params: &Params<'_, B>| RmsNorm::load(params, width, frame.norm_eps, zero_centred);
@@ -129,8 +137,9 @@ impl<B: Backend> Mtp<B> {
             state.swap(0, &mut batch.slots_mut()[0]);
             let h = self.layer.forward(client, h, &mut batch);
             state.swap(0, &mut batch.slots_mut()[0]);
+            let h = h?;
             state.set_position(state.position() + tokens.len());
-            self.norm.forward(client, &h?)
+            self.norm.forward(client, &h)
         })
     }
 

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use super::delta_hybrid::layer_list;
 use super::fields::{Fields, Need::Or};
-use super::{Family, Frame, Names};
-use crate::checkpoint::Checkpoint;
+use super::{Family, Frame, MAX_SIZE, Names};
+use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{
-    AttentionConfig, Change, DeltaConfig, LayerSpec, Layout, MlpConfig, Parameter, QkNorm, Row,
-    Stored,
+    AttentionConfig, Change, DeltaConfig, LayerSpec, Layout, MlpConfig, Parameter, QkNorm,
+    RopeConfig, Row, Stored,
 };
 
 /// What the mixers' norms add to the mean of squares, whatever the other norms add.
@@ -96,17 +96,29 @@ impl Family for Config {
             (a.qk_norm_eps, a.qk_norm) = (Some(self.norm_eps), QkNorm::Whole);
         }
         if let Some(file) = f.json() {
-            let every_fourth = || (1..=n_layer).map(|layer| layer.is_multiple_of(4)).collect();
-            self.is_attention = layer_list(file, n_layer)?.unwrap_or_else(every_fourth);
+            // Each fourth, or the last where there are less.
+            let every = n_layer.min(4);
+            let by_class = || (1..=n_layer).map(|layer| layer.is_multiple_of(every)).collect();
+            let layers = layer_list(file, n_layer)?.unwrap_or_else(by_class);
+            for (kind, name) in [(true, "full_attention"), (false, "linear_attention")] {
+                if !layers.contains(&kind) {
+                    let reason = format!("expected one or more of {name}, found none of {n_layer}");
+                    return Err(file.error("layer_types", reason));
+                }
+            }
+            self.is_attention = layers;
         }
         let kind = |&is: &bool| if is { "full_attention" } else { "linear_attention" };
         let kinds: Vec<&str> = self.is_attention.iter().map(kind).collect();
         f.constant("layer_types", json!(kinds));
-        let parameters = f.json().map(|file| file.object("rope_parameters")).transpose()?;
         // A base that is null is no positions; one that is not there at all is that of the class.
-        if parameters.is_some_and(|file| file.states("rope_theta") && !file.has("rope_theta")) {
+        let null_base = f.json().map(RopeConfig::null_base).transpose()?.flatten();
+        if null_base.is_some() {
             a.rope = None;
         } else {
+            if let Some(file) = f.json() {
+                check_whole(file, a.headdim)?;
+            }
             f.rope(&mut a.rope, a.headdim, 1.0)?;
         }
         if let Some(json) = f.json_mut() {
@@ -177,6 +189,21 @@ impl Family for Config {
             is_mixer.then(|| format!("model.layers.{layer}.{norm}.weight"))
         })?;
         self.split_convolutions(checkpoint)
+    }
+}
+
+/// Refuses rotations of a part of each head, which transformers' class does not know.
+fn check_whole(file: &ConfigFile, headdim: usize) -> Result<()> {
+    const SHARE: &str = "partial_rotary_factor";
+    const WIDTH: &str = "attn_rotary_emb";
+    for file in [&RopeConfig::parameters(file)?, file] {
+        if let Some(share) = file.float(&[SHARE], 0.0..=1.0)?.filter(|&share| share != 1.0) {
+            return Err(file.error(SHARE, format!("expected 1, found {share}")));
+        }
+    }
+    match file.usize(&[WIDTH], 0..=MAX_SIZE)?.filter(|&width| width != headdim) {
+        Some(width) => Err(file.error(WIDTH, format!("expected {headdim}, found {width}"))),
+        None => Ok(()),
     }
 }
 

@@ -28,6 +28,9 @@ use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{LayerSpec, MlpConfig, Row};
 
+/// What transformers calls the model's part for text.
+const TYPE: &str = "qwen3_5_text";
+
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -41,7 +44,7 @@ pub struct Config {
 
 impl Family for Config {
     fn model_types() -> &'static [&'static str] {
-        &["qwen3_5_text", "qwen3_5"]
+        &[TYPE, "qwen3_5"]
     }
 
     fn archs() -> &'static [&'static str] {
@@ -55,14 +58,14 @@ impl Family for Config {
 
     fn read(file: &ConfigFile) -> Result<Self> {
         let mut config = Self::blank();
-        let (text, tied) = text_config(file)?;
+        let (text, tied) = text_config(file, TYPE)?;
         config.fields(&mut Fields::from_json(&text))?;
         config.hybrid.tie_embeddings = tied;
         Ok(config)
     }
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
-        f.model("Qwen3_5ForCausalLM", "qwen3_5_text");
+        f.model("Qwen3_5ForCausalLM", TYPE);
         self.hybrid.fields(f)?;
         self.mlp.d_model = self.hybrid.attention.d_model;
         let d_ff = ["intermediate_size", "feed_forward_length"];
@@ -112,6 +115,7 @@ pub(super) fn sections(
     hybrid: &DeltaHybrid,
 ) -> Result<()> {
     const KEY: &str = "mrope_section";
+    const GGUF_KEY: &str = "rope.dimension_sections";
     let pairs = hybrid.attention.rope.as_ref().map_or(0, |rope| rope.rotary_dim / 2);
     if f.reads() {
         *sections = [0, 1, 2].map(|i| (pairs + 2 - i) / 3);
@@ -124,12 +128,17 @@ pub(super) fn sections(
             })?;
         }
     }
-    if let Some((keys, _)) = f.gguf() {
-        let key = keys.key("rope.dimension_sections");
-        let list = keys.metadata.ints(&key)?.unwrap_or_default();
-        if let [a, b, c, ..] = list[..] {
-            *sections = [a, b, c].map(|n| usize::try_from(n).unwrap_or(0));
-        }
+    if let Some((keys, _)) = f.gguf()
+        && let Some(list) = keys.metadata.ints(&keys.key(GGUF_KEY))?
+    {
+        let of = |&n: &i64| usize::try_from(n).ok().filter(|&n| n <= pairs);
+        let found: Option<Vec<usize>> = list.iter().map(of).collect();
+        // The fourth is that of no position.
+        let (Some(&[a, b, c] | &[a, b, c, _]), 3..=4) = (found.as_deref(), list.len()) else {
+            let reason = format!("expected 3 or 4 whole numbers from 0 to {pairs}, found {list:?}");
+            return Err(keys.error(GGUF_KEY, reason));
+        };
+        *sections = [a, b, c];
     }
     if let Some(json) = f.json_mut() {
         json["rope_parameters"][KEY] = json!(sections);
@@ -137,7 +146,7 @@ pub(super) fn sections(
     }
     if let Some(keys) = f.gguf_mut() {
         let [a, b, c] = sections.map(|n| n as i32);
-        keys.set("rope.dimension_sections", [a, b, c, 0].as_slice());
+        keys.set(GGUF_KEY, [a, b, c, 0].as_slice());
     }
     Ok(())
 }

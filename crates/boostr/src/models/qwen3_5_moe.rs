@@ -24,6 +24,9 @@ use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{LayerSpec, Row};
 
+/// What transformers calls the model's part for text.
+const TYPE: &str = "qwen3_5_moe_text";
+
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -37,7 +40,7 @@ pub struct Config {
 
 impl Family for Config {
     fn model_types() -> &'static [&'static str] {
-        &["qwen3_5_moe_text", "qwen3_5_moe"]
+        &[TYPE, "qwen3_5_moe"]
     }
 
     fn archs() -> &'static [&'static str] {
@@ -51,16 +54,16 @@ impl Family for Config {
 
     fn read(file: &ConfigFile) -> Result<Self> {
         let mut config = Self::blank();
-        let (text, tied) = text_config(file)?;
+        let (text, tied) = text_config(file, TYPE)?;
         config.fields(&mut Fields::from_json(&text))?;
         config.hybrid.tie_embeddings = tied;
         Ok(config)
     }
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {
-        f.model("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text");
+        f.model("Qwen3_5MoeForCausalLM", TYPE);
         self.hybrid.fields(f)?;
-        self.experts.fields(f, self.hybrid.attention.d_model, [256, 8])?;
+        self.experts.fields(f, self.hybrid.attention.d_model, [256, 8], true)?;
         sections(f, &mut self.mrope_section, &self.hybrid)
     }
 

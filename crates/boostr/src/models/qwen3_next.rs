@@ -77,7 +77,8 @@ impl Family for Config {
         }
         f.constant("mlp_only_layers", numbers(&self.is_dense));
         f.constant("decoder_sparse_step", 1);
-        self.experts.fields(f, self.hybrid.attention.d_model, [512, 10])?;
+        let has_experts = self.is_dense.contains(&false);
+        self.experts.fields(f, self.hybrid.attention.d_model, [512, 10], has_experts)?;
         let normalized = &mut self.experts.moe.normalized;
         f.flag(["norm_topk_prob", ""], normalized, Or(true))
     }
@@ -96,7 +97,7 @@ impl Family for Config {
 
     fn next_block(&self) -> Option<super::Config> {
         let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
-        Some(Self { hybrid, is_dense: vec![false], ..self.clone() }.into())
+        Some(Self { hybrid, is_dense: vec![self.experts.moe.experts == 0], ..self.clone() }.into())
     }
 
     fn hf_table(&self) -> Vec<Row> {

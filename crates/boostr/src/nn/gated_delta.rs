@@ -419,25 +419,25 @@ impl<B: Backend> Gates<B> {
 
 module!(GatedDelta of DeltaConfig, |self, client, u, onto, batch| self.forward_onto(client, u, onto, batch));
 
-/// Logarithms of the heads' rates `[H]`, of finite rates above 0: GGUF stores `A`, minus the rates, other files `A_log`.
+/// Logarithms of the heads' rates `[H]`, of finite rates, 0 or more: GGUF stores `A`, minus the rates, other files `A_log`.
 fn a_log<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Tensor<B>> {
     let name = if params.has("A") { "A" } else { "A_log" };
     let parameter = params.tensor(name, &[heads])?;
     params.computed(|client| {
         let stored = ops::to_vec(&parameter)?;
         let is_good = |&x: &f32| match name {
-            "A" => x.is_finite() && x < 0.0,
+            "A" => x.is_finite() && x <= 0.0,
             _ => x.is_finite() && x.exp().is_finite(),
         };
         if let Some(head) = stored.iter().position(|x| !is_good(x)) {
-            let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+            let hint = if name == "A" { " (expected -exp(A_log), not above 0)" } else { "" };
             let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
             return Err(params.error(name, &reason));
         }
         if name == "A_log" {
             return Ok(parameter.clone());
         }
-        let logs: Vec<f32> = stored.iter().map(|&a| (-f64::from(a)).ln() as f32).collect();
+        let logs: Vec<f32> = stored.iter().map(|&a| ops::log_of_rate(a)).collect();
         ops::tensor(client, &logs, &[heads])
     })
 }

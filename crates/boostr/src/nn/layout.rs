@@ -406,13 +406,10 @@ impl Layout {
     ///
     /// [`Error::Tensors`] that lists what is missing, misshapen and unexpected.
     pub fn read(&self, checkpoint: &mut Checkpoint) -> Result<()> {
-        let without_ones = |shape: &[usize]| -> Vec<usize> {
-            shape.iter().copied().filter(|&dim| dim != 1).collect()
-        };
         let layout = self.as_in(checkpoint);
         for stored in &layout.0 {
             let entry = checkpoint.get(&stored.name);
-            if entry.is_some_and(|e| without_ones(&e.shape) == without_ones(&stored.shape)) {
+            if entry.is_some_and(|entry| stored.is_of(entry)) {
                 checkpoint.reshape(&stored.name, &stored.shape)?;
             }
         }
@@ -447,19 +444,25 @@ impl Layout {
     }
 
     /// The parameters in those tensors of `checkpoint` that are of the layout, beside its other tensors: for files
-    /// that hold some parameters in another way than most.
+    /// that hold some parameters in another way than most. Dimensions of 1 do not count.
     ///
     /// # Errors
     ///
-    /// [`Error::Tensors`] for rows that cannot be put in the model's order.
+    /// [`Error::Tensors`] for rows that cannot be put in the model's order, and for a tensor of another shape.
+    /// A parameter under its own name is left to [`read`](Self::read).
     pub fn cut(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         let mut tensors: BTreeMap<String, TensorEntry> =
             checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
         let mut parameters = BTreeMap::new();
         for stored in &self.0 {
-            if let Some(entry) = checkpoint.get(&stored.name).filter(|e| e.shape == stored.shape) {
-                stored.cut(entry, &mut parameters)?;
+            let Some(entry) = checkpoint.get(&stored.name) else { continue };
+            if stored.is_of(entry) {
+                let entry = TensorEntry { shape: stored.shape.clone(), ..entry.clone() };
+                stored.cut(&entry, &mut parameters)?;
                 tensors.remove(&stored.name);
+            } else if stored.parts.iter().all(|part| part.name != stored.name) {
+                let reason = format!("{:?}, expected {:?}", entry.shape, stored.shape);
+                return Err(stored.error(from_ref(entry), &reason));
             }
         }
         parameters.extend(tensors);
@@ -474,6 +477,12 @@ impl Stored {
         let path = parts.first().map(|part| part.file.to_path_buf()).unwrap_or_default();
         let reason = format!("tensor `{}` {reason}", self.name.escape_debug());
         Error::Tensors { path, reason }
+    }
+
+    /// Whether a tensor has the shape, dimensions of 1 apart.
+    fn is_of(&self, entry: &TensorEntry) -> bool {
+        let counts = |dim: &&usize| **dim != 1;
+        entry.shape.iter().filter(counts).eq(self.shape.iter().filter(counts))
     }
 
     /// Cuts the parameters out of the file's tensor.
@@ -551,6 +560,16 @@ impl Stored {
         Ok(TensorEntry { data: Bytes::new(data), ..entry.clone() })
     }
 
+    /// Values of the parameters' tensor, or of one with as many rows or columns, in the order of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensors`] when they cannot be cut into the pieces that are moved.
+    pub fn in_file_order(&self, values: Vec<f32>, shape: &[usize]) -> Result<Vec<f32>> {
+        let Some(order) = &self.order else { return Ok(values) };
+        order.moved(&values, shape, Some, true).ok_or_else(|| self.error(&[], NOT_IN_BANDS))
+    }
+
     /// The type of the file's tensor when nothing is asked for: that of its parameters, f32 where they
     /// differ.
     #[must_use]
@@ -608,10 +627,7 @@ impl Stored {
         for part in parts {
             values.extend(part.to_f32()?);
         }
-        if let Some(order) = &self.order {
-            let moved = order.moved(&values, &self.shape, Some, true);
-            values = moved.ok_or_else(|| self.error(parts, NOT_IN_BANDS))?;
-        }
+        values = self.in_file_order(values, &self.shape)?;
         match &self.change {
             Change::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
             Change::NegExp => values.iter_mut().for_each(|x| *x = super::decay_rate(*x)),

@@ -326,7 +326,7 @@ fn decay_rates<B: Backend>(params: &Params<'_, B>, heads: usize) -> Result<Decay
         match (0..rates.len()).find(|&i| is_bad(i)) {
             None => Ok(a),
             Some(head) => {
-                let hint = if name == "A" { " (expected -exp(A_log), below 0)" } else { "" };
+                let hint = if name == "A" { " (expected -exp(A_log), not above 0)" } else { "" };
                 let reason = format!("gives no decay rate: head {head} has {}{hint}", stored[head]);
                 Err(params.error(name, &reason))
             }

@@ -37,4 +37,4 @@ pub use rope::RopeConfig;
 pub use shared_block::SharedBlock;
 pub use slots::{Kept, Slot, SlotSize, Slots};
 
-pub use crate::ops::decay_rate;
+pub use crate::ops::{decay_rate, log_of_rate};

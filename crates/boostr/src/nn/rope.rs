@@ -67,6 +67,30 @@ impl RopeConfig {
         Ok(Self { theta, rotary_dim, scaling: read_scaling(file, scaling)? })
     }
 
+    /// What a `config.json` says of positions: `rope_scaling` where it is not empty, else `rope_parameters`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for what is no object.
+    pub fn parameters(file: &ConfigFile) -> Result<ConfigFile> {
+        let old = file.object("rope_scaling")?;
+        let is_old = old.iter().next().is_some();
+        if is_old { Ok(old) } else { file.object("rope_parameters") }
+    }
+
+    /// The part of a `config.json` that says that the base is null, if the one that counts does. As in transformers 5,
+    /// a base among the parameters goes before one at the top.
+    ///
+    /// # Errors
+    ///
+    /// As [`parameters`](Self::parameters).
+    pub fn null_base(file: &ConfigFile) -> Result<Option<ConfigFile>> {
+        let parameters = Self::parameters(file)?;
+        let states = |file: &&ConfigFile| file.states("rope_theta");
+        let stated = [&parameters, file].into_iter().find(states);
+        Ok(stated.filter(|file| !file.has("rope_theta")).cloned())
+    }
+
     /// Reads the keys of the architecture `arch`, by the rules of llama.cpp. `factors` are those of frequencies, if
     /// the file has some: a tensor of its own, which is beside any scaling.
     ///
@@ -400,7 +424,9 @@ fn class_context(model_type: &str) -> usize {
     match model_type {
         "bamba" => 262_144,
         "mistral" => 131_072,
-        "qwen2" | "qwen3" => 32_768,
+        "olmo_hybrid" => 65_536,
+        "qwen2" | "qwen3" | "qwen3_next" => 32_768,
+        kind if kind.starts_with("qwen3_5") => 32_768,
         "falcon_h1" => 8192,
         "nemotron_h" | "zamba2" => 4096,
         _ => 2048,

@@ -177,6 +177,13 @@ pub fn decay_rate(a_log: f32) -> f32 {
     (-f64::from(a_log).exp()) as f32
 }
 
+/// The logarithm of a rate, `ln(-a)`: of 0, which is what small rates are rounded to, a finite one that gives it again.
+#[must_use]
+pub fn log_of_rate(a: f32) -> f32 {
+    const OF_ZERO: f64 = -128.0;
+    (-f64::from(a)).ln().max(OF_ZERO) as f32
+}
+
 /// Losses by the logits of a few rows at a time, whatever the head's type.
 pub(super) fn cross_entropy_by_rows<R: Runtime<DType = DType>, C: LinearOps<R>>(
     client: &C,

@@ -229,7 +229,8 @@ impl TrainableModel {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the system refuses.
+    /// [`Error::Io`] when the system refuses, [`Error::Tensors`] for rows that the file orders in a way that the
+    /// model's do not fit.
     pub fn write_adapters(&self, folder: &Path, base: &str, config: &LoraConfig) -> Result<()> {
         let family = self.config().family();
         let mut written = Vec::new();
@@ -248,7 +249,12 @@ impl TrainableModel {
                 }
             } else if parts.iter().any(|(adapter, _)| adapter.is_some()) {
                 let parts: Vec<_> = parts.iter().map(|(of, part)| (*of, part.shape[0])).collect();
-                written.push((stored.name, join(&parts, config.r)));
+                let mut matrices = join(&parts, config.r);
+                // Columns of a weight are those of A, rows those of B.
+                let is_of_b = stored.order.as_ref().is_some_and(|order| !order.columns);
+                let Parameter { shape, values } = &mut matrices[usize::from(is_of_b)];
+                *values = stored.in_file_order(std::mem::take(values), shape)?;
+                written.push((stored.name, matrices));
             }
         }
         let written = written.into_iter().flat_map(|(name, matrices)| {

@@ -86,6 +86,8 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
         "zamba2-tiny",
         "kimi-linear-tiny",
         "qwen3_5-tiny",
+        "qwen3_5-moe-tiny",
+        "qwen3next-tiny",
         "olmo-hybrid-tiny",
     ] {
         let (base, folder) = (fixture(name), temporary(name));
@@ -184,6 +186,29 @@ fn layers_that_transformers_joins_or_shares_are_saved_as_it_has_them() {
     assert_eq!(file.len(), 2 * hybrid.len());
     for (i, &layer) in hybrid.iter().enumerate() {
         assert_eq!(of(layer).unwrap(), of(hybrid[i % blocks]).unwrap(), "layer {layer}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn rows_that_transformers_has_head_by_head_are_saved_in_its_order() {
+    let base = fixture("qwen3next-tiny");
+    let folder = temporary("grouped");
+    for targets in [&["in_proj_z"][..], &["in_proj_qkv", "in_proj_a"], &["in_proj_b", "in_proj_a"]]
+    {
+        let (mut model, _) = adapted(&base, targets, &folder);
+        let want = model.with_model::<Cpu, _>(cpu(), logits).unwrap();
+        close(&opened(&base, Some(&folder)).unwrap(), &want, &targets.join(", "));
+    }
+    // Two key heads of two value heads each: b, b, a, a of one, then of the other.
+    let file = Checkpoint::open(&folder.join("adapter_model.safetensors"), false).unwrap();
+    let b = file.get("base_model.model.model.layers.0.linear_attn.in_proj_ba.lora_B.weight");
+    let b = b.unwrap();
+    assert_eq!(b.shape, [8, 6]);
+    for (row, values) in b.to_f32().unwrap().chunks_exact(6).enumerate() {
+        let (own, other) =
+            if row % 4 < 2 { values.split_at(3) } else { (&values[3..], &values[..3]) };
+        assert!(own.iter().all(|x| *x != 0.0) && other.iter().all(|x| *x == 0.0), "row {row}");
     }
     fs::remove_dir_all(folder).unwrap();
 }

@@ -5,13 +5,16 @@ use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Folder, cpu, delta_models};
-use crate::tiny::{self, close, edited, entry, fixture, message, random, renamed, run, save};
+use crate::tiny::{
+    self, close, edited, entry, fixture, message, random, renamed, run, save, widened,
+};
 use boostr::backend::Cpu;
-use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, gguf};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{self, Model, qwen3_5};
 use boostr::nn::AttentionConfig;
+use boostr::ops::RopeScaling;
 use serde_json::{Value, json};
 
 const QWEN: &str = "qwen3_5-tiny";
@@ -299,6 +302,190 @@ fn d_20_a_base_of_positions_is_null_missing_or_a_number() {
         let again = load(&Value::Object(all), weights(OLMO)).unwrap();
         assert_eq!(again.config(), model.config());
     }
+}
+
+/// What a configuration reads as.
+fn read(config: &Value) -> boostr::Result<models::Config> {
+    models::Config::read(&ConfigFile::parse("config.json", &config.to_string())?)
+}
+
+/// OLMo's configuration without what it says of positions and layers, with `changes`.
+fn bare_olmo(changes: &Value) -> Value {
+    let mut config = config(OLMO);
+    let fields = config.as_object_mut().unwrap();
+    fields.retain(|key, _| !["rope_parameters", "layer_types"].contains(&key.as_str()));
+    fields.extend(changes.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn a_null_base_counts_where_it_is_stated_and_is_no_number_for_qwen() {
+    let olmo = |changes: Value| {
+        let config = read(&bare_olmo(&changes)).unwrap();
+        let layers = config.family().layers();
+        layers[3].part::<AttentionConfig>().unwrap().rope.as_ref().map(|rope| rope.theta)
+    };
+    for (changes, theta) in [
+        (json!({ "rope_theta": null }), None),
+        (json!({ "rope_theta": null, "rope_parameters": { "rope_type": "default" } }), None),
+        (json!({ "rope_theta": 5e5, "rope_parameters": { "rope_theta": null } }), None),
+        (json!({ "rope_theta": null, "rope_parameters": { "rope_theta": 5e5 } }), Some(5e5)),
+        (json!({ "rope_theta": 5e5 }), Some(5e5)),
+        (json!({}), Some(10_000.0)),
+        (json!({ "partial_rotary_factor": 1.0 }), Some(10_000.0)),
+        (json!({ "rope_theta": null, "partial_rotary_factor": 0.5 }), None),
+    ] {
+        assert_eq!(olmo(changes.clone()), theta, "{changes}");
+    }
+    for (changes, named) in [
+        (json!({ "rope_parameters": { "rope_theta": null } }), "rope_parameters.rope_theta"),
+        (json!({ "rope_theta": null, "rope_parameters": null }), "`rope_theta`"),
+        (json!({ "rope_theta": null, "rope_parameters": {} }), "`rope_theta`"),
+    ] {
+        let text = message(&read(&flat(&changes)).unwrap_err());
+        assert!(text.contains(named) && text.contains("expected a number"), "{changes}: {text}");
+    }
+    // A configuration without positions can still be written, and says so.
+    let without = read(&config(QWEN)).unwrap();
+    let mut without = without.get::<qwen3_5::Config>().unwrap().clone();
+    without.hybrid.attention.rope = None;
+    let json = models::Config::from(without).family().to_json().unwrap();
+    assert_eq!(json["rope_parameters"]["rope_theta"], Value::Null);
+}
+
+#[test]
+fn olmo_hybrid_rotates_whole_heads_and_has_layers_of_both_kinds() {
+    for (changes, named) in [
+        (json!({ "partial_rotary_factor": 0.5 }), "`partial_rotary_factor`: expected 1, found 0.5"),
+        (
+            json!({ "rope_parameters": { "rope_theta": 1e4, "partial_rotary_factor": 0.25 } }),
+            "`rope_parameters.partial_rotary_factor`: expected 1, found 0.25",
+        ),
+        (json!({ "attn_rotary_emb": 4 }), "`attn_rotary_emb`: expected 8, found 4"),
+        (json!({ "layer_types": vec!["linear_attention"; 4] }), "one or more of full_attention"),
+        (json!({ "layer_types": vec!["full_attention"; 4] }), "one or more of linear_attention"),
+        (json!({ "num_hidden_layers": 1 }), "one or more of linear_attention"),
+    ] {
+        let text = message(&read(&bare_olmo(&changes)).unwrap_err());
+        assert!(text.contains(named), "{changes}: {text}");
+    }
+    for (n_layer, attention) in [(2, vec![1]), (3, vec![2]), (4, vec![3]), (9, vec![3, 7])] {
+        let config = read(&bare_olmo(&json!({ "num_hidden_layers": n_layer }))).unwrap();
+        let config = config.get::<models::olmo_hybrid::Config>().unwrap();
+        let found: Vec<_> = (0..n_layer).filter(|&layer| config.is_attention[layer]).collect();
+        assert_eq!(found, attention);
+    }
+}
+
+#[test]
+fn what_a_file_does_not_say_is_that_of_the_family_whatever_its_text_is_called() {
+    // The context that a scaling starts from.
+    let scaling = json!({ "rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4 });
+    let start = |mut config: Value, place: &str| {
+        let fields = config.pointer_mut(place).unwrap().as_object_mut().unwrap();
+        fields.remove("max_position_embeddings");
+        fields.insert("rope_parameters".into(), scaling.clone());
+        let layers = read(&config).unwrap().family().layers();
+        let attention = layers.iter().find_map(|layer| layer.part::<AttentionConfig>()).unwrap();
+        match &attention.rope.as_ref().unwrap().scaling {
+            RopeScaling::Yarn(yarn) => yarn.original_max,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(start(config(OLMO), ""), 65_536);
+    assert_eq!(start(config("qwen3next-tiny"), ""), 32_768);
+    assert_eq!(start(config(QWEN), "/text_config"), 32_768);
+    assert_eq!(start(config("qwen3_5-moe-tiny"), "/text_config"), 32_768);
+    // Heads of keys and values, and the width of a head.
+    for text_type in [json!("qwen3_5_text"), Value::Null, json!("qwen2"), json!("qwen3_5_moe_text")]
+    {
+        let mut config = config(QWEN);
+        let text = config["text_config"].as_object_mut().unwrap();
+        text.retain(|key, _| !["head_dim", "num_key_value_heads", "model_type"].contains(&&**key));
+        text.insert("num_attention_heads".into(), json!(8));
+        if !text_type.is_null() {
+            text.insert("model_type".into(), text_type.clone());
+        }
+        let config = read(&config).unwrap();
+        let attention = &config.get::<qwen3_5::Config>().unwrap().hybrid.attention;
+        assert_eq!((attention.headdim, attention.nheads_kv), (256, 4), "{text_type}");
+    }
+}
+
+#[test]
+fn lists_of_a_gguf_file_have_a_number_for_each_layer_and_pairs_that_there_are() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file =
+        Checkpoint::open(&path.join("../../fixtures/gguf/qwen3_5-tiny.gguf"), false).unwrap();
+    let with = |key: &str, value: gguf::Value| {
+        let mut metadata = file.gguf().unwrap().clone();
+        metadata.set(format!("qwen35.{key}"), value);
+        models::Config::read_gguf(&file, &metadata)
+    };
+    let key = "rope.dimension_sections";
+    for good in [&[2i32, 1, 1, 0][..], &[0, 4, 0]] {
+        let config = with(key, good.into()).unwrap();
+        let found = config.get::<qwen3_5::Config>().unwrap().mrope_section;
+        assert!(found.iter().zip(good).all(|(&found, &good)| found == good as usize));
+    }
+    for bad in
+        [&[2i32, 2][..], &[4], &[-1, 2, 2, 0], &[5, 0, 0, 0], &[1, 1, 1, 5], &[1, 1, 1, 0, 0]]
+    {
+        let text = message(&with(key, bad.into()).unwrap_err());
+        assert!(text.contains(key) && text.contains("from 0 to 4"), "{bad:?}: {text}");
+    }
+    let key = "attention.recurrent_layers";
+    let layers = [true, true, true, false, true, true];
+    let blocks = file.gguf().unwrap().usize("qwen35.block_count", 0..=9).unwrap().unwrap();
+    for count in 0..=6 {
+        let found = with(key, layers[..count].into());
+        if count == 4 || count == blocks {
+            let config = found.unwrap();
+            let hybrid = &config.get::<qwen3_5::Config>().unwrap().hybrid;
+            assert_eq!(hybrid.is_attention, [false, false, false, true]);
+        } else {
+            let text = message(&found.unwrap_err());
+            let said = format!("truth values, found {count}");
+            assert!(text.contains(key) && text.contains(&said), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_joined_tensor_of_another_shape_is_named_with_both() {
+    let joined = edited(&weights(OLMO), |name, old| {
+        let kept = !name.contains("_conv1d.") || name.contains("q_conv1d");
+        kept.then(|| old.clone())
+    });
+    let joined = renamed(&joined, |name| name.replace("q_conv1d", "conv1d"));
+    let text = message(&load(&config(OLMO), joined).err().unwrap());
+    let said = "linear_attn.conv1d.weight` [32, 1, 4], expected [128, 1, 4]";
+    assert!(text.contains(said), "{text}");
+}
+
+#[test]
+fn a_decay_so_slow_that_its_rate_is_zero_comes_back_from_gguf() {
+    let slow = tiny::with(&weights(QWEN), "A_log", |_| -110.0);
+    let folder = Folder::new();
+    let source = folder.path().join("slow");
+    std::fs::create_dir(&source).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(fixture(QWEN).join(file), source.join(file)).unwrap();
+    }
+    save(&source.join("model.safetensors"), &slow);
+    let (ids, _) = golden(QWEN);
+    let want = logits(&open(&source).model, &ids);
+    assert!(want.iter().all(|x| x.is_finite()));
+    let file = converted(&source, &folder, "slow.gguf", Types::kept());
+    let rates =
+        Checkpoint::open(&file, false).unwrap().get("blk.0.ssm_a").unwrap().to_f32().unwrap();
+    assert!(rates.iter().all(|rate| *rate == 0.0));
+    close(&logits(&open(&file).model, &ids), &widened(&want), TOLERANCE);
+    let back = converted(&file, &folder, "back", Types::kept());
+    assert_eq!(logits(&open(&back).model, &ids), want);
+    // Rates of another program's file, of whose logarithms nothing is kept.
+    let rate = boostr::nn::log_of_rate(-0.0);
+    assert!(rate.is_finite() && boostr::nn::decay_rate(rate) == 0.0);
 }
 
 #[test]

@@ -401,6 +401,19 @@ fn quantized_files_are_read_with_their_matrices_of_heads_as_floats() {
 }
 
 #[test]
+fn gguf_files_whose_weights_of_experts_do_not_sum_to_1_are_refused_by_name() {
+    let file = Checkpoint::open(&gguf_fixture(), false).unwrap();
+    let with = |is: bool| {
+        let mut metadata = file.gguf().unwrap().clone();
+        metadata.set("kimi-linear.expert_weights_norm", is);
+        models::Config::read_gguf(&file, &metadata)
+    };
+    with(true).unwrap();
+    let text = message(&with(false).unwrap_err());
+    assert!(text.contains("kimi-linear.expert_weights_norm") && text.contains("expected true"));
+}
+
+#[test]
 fn what_gguf_cannot_say_is_refused() {
     let linear = |heads: usize| {
         let mut linear = json(json!({}))["linear_attn_config"].clone();

@@ -257,3 +257,21 @@ fn a_block_with_experts_is_taken_from_either_family_and_changes_no_output() {
         assert_eq!(answers(&model, Some(&draft)), answers(&model, None), "{name}");
     }
 }
+
+#[test]
+fn a_block_of_another_shape_is_named_and_a_draft_that_fails_ends_no_request() {
+    let path = fixtures().join(TINY);
+    let model = open(TINY).model;
+    let mut checkpoint = Checkpoint::open(&path, false).unwrap();
+    let mut tensors: BTreeMap<String, TensorEntry> =
+        checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+    let norm = tensors["mtp.norm.weight"].clone();
+    tensors.insert("mtp.fc.weight".into(), norm);
+    checkpoint.replace(tensors);
+    let error = Mtp::load(&model, checkpoint).err().unwrap().to_string();
+    assert!(error.contains("`mtp.fc.weight`: expected [32, 64], found [32]"), "{error}");
+
+    let guess = |_: &[u32], _: usize| -> Vec<u32> { panic!("a guess that fails") };
+    let draft = Draft::With(Arc::new(guess));
+    assert_eq!(answers(&model, Some(&draft)), answers(&model, None));
+}

@@ -7,10 +7,10 @@ use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Folder, cpu};
-use crate::tiny::{fixture, message, save};
+use crate::tiny::{fixture, message, random, save};
 use boostr::Error;
 use boostr::backend::Cpu;
-use boostr::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
+use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Config, Logits, Run, qwen3_5_moe, qwen3_next};
@@ -59,7 +59,10 @@ fn config_of(model: &str) -> Value {
 }
 
 fn tensors_of(path: &Path) -> Tensors {
-    let file = Checkpoint::open(path, false).unwrap();
+    entries(&Checkpoint::open(path, false).unwrap())
+}
+
+fn entries(file: &Checkpoint) -> Tensors {
     file.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect()
 }
 
@@ -397,7 +400,7 @@ fn layers_without_experts_are_those_that_a_list_and_a_step_name() {
     let dense = |changes: Value| {
         let mut json = config_of(MODELS[0]);
         json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        let file = boostr::checkpoint::ConfigFile::parse("config.json", &json.to_string()).unwrap();
+        let file = ConfigFile::parse("config.json", &json.to_string()).unwrap();
         Config::read(&file)
             .map(|config| config.get::<qwen3_next::Config>().unwrap().is_dense.clone())
     };
@@ -406,6 +409,26 @@ fn layers_without_experts_are_those_that_a_list_and_a_step_name() {
     assert_eq!(dense(json!({ "decoder_sparse_step": 2 })).unwrap(), [true, false, true, false]);
     let text = message(&dense(json!({ "mlp_only_layers": [4] })).unwrap_err());
     assert!(text.contains("mlp_only_layers") && text.contains("layer 4 of 4"), "{text}");
+
+    // Without experts there are none, and no sizes of them are asked for.
+    let none = json!({ "num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0 });
+    assert_eq!(dense(none.clone()).unwrap(), [true; 4]);
+    let mut json = config_of(MODELS[0]);
+    json.as_object_mut().unwrap().extend(none.as_object().unwrap().clone());
+    let read = |json: &Value| {
+        Config::read(&ConfigFile::parse("config.json", &json.to_string()).unwrap()).unwrap()
+    };
+    let before = read(&json);
+    let mut written = before.family().to_json().unwrap();
+    written["vocab_size"] = json!(512);
+    written["tie_word_embeddings"] = json!(false);
+    assert_eq!(read(&written), before);
+    let layout = before.family().hf_layout(512, true).unwrap();
+    let folder_of_none = folder(&json, entries(&random(&layout.tensors(), 3)));
+    let lm = open(folder_of_none.path());
+    assert!(logits(&lm, &golden(MODELS[0]).0).iter().all(|x| x.is_finite()));
+    let text = message(&dense(json!({ "num_experts_per_tok": 0 })).unwrap_err());
+    assert!(text.contains("num_experts_per_tok"), "{text}");
 
     // Such a layer has the sizes of `intermediate_size`; a folder keeps it, GGUF refuses it.
     let mut json = config_of(MODELS[0]);

@@ -110,7 +110,8 @@ fn ask(engine: &Engine<Cpu>, model: &Model<Cpu>, prompt: &[u32], scope: u64) -> 
 }
 
 fn size(folder: &Path) -> u64 {
-    fs::read_dir(folder).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum()
+    // A file may go while they are counted.
+    fs::read_dir(folder).unwrap().filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum()
 }
 
 /// Files of states, or of segments, by name.

@@ -857,11 +857,12 @@ fn answers_of_published_templates_are_found_or_refused() {
             }
         }
     }
-    // The first three leave out what the assistant thought before its last answer; the last one ends each
+    // The first four leave out what the assistant thought before its last answer; the last one ends each
     // conversation with a token that is not there once it goes on.
     let known = [
         ("NVIDIA-Nemotron-Nano-v2", true),
         ("Qwen-Qwen3-0.6B", true),
+        ("Qwen-Qwen3.5-4B", true),
         ("openai-gpt-oss-120b", true),
         ("microsoft-Phi-3.5-mini-instruct", false),
     ];
@@ -890,7 +891,7 @@ fn a_conversation_that_teaches_nothing_is_an_error_with_its_line() {
     );
     let encoder = encoder.with_chat(&source, Options::default()).unwrap();
     let error = TokenFile::prepare(&out, &files, &encoder, |_, _| {}).unwrap_err().to_string();
-    assert_eq!(error, format!("{at}no message of the assistant, so nothing to learn"));
+    assert_eq!(error, format!("{at}no message of the assistant that is to be learnt"));
     assert_eq!(folder.names(), ["a.jsonl"]);
 }
 
