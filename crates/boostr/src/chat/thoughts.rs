@@ -225,7 +225,7 @@ fn text(text: String) -> Option<Said> {
 }
 
 /// How many bytes at the end of a text may be the start of a marker.
-fn begun(text: &str, marker: &str) -> usize {
+pub(super) fn begun(text: &str, marker: &str) -> usize {
     (1..marker.len()).rev().find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
 }
 

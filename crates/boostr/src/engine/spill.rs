@@ -6,8 +6,8 @@
 //! ```
 //!
 //! MODEL is a hash of what bits depend on: fingerprint, lengths and times of the files with weights, type of the KV cache,
-//! instruction set. KEY is a hash of the scope and of all ids up to there. Both only name files: what is read back must have passed the checks of a state file, and
-//! must be of this model, this scope and these ids.
+//! instruction set. KEY is a hash of the scope and of all ids up to there. Both only name files: what is read back must
+//! have passed the checks of a state file, and must be of this model, this scope and these ids.
 //!
 //! A thread of its own writes, reads and removes. The engine asks it, and takes what is done between two steps. Files get
 //! their names when they are whole. They are not forced to disk: a file that a power cut tore is found by its checksum.
@@ -143,7 +143,6 @@ pub(super) struct Spill<B: Backend> {
     limit: u64,
     /// Bytes of all files, also of those that are about to be written.
     bytes: u64,
-    model: u64,
     /// Whether states have segments.
     has_segments: bool,
     segments: HashMap<u64, Segment>,
@@ -230,12 +229,11 @@ impl<B: Backend> Spill<B> {
         for text in [fingerprint, of.kv_type().name(), &numerics, of.files()] {
             hash.text(text);
         }
-        let model_key = hash.0;
         let has_segments = state_file::has_segments(of);
         let shared = Arc::new(Shared {
             folder,
             model,
-            model_key,
+            model_key: hash.0,
             log,
             queue: Mutex::new(Queue {
                 tasks: VecDeque::new(),
@@ -252,7 +250,6 @@ impl<B: Backend> Spill<B> {
             worker: None,
             limit,
             bytes: 0,
-            model: model_key,
             has_segments,
             segments: HashMap::new(),
             strangers: Vec::new(),
@@ -268,12 +265,12 @@ impl<B: Backend> Spill<B> {
     fn look(&mut self) -> Result<Vec<Found>> {
         let mut files = self.shared.folder.list()?;
         files.sort_by_key(|file| file.modified);
-        let named = |file: &PrivateFile| Name::parse(&file.name);
         let mut found = Vec::new();
         for file in files.into_iter().rev() {
-            let Some(name) = named(&file) else { continue };
+            let Some(name) = Name::parse(&file.name) else { continue };
             self.bytes = self.bytes.saturating_add(file.len);
-            let is_ours = name.model == self.model && found.len() + self.segments.len() < MAX_FILES;
+            let is_ours = name.model == self.shared.model_key
+                && found.len() + self.segments.len() < MAX_FILES;
             match (is_ours, name.is_state) {
                 (false, _) => self.strangers.push(file),
                 (true, true) => found.push(Found { name, file }),
@@ -332,7 +329,7 @@ impl<B: Backend> Spill<B> {
 
     /// The keys of the segments of some ids, and of all of them.
     fn keys(&self, scope: u64, ids: &[u32]) -> (Vec<u64>, u64) {
-        let (segments, key) = keys(self.model, scope, ids);
+        let (segments, key) = keys(self.shared.model_key, scope, ids);
         (if self.has_segments { segments } else { Vec::new() }, key)
     }
 
@@ -395,14 +392,11 @@ impl<B: Backend> Spill<B> {
         patience: Option<Instant>,
     ) -> Option<Plan<B>> {
         let memory = state.size_in_bytes();
-        if 4 * ids.len() > MAX_IDS {
-            return None;
-        }
-        if !self.shared.has_room(memory, patience) {
+        if 4 * ids.len() > MAX_IDS || !self.shared.has_room(memory, patience) {
             return None;
         }
         let pieces = Pieces::new((*self.shared.model).as_ref(), state.clone()).ok()?;
-        let (keys, key) = keys(self.model, scope, ids);
+        let (keys, key) = keys(self.shared.model_key, scope, ids);
         let keys = keys.into_iter().take(pieces.segments());
         let segments: Vec<_> = keys.map(|key| (key, self.segments.contains_key(&key))).collect();
         let (own, segment) = pieces.sizes();
@@ -448,8 +442,8 @@ impl<B: Backend> Spill<B> {
     /// Gives up a state, which took `bytes`, and the segments that no other needs.
     pub(super) fn remove(&mut self, scope: u64, ids: &[u32], bytes: u64) {
         self.forget(scope, ids, bytes);
-        let name = Name { is_state: true, model: self.model, key: self.keys(scope, ids).1 };
-        self.shared.push(Task::Remove { name: name.to_string() }, 0);
+        let name = self.shared.name(true, self.keys(scope, ids).1);
+        self.shared.push(Task::Remove { name }, 0);
     }
 
     /// The same for one that has no file yet.
@@ -468,8 +462,8 @@ impl<B: Backend> Spill<B> {
             }
             let bytes = segment.bytes;
             self.segments.remove(key);
-            let name = Name { is_state: false, model: self.model, key: *key };
-            self.drop_file(&name.to_string(), bytes);
+            let name = self.shared.name(false, *key);
+            self.drop_file(&name, bytes);
         }
     }
 
@@ -488,7 +482,7 @@ impl<B: Backend> Spill<B> {
         let mut queue = self.shared.lock();
         while !queue.tasks.is_empty() || queue.is_busy {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.worker.as_ref().is_none_or(JoinHandle::is_finished) {
+            if left.is_zero() || self.is_gone() {
                 break;
             }
             let waited = self.shared.wake.wait_timeout(queue, left.min(Duration::from_millis(50)));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
 use super::gguf::{Keys, attention_table};
 use super::groups::layer_kinds;
+use super::mtp::is_of_block;
 use super::{Frame, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -101,6 +102,11 @@ impl DeltaHybrid {
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)
     }
 
+    /// The block for one token more: a layer of attention.
+    pub(super) fn next_block(&self) -> Self {
+        Self { is_attention: vec![true], ..self.clone() }
+    }
+
     /// What stands around the layers.
     pub(super) fn frame(&self) -> Frame {
         let names = Names::model("model.norm");
@@ -148,7 +154,7 @@ impl DeltaHybrid {
         checkpoint.rename(|name| {
             name.strip_prefix("model.language_model.").map(|rest| format!("model.{rest}"))
         })?;
-        checkpoint.retain(|name| !is_of_pictures(name) && !is_of_next(name));
+        checkpoint.retain(|name| !is_of_pictures(name) && !is_of_block(name));
         let is_of_mlx = |(name, shape): (&str, &[usize])| {
             name.ends_with(".conv1d.weight")
                 && matches!(shape, &[_, taps, 1] if taps == self.mixer.d_conv && taps > 1)
@@ -170,33 +176,26 @@ impl DeltaHybrid {
     }
 }
 
-/// The model's own file of a configuration: that of its text where it sees pictures too, and whether its head is the
-/// embedding by either. Its type is that of the family, `model_type`, whatever the file calls this part of it.
-pub(super) fn text_config(
-    file: &ConfigFile,
-    model_type: &str,
-) -> Result<(ConfigFile, Option<bool>)> {
-    let typed = |file: ConfigFile| file.with("model_type", model_type);
-    let tied = |file: &ConfigFile| file.bool(&["tie_word_embeddings"]);
+/// The model's own file of a configuration: that of its text where it sees pictures too. Its head is the embedding if
+/// either says so. Its type is that of the family, `model_type`, whatever the file calls this part of it.
+pub(super) fn text_config(file: &ConfigFile, model_type: &str) -> Result<ConfigFile> {
+    const TIED: &str = "tie_word_embeddings";
     if !file.has("text_config") {
-        return Ok((typed(file.clone()), tied(file)?));
+        return Ok(file.clone().with("model_type", model_type));
     }
     let text = file.object("text_config")?;
-    let tied = match (tied(file)?, tied(&text)?) {
-        (Some(true), _) | (_, Some(true)) => Some(true),
-        (top, of_text) => top.or(of_text),
-    };
-    Ok((typed(text), tied))
+    let [top, of_text] = [file.bool(&[TIED])?, text.bool(&[TIED])?];
+    let tied = if of_text == Some(true) { of_text } else { top.or(of_text) };
+    let text = text.with("model_type", model_type);
+    Ok(match tied {
+        Some(tied) => text.with(TIED, tied),
+        None => text,
+    })
 }
 
 /// Whether a tensor of a folder is of a tower that sees pictures.
 fn is_of_pictures(name: &str) -> bool {
     ["model.visual.", "visual."].iter().any(|prefix| name.starts_with(prefix))
-}
-
-/// Whether a tensor of a folder is of the block that predicts more than the next token.
-pub(super) fn is_of_next(name: &str) -> bool {
-    ["mtp.", "model.mtp."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The mixer but for the width of the model.

@@ -22,6 +22,12 @@ use crate::ops::{self, ActivationOps, KvType};
 
 /// What a folder's tensors of the block are under.
 const PREFIXES: [&str; 2] = ["mtp.", "model.mtp."];
+
+/// Whether a tensor of a folder is of the block.
+pub(super) fn is_of_block(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// What the embedding's name ends with, after its prefix.
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -155,24 +161,29 @@ fn stem(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
+/// Refuses an embedding under what the block is under: the model's own serves.
+fn refuse_own_embedding(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
+    if checkpoint.get(&format!("{prefix}{EMBEDDING}")).is_none() {
+        return Ok(());
+    }
+    let what = "a block for more than the next token with an embedding of its own".into();
+    Err(Error::Unsupported { what })
+}
+
 /// Leaves in a checkpoint of a folder the block as the only layer of a model, and returns the names of fc and of the norms
 /// before it; `None` if there is no block.
 fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
-    let is_block = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let fc = PREFIXES.map(|prefix| format!("{prefix}fc.weight"));
     let Some(at) = fc.iter().position(|name| checkpoint.get(name).is_some()) else {
         return Ok(None);
     };
     let prefix = PREFIXES[at];
-    if checkpoint.get(&format!("{prefix}{EMBEDDING}")).is_some() {
-        let what = "a block for more than the next token with an embedding of its own".into();
-        return Err(Error::Unsupported { what });
-    }
-    let embedding = checkpoint.names().find(|name| !is_block(name) && name.ends_with(EMBEDDING));
+    refuse_own_embedding(checkpoint, prefix)?;
+    let embedding = checkpoint.names().find(|name| !is_of_block(name) && name.ends_with(EMBEDDING));
     let trunk =
         embedding.and_then(|name| name.strip_suffix(EMBEDDING)).unwrap_or("model.").to_owned();
     let kept = [format!("{trunk}{EMBEDDING}"), "lm_head.weight".to_owned()];
-    checkpoint.retain(|name| is_block(name) || kept.iter().any(|own| own == name));
+    checkpoint.retain(|name| is_of_block(name) || kept.iter().any(|own| own == name));
     let names = ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"]
         .map(|part| format!("{prefix}{part}.weight"));
     checkpoint.rename(|name| {
@@ -190,10 +201,7 @@ fn of_gguf(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<Option<[String
     if checkpoint.get(&format!("{next}eh_proj.weight")).is_none() {
         return Ok(None);
     }
-    if checkpoint.get(&format!("{next}embed_tokens.weight")).is_some() {
-        let what = "a block for more than the next token with an embedding of its own".into();
-        return Err(Error::Unsupported { what });
-    }
+    refuse_own_embedding(checkpoint, &next)?;
     let around = [gguf::EMBEDDING, gguf::HEAD];
     checkpoint.retain(|name| name.starts_with(&block) || around.contains(&name));
     let norm = format!("{next}shared_head_norm.weight");

@@ -58,9 +58,7 @@ impl Family for Config {
 
     fn read(file: &ConfigFile) -> Result<Self> {
         let mut config = Self::blank();
-        let (text, tied) = text_config(file, TYPE)?;
-        config.fields(&mut Fields::from_json(&text))?;
-        config.hybrid.tie_embeddings = tied;
+        config.fields(&mut Fields::from_json(&text_config(file, TYPE)?))?;
         Ok(config)
     }
 
@@ -84,8 +82,7 @@ impl Family for Config {
     }
 
     fn next_block(&self) -> Option<super::Config> {
-        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
-        Some(Self { hybrid, ..self.clone() }.into())
+        Some(Self { hybrid: self.hybrid.next_block(), ..self.clone() }.into())
     }
 
     fn gguf_table(&self) -> Result<Vec<Row>> {

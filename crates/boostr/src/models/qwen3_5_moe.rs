@@ -54,9 +54,7 @@ impl Family for Config {
 
     fn read(file: &ConfigFile) -> Result<Self> {
         let mut config = Self::blank();
-        let (text, tied) = text_config(file, TYPE)?;
-        config.fields(&mut Fields::from_json(&text))?;
-        config.hybrid.tie_embeddings = tied;
+        config.fields(&mut Fields::from_json(&text_config(file, TYPE)?))?;
         Ok(config)
     }
 
@@ -78,8 +76,7 @@ impl Family for Config {
     }
 
     fn next_block(&self) -> Option<super::Config> {
-        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
-        Some(Self { hybrid, ..self.clone() }.into())
+        Some(Self { hybrid: self.hybrid.next_block(), ..self.clone() }.into())
     }
 
     /// `mlp.experts.gate_up_proj` `[E, 2 F, d_model]` is each expert's `gate_proj`, then its `up_proj`;

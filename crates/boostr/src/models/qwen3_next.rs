@@ -96,8 +96,8 @@ impl Family for Config {
     }
 
     fn next_block(&self) -> Option<super::Config> {
-        let hybrid = DeltaHybrid { is_attention: vec![true], ..self.hybrid.clone() };
-        Some(Self { hybrid, is_dense: vec![self.experts.moe.experts == 0], ..self.clone() }.into())
+        let (hybrid, is_dense) = (self.hybrid.next_block(), vec![self.experts.moe.experts == 0]);
+        Some(Self { hybrid, is_dense, ..self.clone() }.into())
     }
 
     fn hf_table(&self) -> Vec<Row> {

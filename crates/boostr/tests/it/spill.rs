@@ -49,6 +49,15 @@ fn start(
     (Engine::start_with_disk(model.clone(), config, spill).unwrap(), lines)
 }
 
+/// Leaves in a folder what an engine had of some prompts when it ended.
+fn spilled(model: &Arc<Model<Cpu>>, folder: &Path, prompts: &[&[u32]]) {
+    let (engine, _) = start(model, config(1 << 28), folder, ROOMY);
+    for prompt in prompts {
+        ask(&engine, model, prompt, 0);
+    }
+    engine.stop();
+}
+
 /// An engine without a disk, and without memory of anything.
 fn forgetful(model: &Arc<Model<Cpu>>) -> Engine<Cpu> {
     Engine::start(model.clone(), config(0)).unwrap()
@@ -165,9 +174,7 @@ fn a_history_of_keys_and_values_is_cut_back_from_disk_anywhere() {
     let model = model("llama-tiny");
     let folder = Folder::new();
     let ids = tokens(5, 700, model.vocab_limit());
-    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
-    ask(&engine, &model, &ids, 0);
-    engine.stop();
+    spilled(&model, folder.path(), &[&ids]);
     for len in [40, 255, 256, 257, 512, 640, 699] {
         let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
         let other = [&ids[..len], &[1, 2, 3]].concat();
@@ -525,9 +532,7 @@ fn a_state_that_memory_does_not_hold_is_not_read() {
     let model = model("bamba-tiny");
     let folder = Folder::new();
     let ids = tokens(5, 300, model.vocab_limit());
-    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
-    ask(&engine, &model, &ids, 0);
-    engine.stop();
+    spilled(&model, folder.path(), &[&ids]);
     let longer = [&ids[..], &[1, 2]].concat();
     let want = ask(&forgetful(&model), &model, &longer, 0);
     let sizes = files(folder.path(), "state-");
@@ -550,11 +555,7 @@ fn with_a_segment_that_is_no_use_all_states_go_that_need_it() {
     let common = tokens(5, 260, vocab);
     let ways = [6, 7].map(|seed| [&common[..], &tokens(seed, 40, vocab)].concat());
     let folder = Folder::new();
-    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
-    for ids in &ways {
-        ask(&engine, &model, ids, 0);
-    }
-    engine.stop();
+    spilled(&model, folder.path(), &[&ways[0], &ways[1]]);
     let rows = files(folder.path(), "rows-");
     assert_eq!(rows.len(), 1);
     let mut bytes = fs::read(&rows[0]).unwrap();
@@ -579,9 +580,7 @@ fn a_request_that_is_cancelled_while_its_state_is_read_ends_and_others_go_on() {
     let model = model("bamba-tiny");
     let folder = Folder::new();
     let ids = tokens(5, 300, model.vocab_limit());
-    let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
-    ask(&engine, &model, &ids, 0);
-    engine.stop();
+    spilled(&model, folder.path(), &[&ids]);
     let longer = [&ids[..], &[1, 2]].concat();
     let want = ask(&forgetful(&model), &model, &longer, 0);
     for _ in 0..10 {

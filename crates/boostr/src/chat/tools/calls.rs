@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::super::thoughts::begun;
 use super::{Tool, ToolFormat};
 
 mod sections;
@@ -473,11 +474,6 @@ enum Opening {
     Thought { len: usize },
     /// Not in the first `decided` bytes; so many behind them are white space in front of what may come.
     None { decided: usize, blank: usize },
-}
-
-/// How many bytes at the end of `text` may be the start of `marker`.
-fn begun(text: &str, marker: &str) -> usize {
-    (1..marker.len()).rev().find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
 }
 
 impl Scan {
