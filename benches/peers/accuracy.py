@@ -61,7 +61,12 @@ def arguments() -> argparse.Namespace:
     option = parser.add_argument
     option("model", type=Path, help="a GGUF file with its tokenizer")
     option("--types", type=lambda text: text.split(","), help="to quantize it to; its own by default")
-    option("--text", type=Path, default=ROOT / "data/corpus/valid.txt.xz", help="text, or text in xz (%(default)s)")
+    option(
+        "--text",
+        type=Path,
+        default=ROOT / "data/corpus/valid.txt.xz",
+        help="text, or text in xz (%(default)s)",
+    )
     option("--positions", type=int, default=2000, help="tokens of the text (%(default)s)")
     option("--threads", type=int, default=2, help="(%(default)s)")
     add_programs(option)

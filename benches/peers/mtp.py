@@ -13,6 +13,7 @@ the trunk that were saved. Ends with an error when a draft changes a single toke
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -26,11 +27,12 @@ from run import ROOT, run
 
 # The next of token i is STEP * i + 1; STEP has no factor in common with the vocabulary.
 STEP = 100_003
+VOCAB = 248_320
 
 
 def planted(noise: float) -> Shape:
     config, tensors = qwen3_5_0_8b()
-    vocab, width, inner = (config[key] for key in ("vocab_size", "hidden_size", "intermediate_size"))
+    width, inner = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head = config["head_dim"]
     zero = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
@@ -39,21 +41,21 @@ def planted(noise: float) -> Shape:
             tensors[name] = constant(0, *tensor.shape)
 
     def embedding(_: Random, shape: tuple[int, ...]) -> np.ndarray:
-        return np.random.Generator(np.random.PCG64(SEED)).standard_normal(shape, np.float32) * np.float32(0.02)
+        own = np.random.Generator(np.random.PCG64(SEED))
+        return own.standard_normal(shape, np.float32) * np.float32(0.02)
 
     def successors(random: Random, shape: tuple[int, ...]) -> np.ndarray:
         rows = np.empty(shape, np.float32)
-        rows[(STEP * np.arange(vocab) + 1) % vocab] = embedding(random, shape)
+        rows[(STEP * np.arange(VOCAB) + 1) % VOCAB] = embedding(random, shape)
         return rows
 
     def pass_on(random: Random, shape: tuple[int, ...]) -> np.ndarray:
-        values = np.zeros(shape, np.float32)
-        values[:, :width] = np.eye(width, dtype=np.float32)
-        values[:, :width] += random.standard_normal((width, width), np.float32) * np.float32(noise * width**-0.5)
-        return values
+        of_embedding = random.standard_normal((width, width), np.float32) * np.float32(noise * width**-0.5)
+        of_embedding += np.eye(width, dtype=np.float32)
+        return np.hstack([of_embedding, np.zeros_like(of_embedding)])
 
-    tensors["model.embed_tokens.weight"] = Tensor((vocab, width), embedding)
-    tensors["lm_head.weight"] = Tensor((vocab, width), successors)
+    tensors["model.embed_tokens.weight"] = Tensor((VOCAB, width), embedding)
+    tensors["lm_head.weight"] = Tensor((VOCAB, width), successors)
     layer = {
         "input_layernorm.weight": constant(0, width),
         "self_attn.q_proj.weight": matrix(2 * heads * head, width),
@@ -111,7 +113,7 @@ def row(args: argparse.Namespace, noise: float) -> str:
             sys.exit(f"noise {noise:g}: the draft changes the tokens")
         pairs.append((pair[False]["timings"], pair[True]["timings"]))
     ids = pair[False]["ids"]
-    if any(next != (STEP * id + 1) % 248320 for id, next in zip(ids, ids[1:], strict=False)):
+    if any(next != (STEP * id + 1) % VOCAB for id, next in itertools.pairwise(ids)):
         sys.exit("the text is not the planted one")
     rates = [[timings["predicted_per_second"] for timings in side] for side in zip(*pairs, strict=True)]
     ratio = statistics.median(b / a for a, b in zip(*rates, strict=True))

@@ -23,8 +23,8 @@ import importlib.util
 import json
 import os
 import platform
-import shlex
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def main() -> None:
         args.ik = ik_library(args)
     make_files(args)
     start, load = time.time(), os.getloadavg()
-    samples = measure(args)
+    samples, rounds = measure(args)
     report = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
@@ -74,7 +74,7 @@ def main() -> None:
         "machine": machine(),
         "load_average": {"before": load, "after": os.getloadavg()},
         "versions": versions(args),
-        "rounds": args.rounds,
+        "rounds": rounds,
         "samples": [dataclasses.asdict(case) | {"values": values} for case, values in samples.items()],
     }
     text = markdown(args, report, samples)
@@ -125,7 +125,9 @@ def add_programs(option: Callable[..., object]) -> None:
     """Options that name the programs, here and in accuracy.py."""
     option("--boostr", type=Path, default=ROOT / "target/release/boostr", help="the program (%(default)s)")
     option("--dir", type=Path, default=ROOT / "target/peers", help="for models and results (%(default)s)")
-    option("--ik", type=Path, metavar="BUILD", help="folder that ik_llama.cpp was built in, to measure it too")
+    option(
+        "--ik", type=Path, metavar="BUILD", help="folder that ik_llama.cpp was built in, to measure it too"
+    )
     option("--ik-options", default="flash,repack", help="see ik_worker.py (%(default)s)")
     option("--isa", help="level of boostr's instructions; the peers' is that of their builds")
 
@@ -242,7 +244,9 @@ class Worker:
 
     def __init__(self, script: str, *arguments: object) -> None:
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        # In a session of its own, so that Ctrl-C ends run.py's rounds and no worker.
+        self.process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
         self.start = self.answer()
 
     def answer(self) -> dict[str, float]:
@@ -273,29 +277,29 @@ def tests(args: argparse.Namespace) -> list[str]:
     return [*(f"prompt {n}" for n in args.prompts), f"decode {args.decode}"]
 
 
-def measure(args: argparse.Namespace) -> Samples:
+def measure(args: argparse.Namespace) -> tuple[Samples, int]:
+    """All numbers, and the rounds that they are of: fewer than asked for after Ctrl-C."""
     samples = Samples(list)
     for kind in args.types:
         memory(args, kind, samples)
+    rounds = 0
     workers = {
         (who, kind): peer(args, who, gguf(args, kind), 1, "512,2048")
-        for kind in args.types for who in peers(args)
+        for kind in args.types
+        for who in peers(args)
     }
-    for round in range(args.rounds + 1):
-        taken = Samples(list)
-        for test in tests(args):
-            for threads in args.threads:
-                # Types innermost: each of ours has our own f32 rate near it too.
-                for kind in args.types:
-                    neighbours(args, workers, kind, test, threads, taken, round)
-        for kind in args.types:
-            first_token(args, kind, taken)
-        if round == 0:
-            progress("warmed up")
-            continue
-        for case, values in taken.items():
-            samples[case] += values
-        progress(f"round {round} of {args.rounds}")
+    try:
+        for number in range(args.rounds + 1):
+            taken = one_round(args, workers, number)
+            if number == 0:
+                progress("warmed up")
+                continue
+            for case, values in taken.items():
+                samples[case] += values
+            rounds = number
+            progress(f"round {number} of {args.rounds}")
+    except KeyboardInterrupt:
+        progress(f"ended after {rounds} rounds")
     for worker in workers.values():
         worker.end()
     if args.torch:
@@ -303,7 +307,19 @@ def measure(args: argparse.Namespace) -> Samples:
             if kind in FOLDERS:
                 transformers(args, kind, samples)
                 progress(f"transformers {kind}")
-    return samples
+    return samples, rounds
+
+
+def one_round(args: argparse.Namespace, workers: dict[tuple[str, str], "Worker"], number: int) -> Samples:
+    taken = Samples(list)
+    for test in tests(args):
+        for threads in args.threads:
+            # Types innermost: each of ours has our own f32 rate near it too.
+            for kind in args.types:
+                neighbours(args, workers, kind, test, threads, taken, number)
+    for kind in args.types:
+        first_token(args, kind, taken)
+    return taken
 
 
 def neighbours(
@@ -313,11 +329,11 @@ def neighbours(
     test: str,
     threads: int,
     samples: Samples,
-    round: int,
+    number: int,
 ) -> None:
     """Each once, one after the other; who comes first changes from round to round."""
     turns = [*([] if args.only_llama else ["boostr"]), *peers(args)]
-    first = round % len(turns)
+    first = number % len(turns)
     for who in turns[first:] + turns[:first]:
         if who == "boostr":
             ours(args, kind, test, threads, samples)
