@@ -259,7 +259,7 @@ pub(crate) async fn chat<B: Backend>(
         shape,
         options: common.options,
         kwargs: common.kwargs,
-        is_divided: !continues,
+        is_divided: true,
         session: None,
         continues,
         top: None,
