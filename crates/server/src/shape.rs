@@ -219,7 +219,8 @@ mod tests {
             let fields = json!({"tools": tools, "tool_choice": choice});
             let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
             let prompt = loaded.lm.encode(prompt).unwrap();
-            let mut calls = shape.finder(loaded, &shape.before(loaded, &prompt), false).unwrap().calls;
+            let mut calls =
+                shape.finder(loaded, &shape.before(loaded, &prompt), false).unwrap().calls;
             matches!(calls.push(call)[..], [Piece::Call(_)])
         };
         let is_found = |choice: &str, prompt: &str| is_found_by(&loaded, choice, prompt);

@@ -12,7 +12,8 @@ use crate::exit::{BadModel, usage};
 use crate::model::Source;
 use crate::term::Term;
 use crate::training::{
-    NOTES, Options, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start, whole,
+    NOTES, Options, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start,
+    whole,
 };
 
 const EXAMPLES: &str = "\
@@ -22,8 +23,27 @@ Examples:
 
 /// Options of training, beside which nothing is merged.
 const MERGE_ALONE: [&str; 21] = [
-    "data", "valid", "separator", "resume", "config", "steps", "time", "lr", "warmup", "schedule", "batch_size", "seq_len",
-    "checkpoint_layers", "carry_state", "truncate", "ema", "seed", "save_every", "eval_every", "json", "lora",
+    "data",
+    "valid",
+    "separator",
+    "resume",
+    "config",
+    "steps",
+    "time",
+    "lr",
+    "warmup",
+    "schedule",
+    "batch_size",
+    "seq_len",
+    "checkpoint_layers",
+    "carry_state",
+    "truncate",
+    "ema",
+    "seed",
+    "save_every",
+    "eval_every",
+    "json",
+    "lora",
 ];
 
 /// Options of adapters.

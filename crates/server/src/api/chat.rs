@@ -98,7 +98,8 @@ fn none(fields: &mut Fields) -> Result<Vec<Value>> {
 /// Checks that the last message can go on.
 fn check_last(messages: &[Value], shape: &Shape) -> Result<()> {
     if !goes_on(messages) {
-        let reason = "expected a last message of the assistant with some text or a thought, and no calls";
+        let reason =
+            "expected a last message of the assistant with some text or a thought, and no calls";
         return Err(ApiError::field("continue_final_message", reason));
     }
     check_free(shape, "continue_final_message")
