@@ -309,7 +309,7 @@ fn a_setting_that_is_wrong_or_does_not_apply_is_named_as_it_was_given() {
         &["train", "--data", &data, "--out", &out, "--model-config", &toml, "--n-layer", "1"],
     ] {
         let ended = boostr(options).fails(2);
-        let option = options.iter().filter(|word| word.starts_with("--")).last().unwrap();
+        let option = options.iter().rfind(|word| word.starts_with("--")).unwrap();
         assert!(ended.stderr.contains(option), "{options:?}: {}", ended.stderr);
         assert!(ended.stderr.contains("cannot be used with"), "{options:?}: {}", ended.stderr);
     }
