@@ -555,7 +555,9 @@ fn an_answer_that_begins_a_conversation_goes_on_after_the_tools_and_its_own_head
 #[test]
 fn a_thought_that_was_cut_goes_on_where_it_ended() {
     let text = |end: &str, message: Value| {
-        let source = format!("{{% for m in messages %}}<{{{{ m.content }}}}>{{% endfor %}}A:{end}");
+        let end = end.replace('\n', "\\n");
+        let messages = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+        let source = format!("{messages}A:{{{{ '{end}' }}}}");
         let template = ChatTemplate::new("t", &source, &SpecialTokens::default()).unwrap();
         let options = Options { continue_last: true, ..Options::default() };
         let messages = [json!({"role": "user", "content": "Hi"}), message];
