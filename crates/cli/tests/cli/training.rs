@@ -84,7 +84,7 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
     assert!(!fewer.stderr.contains("total_steps"), "{}", fewer.stderr);
     assert!(fewer.stderr.contains("at least the 14 steps"), "{}", fewer.stderr);
     let other = boostr(&["train", "--resume", &run, "--lr", "0.5"]).fails(2);
-    assert!(other.stderr.contains("`--lr` was 0.001, is 0.5"), "{}", other.stderr);
+    assert!(other.stderr.contains("`--lr` was 0.01, is 0.5"), "{}", other.stderr);
     assert!(!other.stderr.contains("schedule"), "{}", other.stderr);
 
     // Adapters beside it, and in it.
