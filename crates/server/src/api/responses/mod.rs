@@ -229,7 +229,7 @@ async fn refer<B: Backend>(
     let mut bytes = 0_usize;
     for (i, item) in items.into_iter().flatten().enumerate() {
         let Some(id) = input::reference(&format!("input[{i}]"), item)? else { continue };
-        let refuse = |reason: String| ApiError::field(&format!("input[{i}].id"), reason);
+        let refuse = |reason: String| ApiError::field(format!("input[{i}].id"), reason);
         if !seen.insert(id.clone()) {
             return Err(refuse(format!("item `{id}` is there already")));
         }
