@@ -40,6 +40,13 @@ impl RopeConfig {
             }
         }
         let scaling = if old.iter().next().is_some() { &old } else { &new };
+        if let Some(part) = Self::null_base(file)? {
+            return Err(part.error("rope_theta", "expected a number, found null"));
+        }
+        const SHARE: &str = "partial_rotary_factor";
+        if scaling.states(SHARE) && !scaling.has(SHARE) {
+            return Err(scaling.error(SHARE, "expected a number, found null"));
+        }
         let mut theta = None;
         for file in [scaling, file, &new] {
             theta = theta.or(file.double(&["rope_theta"], 1e-6..=1e30)?);
