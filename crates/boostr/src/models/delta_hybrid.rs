@@ -84,7 +84,6 @@ impl DeltaHybrid {
             return Err(file.error("attn_output_gate", "expected true, found false"));
         }
         f.constant("attn_output_gate", true);
-        const SHARE: &str = "partial_rotary_factor";
         if let Some(file) = f.json().filter(|file| file.states(SHARE) && !file.has(SHARE)) {
             return Err(file.error(SHARE, "expected a number, found null"));
         }
@@ -195,6 +194,9 @@ pub(super) fn text_config(file: &ConfigFile, model_type: &str) -> Result<ConfigF
         None => text,
     })
 }
+
+/// The part of a head that rotates.
+const SHARE: &str = "partial_rotary_factor";
 
 /// Whether a tensor of a folder is of a tower that sees pictures.
 fn is_of_pictures(name: &str) -> bool {

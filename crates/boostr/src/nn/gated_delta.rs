@@ -587,7 +587,9 @@ mod tests {
                 let state = &mut state[head * dk * dv..][..dk * dv];
                 let g = &g[(t * heads + head) * decays..][..decays];
                 for (i, row) in state.chunks_exact_mut(dv).enumerate() {
-                    row.iter_mut().for_each(|s| *s *= g[i % decays].exp());
+                    for s in row {
+                        *s *= g[i % decays].exp();
+                    }
                 }
                 for j in 0..dv {
                     let known: f64 = (0..dk).map(|i| state[i * dv + j] * key[i]).sum();

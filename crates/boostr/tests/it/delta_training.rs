@@ -92,9 +92,7 @@ fn a_qwen3_5_of_two_layers_learns_a_text_by_heart_and_another_by_adapters() {
     let folder = Folder::new();
     let [base, adapters, file] =
         ["base", "adapters", "base.gguf"].map(|name| folder.path().join(name));
-    let t = std::time::Instant::now();
     let (model, [first, last]) = learn(new_model(), FIRST, 60, 5e-3);
-    eprintln!("FIG {first} {last} {:?}", t.elapsed());
     assert!(first > 5.0 && last < 0.05, "{first} {last}");
     let (told, other) = (ids(&model, FIRST), ids(&model, SECOND));
     model.write_new(&base).unwrap();
@@ -108,9 +106,7 @@ fn a_qwen3_5_of_two_layers_learns_a_text_by_heart_and_another_by_adapters() {
     let targets = targets.iter().chain(&more).map(|name| (*name).to_owned()).collect();
     let config = LoraConfig { r: 16, alpha: 32.0, targets };
     model.add_adapters(&config, 5).unwrap();
-    let t = std::time::Instant::now();
     let (model, [first, last]) = learn(model, SECOND, 150, 1e-2);
-    eprintln!("FIG {first} {last} {:?}", t.elapsed());
     assert!(first > 2.0 && last < 0.05, "{first} {last}");
     assert!(model.parameters().keys().all(|name| name.contains(".lora_")));
     fs::create_dir(&adapters).unwrap();
