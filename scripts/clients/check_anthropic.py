@@ -50,6 +50,13 @@ def _():
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 
 
+@check("the model is listed")
+def _():
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL) and model.created_at.year >= 2026
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
 @check("errors are of their classes")
 def _():
     for kind, fields in ((anthropic.NotFoundError, {"model": "nobody"}), (anthropic.BadRequestError, {"messages": []})):

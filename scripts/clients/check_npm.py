@@ -88,6 +88,10 @@ for (const [name, model] of Object.entries(models)) {
   const tools = { look_up: tool({ description: 'x', inputSchema: schema }) };
   const called = await generateText({ ...ask, tools, toolChoice: 'required' });
   expect(['cat', 'dog'].includes(called.toolCalls[0]?.input.kind), [name, called.toolCalls]);
+  const { prompt, ...rest } = ask;
+  const user = (content) => ({ role: 'user', content });
+  const next = await generateText({ ...rest, messages: [user(prompt), ...whole.response.messages, user('And the land?')] });
+  expect(next.text, [name, next]);
   if (name === 'messages') continue; // it forces a tool of its own there, as it knows no model of this name
   const { object } = await generateObject({ ...ask, schema });
   expect(['cat', 'dog'].includes(object.kind), [name, object]);

@@ -297,6 +297,20 @@ export default function steps({ step, page: the, offline, tell, options, base, s
     assert.deepEqual([await count('.turn-link'), await count('.user')], [1, 1]);
   }));
 
+  step('without sessions a thought that was cut goes on as a thought', () => offline(async () => {
+    await tell('', { thought: 'First this', finish: 'length' });
+    assert.deepEqual([await count('.thought'), await count('.go-on')], [1, 1]);
+    await tell('', { thought: ' and then', finish: 'length', goesOn: true });
+    await tell('Yes.', { thought: ' that.', goesOn: true });
+    const sent = (await page.evaluate(() => window.asked)).slice(-2);
+    for (const [i, thought] of ['First this', 'First this and then'].entries()) {
+      const { role, content, reasoning_content: sentThought } = sent[i].messages.at(-1);
+      assert.deepEqual([sent[i].continue_final_message, role, content, sentThought], [true, 'assistant', '', thought]);
+    }
+    assert.equal((await page.locator('.thoughts').textContent()).trim(), 'First this and then that.');
+    assert.deepEqual([await answers(), await count('.go-on'), await count('.user')], [['Yes.'], 0, 1]);
+  }));
+
   step('an answer that was cut goes on as one longer answer', async () => {
     for (const values of [{ temperature: 0, seed: '' }, { temperature: 1, seed: 7 }]) {
       await set({ ...values, top_p: '', top_k: '', max_tokens: 60 });

@@ -584,11 +584,12 @@ async function offline(act) {
 
 /**
  * Asks, and answers in the server's place: a thought and a text, four letters a token. `every`: a pause after so many tokens; `hold`:
- * after the thought it waits for `window.release()`. What was asked is in `window.asked`.
+ * after the thought it waits for `window.release()`; `goesOn`: it is no answer, but more of the last one. What was asked is in
+ * `window.asked`.
  */
-async function tell(content, { thought = '', every = 0, hold = null, finish = 'stop' } = {}) {
+async function tell(content, { thought = '', every = 0, hold = null, finish = 'stop', goesOn = false } = {}) {
   const before = await turns().count();
-  await page.evaluate(({ content, thought, every, hold, finish }) => {
+  await page.evaluate(({ content, thought, every, hold, finish, goesOn }) => {
     window.asked ??= [];
     window.realFetch ??= window.fetch;
     const released = new Promise((resolve) => { window.release = resolve; });
@@ -610,10 +611,14 @@ async function tell(content, { thought = '', every = 0, hold = null, finish = 's
         },
       })));
     };
+    if (goesOn) {
+      document.querySelector('.go-on').click();
+      return;
+    }
     document.getElementById('input').value = 'Tell me';
     document.getElementById('composer').requestSubmit();
-  }, { content, thought, every, hold, finish });
-  await settleAnswer(before + 1);
+  }, { content, thought, every, hold, finish, goesOn });
+  await settleAnswer(before + (goesOn ? 0 : 1));
 }
 
 const tools = { step, page: () => page, offline, tell, instead, options, base, shot, text, count, say, set, fresh, until, settle, settleAnswer, answers, hash, api, turns };

@@ -262,8 +262,8 @@ pub fn message(role: &str, content: &str) -> Value {
 pub struct Options {
     /// End with what starts an answer of the assistant.
     pub add_generation_prompt: bool,
-    /// Go on with the last message, if the assistant says some text in it and calls nothing: the text ends where it does. Of
-    /// [`rendered`](ChatTemplate::rendered) alone.
+    /// Go on with the last message, if the assistant thinks or says some text in it and calls nothing: the text ends where that
+    /// does, in the thought if nothing was said yet. Of [`rendered`](ChatTemplate::rendered) alone.
     pub continue_last: bool,
     /// Close a thought that the text begins at its end, for an answer that a grammar holds to a form. Of
     /// [`rendered`](ChatTemplate::rendered) alone.
@@ -415,7 +415,7 @@ impl ChatTemplate {
         };
         let text =
             self.before_answer(before, &Options { add_generation_prompt: true, ..options })?;
-        Ok(Rendered::new(begun.after(text)))
+        Ok(begun.after(text))
     }
 
     /// The text of messages up to where an answer begins.
@@ -509,33 +509,47 @@ struct Begun {
 }
 
 impl Begun {
-    /// `None` where there is no text to go on with.
+    /// `None` where there is nothing to go on with.
     fn of(message: &Value) -> Option<Self> {
-        let text = match message.get("content")? {
+        let text = match message.get("content").unwrap_or(&Value::Null) {
+            Value::Null => String::new(),
             Value::String(text) => text.clone(),
             Value::Array(parts) => {
                 parts.iter().filter_map(|part| part.get("text")?.as_str()).collect()
             }
             _ => return None,
         };
+        let thought = reasoning(message).and_then(Value::as_str).unwrap_or_default().to_owned();
         let calls = message.get("tool_calls").and_then(Value::as_array);
         let is_begun = message.get("role")? == "assistant"
-            && !text.is_empty()
+            && !(text.is_empty() && thought.is_empty())
             && calls.is_none_or(Vec::is_empty);
-        let thought = message.get("reasoning_content").and_then(Value::as_str);
-        is_begun.then(|| Self { thought: thought.unwrap_or_default().to_owned(), text })
+        is_begun.then_some(Self { thought, text })
     }
 
-    /// It after a text that asks for an answer, which may begin a thought.
-    fn after(&self, mut prompt: String) -> String {
+    /// It after a text that asks for an answer, which may begin a thought, or hold an empty one.
+    fn after(&self, mut prompt: String) -> Rendered {
         let markers = thoughts::opened(&prompt);
-        if markers.is_some() || !self.thought.is_empty() {
-            prompt.push_str(if markers.is_some() { "" } else { "<think>\n" });
-            prompt.push_str(&self.thought);
-            prompt.push_str(&format!("\n{}", markers.unwrap_or_default().end()));
+        if markers.is_none() && self.thought.is_empty() {
+            return Rendered::new(prompt + &self.text);
         }
-        prompt + &self.text
+        if markers.is_none() {
+            prompt.truncate(thoughts::without_empty(&prompt).len());
+            prompt.push_str("<think>\n");
+        }
+        let markers = markers.unwrap_or_default();
+        prompt.push_str(&self.thought);
+        if self.text.is_empty() {
+            return Rendered::new(prompt).in_thought(markers.open());
+        }
+        Rendered::new(format!("{prompt}\n{}{}", markers.end(), self.text))
     }
+}
+
+/// What a message says was thought, under the names in use.
+fn reasoning(message: &Value) -> Option<&Value> {
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    names.iter().filter_map(|name| message.get(name)).find(|value| !value.is_null())
 }
 
 /// What a template is given.
@@ -582,10 +596,7 @@ fn marked(
 fn prepared(message: &Value) -> Value {
     let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let fields: Map<String, Value> = fields.map(|(k, v)| (k.clone(), v.clone())).collect();
-    let reasoning = ["reasoning_content", "thinking", "reasoning"].map(|name| fields.get(name));
-    let Some(reasoning) = reasoning.into_iter().flatten().next().cloned() else {
-        return fields.into();
-    };
+    let Some(reasoning) = reasoning(message).cloned() else { return fields.into() };
     let mut all = Map::new();
     all.insert("thinking".to_owned(), reasoning.clone());
     all.extend(fields);

@@ -1,6 +1,7 @@
 //! What `boostr train` and `boostr tune` share: their options, the data, and a run that is followed.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "FILE")]
     pub valid: Vec<PathBuf>,
     /// The line between two documents of plain text; an empty one for empty lines
-    #[arg(long, value_name = "LINE")]
+    #[arg(long, value_name = "LINE", conflicts_with = "resume")]
     pub separator: Option<String>,
     /// Folder of the run
     #[arg(short, long, value_name = "DIR", required_unless_present = "resume")]
@@ -62,7 +63,7 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "SECONDS")]
     pub time: Option<u64>,
     /// Peak of the learning rate
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Steps in which the learning rate grows
     #[arg(long, value_name = "N")]
@@ -86,7 +87,7 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "HOW", value_enum, conflicts_with = "carry_state")]
     pub truncate: Option<TruncateName>,
     /// Keep an average of the weights, with this decay
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub ema: Option<f64>,
     /// Of the first parameters and the order of the data
     #[arg(short, long, value_name = "N")]
@@ -100,6 +101,48 @@ pub struct TrainingArgs {
     /// One JSON object at the end
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options that are given, each after the key of the run's file that it sets.
+pub type Options = &'static [(&'static str, &'static str)];
+
+impl TrainingArgs {
+    /// The options that are given of those that set a key of the run's file: the key, and the option.
+    fn given(&self) -> Vec<(&'static str, &'static str)> {
+        let all = [
+            ("schedule.total_steps", "--steps", self.steps.is_some()),
+            ("schedule.lr", "--lr", self.lr.is_some()),
+            ("schedule.warmup_steps", "--warmup", self.warmup.is_some()),
+            ("schedule.kind", "--schedule", self.schedule.is_some()),
+            ("batch_size", "--batch-size", self.batch_size.is_some()),
+            ("seq_len", "--seq-len", self.seq_len.is_some()),
+            ("carry_state", "--carry-state", self.carry_state),
+            ("truncate", "--truncate", self.truncate.is_some()),
+            ("optimizer.ema_decay", "--ema", self.ema.is_some()),
+            ("seed", "--seed", self.seed.is_some()),
+        ];
+        let given = all.into_iter().filter(|(.., is_given)| *is_given);
+        given.map(|(key, option, _)| (key, option)).collect()
+    }
+
+    /// An error about settings, each by the name under which it was given; `own` are more options of the command.
+    fn refusal(&self, error: boostr::Error, what: &str, own: Options) -> anyhow::Error {
+        let boostr::Error::Argument { name, reason } = error else { return error.into() };
+        let given: Vec<_> = self.given().into_iter().chain(own.iter().copied()).collect();
+        let is_named = |key: &str| key.rsplit('.').next() == name.rsplit('.').next();
+        if let Some((_, option)) = given.iter().find(|(key, _)| is_named(key)) {
+            return usage(format!("{option}: {reason}"));
+        }
+        let mut text = match name {
+            // All that differs from a run's, by its own names.
+            "config" => reason,
+            _ => boostr::Error::Argument { name, reason }.to_string(),
+        };
+        for (key, option) in given {
+            text = text.replace(&format!("`{key}`"), &format!("`{option}`"));
+        }
+        usage(format!("{what}: {text}"))
+    }
 }
 
 /// How a learning rate falls.
@@ -133,9 +176,9 @@ pub fn out_of(training: &TrainingArgs) -> Result<PathBuf> {
 }
 
 /// The folder of a new run, which is this process's from here on.
-pub fn claim(out: &Path, config: &RunConfig) -> Result<Checkpoints> {
-    let checkpoints =
-        Checkpoints::open(out, config.keep).map_err(|error| usage_of(error, "settings"))?;
+pub fn claim(out: &Path, config: &RunConfig, training: &TrainingArgs) -> Result<Checkpoints> {
+    let checkpoints = Checkpoints::open(out, config.keep)
+        .map_err(|error| training.refusal(error, "settings", &[]))?;
     if has_checkpoints(out)? {
         let command = latest(out).ok().flatten().map_or_else(
             || resume_command(out, &RunConfig::default()),
@@ -147,6 +190,11 @@ pub fn claim(out: &Path, config: &RunConfig) -> Result<Checkpoints> {
         return Err(usage(format!("`{}` has a run: `{command}` goes on with it", out.display())));
     }
     Ok(checkpoints)
+}
+
+/// The path of a model as a run keeps it, so that it is found from wherever boostr or PEFT are run.
+pub fn whole(path: &Path) -> String {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 
 /// The command that goes on with a run: that which began it.
@@ -228,12 +276,14 @@ pub fn prepare(
     Ok((tokens(TRAIN_TOKENS, data)?, valid))
 }
 
+/// Makes a new run. `own` are options of the command, as in errors about settings.
 pub fn start(
     checkpoints: Checkpoints,
     config: RunConfig,
     model: TrainableModel,
     (train, valid): (TokenFile, Option<TokenFile>),
     training: &TrainingArgs,
+    own: Options,
     term: &Term,
 ) -> Result<()> {
     let out = checkpoints.folder().to_path_buf();
@@ -246,7 +296,7 @@ pub fn start(
         term.say(note);
     }
     let run = TrainRun::new(checkpoints, config, model, train, valid)
-        .map_err(|error| usage_of(error, "settings"))?;
+        .map_err(|error| training.refusal(error, "settings", own))?;
     term.say(format_args!(
         "{}: {} parameters trained on {about}",
         out.display(),
@@ -275,19 +325,34 @@ fn longer(train: &TokenFile, config: &RunConfig) -> Option<String> {
     ))
 }
 
-pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()> {
+/// Goes on with the run in a folder, which tunes `model` if one is given.
+pub fn resume(
+    folder: &Path,
+    model: Option<&Path>,
+    training: &TrainingArgs,
+    term: &Term,
+) -> Result<()> {
     let nothing = || usage(format!("`{}` has no checkpoint to go on from", folder.display()));
     if !has_checkpoints(folder)? {
         return Err(nothing());
     }
     // Before the newest one is looked for: nobody adds another meanwhile.
-    let checkpoints = Checkpoints::open(folder, usize::MAX).map_err(|e| usage_of(e, "resume"))?;
+    let checkpoints = Checkpoints::open(folder, usize::MAX)
+        .map_err(|error| training.refusal(error, "--resume", &[]))?;
     let Some(found) = latest(folder)? else { return Err(nothing()) };
     for error in &found.broken {
         term.warn(error);
     }
     let saved = found.checkpoint;
     let mut config = RunConfig::of_checkpoint(&saved)?;
+    if let Some(model) = model.filter(|&model| whole(model) != config.base) {
+        return Err(usage(format!(
+            "MODEL: the run in `{}` is of `{}`, found `{}`",
+            folder.display(),
+            if config.base.is_empty() { "a new model" } else { &config.base },
+            model.display()
+        )));
+    }
     let before = config.schedule.total_steps;
     if training.config.is_some() {
         config =
@@ -304,7 +369,7 @@ pub fn resume(folder: &Path, training: &TrainingArgs, term: &Term) -> Result<()>
     let valid = folder.join(VALID_TOKENS);
     let valid = if valid.exists() { Some(TokenFile::open(&valid)?) } else { None };
     let run = TrainRun::resume(checkpoints, &saved, config, model, train, valid)
-        .map_err(|error| usage_of(error, "resume"))?;
+        .map_err(|error| training.refusal(error, "--resume", &[]))?;
     let (done, total) = run.steps();
     if done == total {
         term.say(format_args!(
@@ -327,17 +392,6 @@ fn set_for_resume(config: &mut RunConfig, training: &TrainingArgs) {
     let warmup = config.schedule.warmup_steps;
     set(config, training);
     config.schedule.warmup_steps = training.warmup.unwrap_or(warmup);
-}
-
-fn usage_of(error: boostr::Error, what: &str) -> anyhow::Error {
-    match error {
-        // What the run's file calls so has an option.
-        boostr::Error::Argument { name: "total_steps" | "schedule.total_steps", reason } => {
-            usage(format!("--steps: {reason}"))
-        }
-        boostr::Error::Argument { .. } => usage(format!("{what}: {error}")),
-        other => other.into(),
-    }
 }
 
 /// Trains, and shows how it goes.

@@ -13,6 +13,7 @@ use boostr::grammar::Vocabulary;
 use boostr::load::LanguageModel;
 use boostr::session::Sessions;
 use boostr::tokenizer::Tokenizer;
+use jiff::Timestamp;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
@@ -224,6 +225,12 @@ impl<B: Backend> Loaded<B> {
             ApiError::new(status, error.to_string()).with_code("unsupported_tokenizer")
         })
     }
+}
+
+/// A moment in seconds since 1970, in the form of RFC 3339.
+pub(crate) fn moment(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or_default();
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// Seconds since 1970.

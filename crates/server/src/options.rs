@@ -226,7 +226,12 @@ impl GenerationOptions {
 }
 
 /// A number up to `most`, or -1, by which many servers mean no limit: that is `all` here.
-fn or_all(fields: &mut Fields, field: &str, most: usize, all: usize) -> Result<Option<usize>> {
+pub(crate) fn or_all(
+    fields: &mut Fields,
+    field: &str,
+    most: usize,
+    all: usize,
+) -> Result<Option<usize>> {
     let number = fields.integer(field, -1..=most as i64)?;
     Ok(number.map(|number| usize::try_from(number).unwrap_or(all)))
 }

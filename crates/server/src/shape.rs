@@ -1,7 +1,6 @@
 //! What an answer has to look like: JSON, or calls of tools.
 
 use boostr::backend::Backend;
-use boostr::chat::Thoughts;
 use boostr::chat::tools::{Calls, MAX_CALLS, Tool, ToolChoice, ToolFormat};
 use boostr::grammar::Grammar;
 use boostr::sample::Constraint;
@@ -95,29 +94,24 @@ impl Shape {
         if self.parallel_tool_calls == Some(false) { 1 } else { MAX_CALLS }
     }
 
-    /// What divides an answer to a prompt into thought and text.
-    pub(crate) fn thoughts<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> Thoughts {
-        Thoughts::after(&self.before(loaded, prompt))
-    }
-
-    /// What finds calls in an answer to a prompt; one `is_divided` has no thoughts.
+    /// What finds calls in an answer to a prompt that ends with `before`; one `is_divided` has no thoughts.
     pub(crate) fn finder<B: Backend>(
         &self,
         loaded: &Loaded<B>,
-        prompt: &[u32],
+        before: &str,
         is_divided: bool,
     ) -> Option<Finder> {
         if !self.has_tools() {
             return None;
         }
         let calls = Calls::new(tool_format(loaded), self.read_tools.clone());
-        let calls = if is_divided { calls } else { calls.after(&self.before(loaded, prompt)) };
+        let calls = if is_divided { calls } else { calls.after(before) };
         Some(Finder { calls, most: self.most_calls(), is_forced: self.is_forced() })
     }
 
     /// The end of a prompt, in which it is seen whether an answer begins in a thought. One that a grammar holds never does.
     /// Without a template a prompt ends with what a user says.
-    fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
+    pub(crate) fn before<B: Backend>(&self, loaded: &Loaded<B>, prompt: &[u32]) -> String {
         if self.is_held() || loaded.template.is_plain() {
             return String::new();
         }
@@ -225,7 +219,8 @@ mod tests {
             let fields = json!({"tools": tools, "tool_choice": choice});
             let shape = Shape::read(&mut Fields::of(fields).unwrap()).unwrap();
             let prompt = loaded.lm.encode(prompt).unwrap();
-            let mut calls = shape.finder(loaded, &prompt, false).unwrap().calls;
+            let mut calls =
+                shape.finder(loaded, &shape.before(loaded, &prompt), false).unwrap().calls;
             matches!(calls.push(call)[..], [Piece::Call(_)])
         };
         let is_found = |choice: &str, prompt: &str| is_found_by(&loaded, choice, prompt);

@@ -38,6 +38,11 @@ impl Stored {
         self.input.iter().chain(output).cloned().collect()
     }
 
+    /// The item of its answer with an id.
+    pub(crate) fn output(&self, id: &str) -> Option<Value> {
+        self.response["output"].as_array()?.iter().find(|item| item["id"] == id).cloned()
+    }
+
     fn bytes(&self) -> usize {
         size(&self.response) + self.input.iter().map(size).sum::<usize>()
     }

@@ -47,18 +47,20 @@ impl<B: Backend> Kept<B> {
         Self { sessions: Arc::new(sessions), busy: Arc::default() }
     }
 
-    /// The session `name`, and the memory to work on it.
+    /// The session `name`, and the memory to work on it and what needs `more`.
     pub(crate) fn open<'a>(
         &self,
         room: &'a Room,
         name: &str,
         param: &str,
+        more: usize,
     ) -> Result<(Session<B>, Taken<'a>)> {
         let size = self.sessions.log_size(name).map_err(|error| refused(&error, param))?;
         if size > 2 * MAX_LOG {
             return Err(full(name, size, param));
         }
-        let memory = room.take(usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(READING));
+        let reading = usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(READING);
+        let memory = room.take(reading.saturating_add(more));
         let session = self.sessions.get(name).map_err(|error| refused(&error, param))?;
         Ok((session, memory))
     }
@@ -94,17 +96,19 @@ pub(crate) struct SessionTurn {
 }
 
 impl<B: Backend> Turn<B> {
-    /// A turn of the session `name` that begins with `messages`; without them, the head's answer goes on.
+    /// A turn of the session `name` that begins with `messages`, which it takes `memory` to encode; without them, the head's
+    /// answer goes on.
     pub(crate) fn begin(
         loaded: &Loaded<B>,
         name: &str,
         messages: Option<&[Value]>,
         options: &Options,
+        memory: usize,
     ) -> Result<Self> {
         let kept = kept(loaded)?;
         let busy = kept.occupy(name)?;
         kept.sessions.check_quota().map_err(|error| refused(&error, "session"))?;
-        let (session, _memory) = kept.open(&loaded.room, name, "session")?;
+        let (session, _memory) = kept.open(&loaded.room, name, "session", memory)?;
         let size = session.log_size();
         if size > MAX_LOG {
             return Err(full(name, size, "session"));

@@ -10,13 +10,27 @@ pub struct Rendered {
     /// With marks around the control tokens of strangers.
     marked: String,
     text: String,
+    /// What opens the thought in which it ends, where an answer goes on in one that has begun.
+    within: Option<&'static str>,
 }
 
 impl Rendered {
     pub(super) fn new(marked: String) -> Self {
         let parts = marks::parts(&marked);
         let text = parts.iter().map(|(Part::Text(text) | Part::Control(text))| *text).collect();
-        Self { marked, text }
+        Self { marked, text, within: None }
+    }
+
+    /// It as one that ends in a thought, which `open` opened.
+    pub(super) fn in_thought(self, open: &'static str) -> Self {
+        Self { within: Some(open), ..self }
+    }
+
+    /// What opens the thought in which the text ends, where an answer goes on in one that has begun: see
+    /// [`Thoughts::within`](super::Thoughts::within).
+    #[must_use]
+    pub fn within(&self) -> Option<&'static str> {
+        self.within
     }
 
     /// The text.

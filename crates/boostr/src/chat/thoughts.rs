@@ -46,6 +46,15 @@ pub(super) fn opened(prompt: &str) -> Option<Markers> {
     [Markers::Plain, Markers::Tags].into_iter().find(|markers| prompt.ends_with(markers.open()))
 }
 
+/// A prompt without the thought at its end in which nothing is thought: the mark of a model that is not to think.
+pub(super) fn without_empty(prompt: &str) -> &str {
+    let plain = Markers::Plain;
+    match prompt.rsplit_once(plain.open()) {
+        Some((before, thought)) if thought.trim() == plain.close() => before,
+        _ => prompt,
+    }
+}
+
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
@@ -115,6 +124,21 @@ impl Thoughts {
             return Self { place: Place::Text, markers: Markers::Tags, held };
         }
         Self::default()
+    }
+
+    /// For an answer that goes on in a thought that has begun, which `open` opened: white space before what comes is of it.
+    ///
+    /// ```
+    /// use boostr::chat::{Said, Thoughts};
+    ///
+    /// let mut thoughts = Thoughts::within("<think>");
+    /// let said = thoughts.push(" and two.</think>Four.");
+    /// assert_eq!(said, [Said::Thought(" and two.".to_owned()), Said::Text("Four.".to_owned())]);
+    /// ```
+    #[must_use]
+    pub fn within(open: &str) -> Self {
+        let markers = opened(open).unwrap_or_default();
+        Self { place: Place::Thought, markers, held: String::new() }
     }
 
     /// Takes the next piece of the answer and gives what is now known.

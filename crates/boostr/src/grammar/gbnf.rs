@@ -60,6 +60,11 @@ pub(super) fn to_lark(gbnf: &str) -> Result<String, String> {
         let writer = Writer { names: &names, expressions: &expressions };
         let _ = write!(lark, "r{index}: ");
         match expressions.get(&index) {
+            Some(Expression { text, .. }) if text.is_empty() => lark.push_str("\"\""),
+            // A terminal never matches nothing, so this one has all texts but the empty one. An intersection needs a name.
+            Some(Expression { text, is_nullable: true }) => {
+                let _ = write!(lark, "T{index}?\nT{index}: /(?:{text})/ & /(?s:.+)/");
+            }
             Some(expression) => lark.push_str(&terminal(expression)),
             None => writer.write(node, &mut lark),
         }
@@ -135,6 +140,7 @@ fn expression(
             let text = format!("(?:{})", texts.join("|"));
             Expression { text, is_nullable: parts.iter().any(|part| part.is_nullable) }
         }
+        Node::Times(_, _, Some(0)) => Expression { text: String::new(), is_nullable: true },
         Node::Times(node, least, most) => {
             let Expression { text, is_nullable } = part(node)?;
             let text = format!("(?:{text}){}", times(*least, *most));
@@ -144,15 +150,9 @@ fn expression(
     (made.text.len() <= MAX_EXPRESSION).then_some(made)
 }
 
-/// An expression as what stands in a rule; a terminal never matches nothing.
+/// An expression that does not match nothing, as what stands in a rule.
 fn terminal(expression: &Expression) -> String {
-    let Expression { text, is_nullable } = expression;
-    match (is_nullable, text.is_empty()) {
-        (_, true) => "\"\"".to_owned(),
-        (false, _) => format!("/{text}/"),
-        // All of its texts but the empty one.
-        (true, false) => format!("(/(?:{text})/ & /(?s:.+)/)?"),
-    }
+    format!("/{}/", expression.text)
 }
 
 struct Writer<'a> {
@@ -189,6 +189,7 @@ impl Writer<'_> {
                 }
                 out.push(')');
             }
+            Node::Times(_, _, Some(0)) => out.push_str("\"\""),
             Node::Times(node, least, most) => {
                 out.push('(');
                 self.write(node, out);

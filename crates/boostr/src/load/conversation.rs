@@ -67,6 +67,12 @@ impl<B: Backend> Conversation<'_, B> {
         self.rendered.text()
     }
 
+    /// As [`Rendered::within`].
+    #[must_use]
+    pub fn within(&self) -> Option<&'static str> {
+        self.rendered.within()
+    }
+
     /// The ids of the text from byte `start` on; where no template does, with what the tokenizer puts before all of it.
     ///
     /// # Errors

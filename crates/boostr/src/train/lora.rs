@@ -164,13 +164,22 @@ impl TrainableModel {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] when r is 0, or a target is no layer of the model: with those that are.
+    /// [`Error::Argument`] when r is 0 or larger than all layers, when alpha is not finite, or when a target is no layer of the
+    /// model: with those that are.
     pub fn add_adapters(&mut self, config: &LoraConfig, seed: u64) -> Result<()> {
-        if config.r == 0 || !config.alpha.is_finite() {
-            let reason = format!("expected r of at least 1, found {} {}", config.r, config.alpha);
-            return Err(Error::Argument { name: "lora", reason });
-        }
         let layers = self.layers();
+        let most = layers.iter().map(|layer| layer.out.max(layer.width)).max().unwrap_or(0);
+        if !(1..=most).contains(&config.r) {
+            let reason = format!(
+                "expected a rank from 1 to {most}, the largest width of a layer, found {}",
+                config.r
+            );
+            return Err(Error::Argument { name: "lora.r", reason });
+        }
+        if !config.alpha.is_finite() {
+            let reason = format!("expected a finite number, found {}", config.alpha);
+            return Err(Error::Argument { name: "lora.alpha", reason });
+        }
         let known: BTreeSet<&str> = layers
             .iter()
             .flat_map(|layer| &layer.targets)

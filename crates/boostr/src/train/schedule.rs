@@ -95,7 +95,7 @@ impl Schedule {
         let Self { lr, warmup_steps, total_steps, floor, decay_share, .. } = *self;
         check("lr", lr.is_finite() && lr > 0.0, "a finite number > 0", &lr)?;
         check("total_steps", total_steps > 0, "at least 1 step", &total_steps)?;
-        let range = format!("at most the {total_steps} of total_steps");
+        let range = format!("at most the {total_steps} steps in all");
         check("warmup_steps", warmup_steps <= total_steps, &range, &warmup_steps)?;
         check("floor", (0.0..=1.0).contains(&floor), "a number from 0 to 1", &floor)?;
         let is_share = decay_share > 0.0 && decay_share <= 1.0;
@@ -263,7 +263,7 @@ mod tests {
             ),
             (
                 Schedule { warmup_steps: 1001, ..good.clone() },
-                "argument `warmup_steps`: expected at most the 1000 of total_steps, found 1001",
+                "argument `warmup_steps`: expected at most the 1000 steps in all, found 1001",
             ),
             (
                 Schedule { floor: 1.5, ..good.clone() },

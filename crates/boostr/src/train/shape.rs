@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::RunConfig;
+use crate::error::{Error, Result};
+
+/// The largest width, and the most layers, that a configuration of a model may have.
+const MAX_WIDTH: usize = 1 << 24;
+const MAX_LAYERS: usize = 10_000;
 
 /// Sizes of a new Mamba-2 model. The fields are the keys of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +67,41 @@ impl Shape {
 
     /// Names of [`preset`](Self::preset).
     pub const PRESETS: [&'static str; 3] = ["tiny", "small", "medium"];
+
+    /// Checks every size's range, but for that of the tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] with the name of the first field that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        let Self { d_model, n_layer, d_state, headdim, ngroups, expand, d_conv, .. } = *self;
+        for (name, value, most) in [
+            ("n_layer", n_layer, MAX_LAYERS),
+            ("d_state", d_state, MAX_WIDTH),
+            ("headdim", headdim, MAX_WIDTH),
+            ("ngroups", ngroups, MAX_WIDTH),
+            ("expand", expand, MAX_WIDTH),
+            ("d_conv", d_conv, MAX_WIDTH),
+            ("d_model", d_model, MAX_WIDTH / expand.max(1)),
+        ] {
+            if !(1..=most).contains(&value) {
+                let reason = format!("expected a whole number from 1 to {most}, found {value}");
+                return Err(Error::Argument { name, reason });
+            }
+        }
+        if !(expand * d_model).is_multiple_of(headdim) {
+            let reason = format!(
+                "expected a width whose {expand}-fold is a multiple of {headdim}, a head's, found {d_model}"
+            );
+            return Err(Error::Argument { name: "d_model", reason });
+        }
+        let heads = expand * d_model / headdim;
+        if !heads.is_multiple_of(ngroups) {
+            let reason = format!("expected a divisor of the {heads} heads, found {ngroups}");
+            return Err(Error::Argument { name: "ngroups", reason });
+        }
+        Ok(())
+    }
 
     /// The `config.json` of such a model, whose texts end with token `eos`.
     #[must_use]

@@ -590,6 +590,43 @@ fn an_answer_that_begins_a_conversation_goes_on_after_the_tools_and_its_own_head
 }
 
 #[test]
+fn a_thought_that_was_cut_goes_on_where_it_ended() {
+    let text = |end: &str, message: Value| {
+        let end = end.replace('\n', "\\n");
+        let messages = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+        let source = format!("{messages}A:{{{{ '{end}' }}}}");
+        let template = ChatTemplate::new("t", &source, &SpecialTokens::default()).unwrap();
+        let options = Options { continue_last: true, ..Options::default() };
+        let messages = [json!({"role": "user", "content": "Hi"}), message];
+        let rendered = template.rendered(&tokenizer(), &messages, &options).unwrap();
+        (rendered.text().to_owned(), rendered.within())
+    };
+    let think = Some("<think>");
+    let tags = "<|open|>think<|sep|>";
+    for (end, expected, within) in [
+        ("<think>\n", "<Hi>A:<think>\nHm, so", think),
+        ("", "<Hi>A:<think>\nHm, so", think),
+        // A prompt that says that nothing is to be thought.
+        ("<think>\n\n</think>\n\n", "<Hi>A:<think>\nHm, so", think),
+        (tags, "<Hi>A:<|open|>think<|sep|>Hm, so", Some(tags)),
+    ] {
+        for content in [json!(""), Value::Null, json!([])] {
+            for name in ["reasoning_content", "reasoning", "thinking"] {
+                let message = json!({"role": "assistant", "content": content, name: "Hm, so"});
+                assert_eq!(text(end, message), (expected.to_owned(), within), "{end} {name}");
+            }
+        }
+        let message = json!({"role": "assistant", "reasoning_content": "Hm, so"});
+        assert_eq!(text(end, message), (expected.to_owned(), within), "{end}");
+    }
+    // With some text the thought is over; without either there is nothing to go on with.
+    let both = json!({"role": "assistant", "content": "Yes", "reasoning": "Hm"});
+    assert_eq!(text("<think>\n", both), ("<Hi>A:<think>\nHm\n</think>\n\nYes".to_owned(), None));
+    let neither = json!({"role": "assistant", "content": "", "reasoning_content": ""});
+    assert_eq!(text("", neither), ("<Hi><>A:".to_owned(), None));
+}
+
+#[test]
 fn control_tokens_are_the_templates_to_write_and_nobody_elses() {
     let source = "{{ bos_token }}{% for m in messages %}{{ m.role }}:\
         {% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\

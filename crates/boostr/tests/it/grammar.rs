@@ -180,6 +180,46 @@ fn lark_rules_are_followed() {
 }
 
 #[test]
+fn rules_of_llama_cpp_are_followed_those_that_may_be_empty_too() {
+    let json = r#"
+        root   ::= ws value
+        value  ::= (object | "[" ws (value ("," ws value)*)? "]" | word | number | "true") ws
+        object ::= "{" ws (word ws ":" ws value ("," ws word ws ":" ws value)*)? "}"
+        word   ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\nt] | "u" [0-9a-fA-F]{4}))* "\""
+        number ::= "-"? ("0" | [1-9] [0-9]{0,5}) ("." [0-9]+)?
+        ws     ::= | " " | "\n" [ \t]{0,20}
+    "#;
+    let sums = "root ::= (sum \"=\" ws term \"\\n\")+\nsum ::= term ([-+] ws term)*\n\
+        term ::= (\"(\" ws sum \")\" | [a-z] [a-z0-9]*) ws\nws ::= [ \\t]*";
+    let empty =
+        "root ::= none a{0} \"x\" (none | b)\nnone ::= \"\"\na ::= \"a\" a?\nb ::= [b]{0,2}";
+    let chain = "root ::= a b a\na ::= b? [x]*\nb ::= c*\nc ::= [y]?";
+    for name in ["default", "qwen2"] {
+        let setting = Setting::new(name);
+        for (rules, text, expected) in [
+            (json, r#"{"a": [1, -2.5, "x\ny"],"b":{}}"#, true),
+            (json, "\n\t [true\n,true ]", true),
+            (json, "[]", true),
+            (json, "[  1]", false),
+            (json, r#"{"a" 1}"#, false),
+            (sums, "a+(b1 - c)= d\nx=y\n", true),
+            (sums, "a=\tb\n", true),
+            (sums, "a=b", false),
+            (empty, "x", true),
+            (empty, "xbb", true),
+            (empty, "ax", false),
+            (empty, "xbbb", false),
+            (chain, "", true),
+            (chain, "yxyyx", true),
+            (chain, "z", false),
+        ] {
+            let grammar = Grammar::rules(rules).unwrap();
+            assert_eq!(setting.follows(&grammar, text), expected, "{name}: {text} of {rules}");
+        }
+    }
+}
+
+#[test]
 fn a_text_that_may_end_allows_every_end_and_one_that_must_is_complete() {
     let setting = Setting::new("qwen2");
     let mut constraint = setting.constraint(&Grammar::regex("ab?").unwrap());

@@ -340,6 +340,14 @@ fn other_forms_of_conversations_are_read_as_messages() {
         ),
         (json!({"conversations": [hi, hello]}), said(&[&hi, &hello], 0, None)),
         (
+            json!({"messages": [hi, hello], "system": "Be kind.", "functions": [{"name": "f"}]}),
+            said(&[&system, &hi, &hello], 0, Some(&tool)),
+        ),
+        (
+            json!({"prompt": [hi], "completion": [hello], "system": "Be kind.", "label": 1}),
+            said(&[&system, &hi, &hello], 2, None),
+        ),
+        (
             json!({"conversations": [
                 {"from": "human", "value": "Hi"}, {"from": "function_call", "value": call.to_string()},
                 {"from": "observation", "value": "3"}, {"from": "gpt", "value": "Hello"}],
@@ -625,6 +633,19 @@ fn what_is_no_document_is_an_error_with_its_line() {
             "`completion`: expected a list of objects, found a text",
         ),
         ("{\"messages\": []}", "`messages` is empty"),
+        (
+            "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": false}",
+            "`label`: preferences are not learnt from",
+        ),
+        (
+            "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
+            "`chosen`: preferences are not learnt from",
+        ),
+        (
+            "{\"prompt\": \"a\", \"completion\": \"b\", \"system\": \"c\"}",
+            "`system`: expected none beside a `prompt` that is a text",
+        ),
+        ("{\"messages\": [{}], \"system\": 1}", "`system`: expected a text, found a number"),
         ("{\"messages\": \"a\"}", "`messages`: expected a list of objects, found a text"),
         (
             "{\"messages\": [{}, true]}",

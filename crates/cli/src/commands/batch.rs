@@ -443,6 +443,10 @@ impl Output {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.with_context(|| name.clone())?;
+        // It is read before it is written, and cut.
+        if !file.metadata().with_context(|| name.clone())?.is_file() {
+            bail!("{name}: expected a regular file for the answers");
+        }
         match file.try_lock() {
             Err(fs::TryLockError::WouldBlock) => bail!("{name}: another process writes it"),
             Err(fs::TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {

@@ -21,7 +21,7 @@ Examples:
 
 const NOTES: &str = "\
 A model is a GGUF file, or a folder with config.json and weights. BOOSTR_MODELS names folders that are looked into, and the folders \
-in these; several are separated as in PATH. The hub's cache is HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub. \
+in these; several are separated as in PATH. The hub's cache is HF_HUB_CACHE (or HUGGINGFACE_HUB_CACHE), else HF_HOME/hub, else ~/.cache/huggingface/hub. \
 Every command takes the path of a model.";
 
 /// Folders below a named one in which models are looked for.
@@ -87,6 +87,7 @@ pub fn run(args: &ListArgs, term: &Term) -> Result<()> {
 fn hub_cache() -> Option<PathBuf> {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("HF_HUB_CACHE")
+        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
         .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
         .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))

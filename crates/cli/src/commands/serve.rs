@@ -102,6 +102,9 @@ pub struct ServeArgs {
     /// Longest body of a request
     #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes)]
     pub max_body: usize,
+    /// Most tokens of a prompt, each with 8 bytes of text at most on average; of a session, of all its turns
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompt)]
+    pub max_prompt: usize,
     /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
@@ -219,6 +222,9 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         );
         return Err(usage(reason));
     }
+    if args.max_prompt == 0 {
+        return Err(usage("--max-prompt: expected at least 1 token, found 0"));
+    }
     let most = args.max_body.saturating_mul(4).max(Limits::default().max_inflight);
     let max_inflight = args.max_inflight_bytes.unwrap_or(most);
     if max_inflight < args.max_body {
@@ -263,6 +269,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
         limits: Limits {
             max_body: args.max_body,
             max_inflight,
+            max_prompt: args.max_prompt,
             max_tokens: args.max_new_tokens,
             drain_time: args.drain,
             ..Limits::default()

@@ -28,31 +28,49 @@ pub struct TrainArgs {
     pub training: TrainingArgs,
     /// Sizes of the new model
     #[arg(long, value_name = "NAME", value_parser = ["tiny", "small", "medium"])]
+    #[arg(conflicts_with = "resume")]
     pub preset: Option<String>,
     /// A config.json of any supported family, in place of sizes
-    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["resume", "preset", "d_model", "n_layer", "d_state"])]
     pub model_config: Option<PathBuf>,
     /// Width of the model
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
     pub d_model: Option<usize>,
     /// Layers of the model
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
     pub n_layer: Option<usize>,
     /// Width of its states
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "resume")]
     pub d_state: Option<usize>,
     /// A tokenizer.json to use; else one is trained on the text
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub tokenizer: Option<PathBuf>,
     /// Tokens of the tokenizer that is trained
-    #[arg(long, value_name = "N", conflicts_with = "tokenizer")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["resume", "tokenizer"])]
     pub vocab_size: Option<usize>,
+}
+
+impl TrainArgs {
+    /// An error about sizes of the model, each by the name under which it was given.
+    fn refusal(&self, error: boostr::Error) -> anyhow::Error {
+        let boostr::Error::Argument { name, reason } = error else { return error.into() };
+        let option = match name {
+            "d_model" if self.d_model.is_some() => "--d-model",
+            "n_layer" if self.n_layer.is_some() => "--n-layer",
+            "d_state" if self.d_state.is_some() => "--d-state",
+            "vocab_size" if self.vocab_size.is_some() => "--vocab-size",
+            "files" => "--data",
+            _ => return usage(format!("settings: {}", boostr::Error::Argument { name, reason })),
+        };
+        usage(format!("{option}: {reason}"))
+    }
 }
 
 pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     let training = &args.training;
     if let Some(folder) = &training.resume {
-        return resume(folder, training, term);
+        return resume(folder, None, training, term);
     }
     let out = out_of(training)?;
     let mut file = read_config(training)?;
@@ -70,13 +88,16 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     for (given, size) in sizes {
         *size = given.unwrap_or(*size);
     }
+    if args.model_config.is_none() {
+        file.model.validate().map_err(|error| args.refusal(error))?;
+    }
     set(&mut file.run, training);
     let data = files(&training.data, training)?;
     if data.is_empty() {
         return Err(usage("--data FILE: expected text to train on"));
     }
     let valid = files(&training.valid, training)?;
-    let checkpoints = claim(&out, &file.run)?;
+    let checkpoints = claim(&out, &file.run, training)?;
     let tokenizer = match &args.tokenizer {
         Some(path) => files::read_text(path, MAX_FILE as u64)?,
         None => {
@@ -86,7 +107,7 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
                 bar.set_position(done);
             });
             bar.finish_and_clear();
-            text?
+            text.map_err(|error| args.refusal(error))?
         }
     };
     let parsed = Tokenizer::from_bytes("tokenizer.json", tokenizer.as_bytes())?;
@@ -101,5 +122,5 @@ pub fn run(args: &TrainArgs, term: &Term) -> Result<()> {
     };
     let model = TrainableModel::new(&config, tokenizer, file.run.seed)?.on(term.cpu.clone());
     let tokens = prepare(&checkpoints, &data, &valid, &encoder, term)?;
-    start(checkpoints, file.run, model, tokens, training, term)
+    start(checkpoints, file.run, model, tokens, training, &[], term)
 }

@@ -1,6 +1,5 @@
 //! `boostr tune`: a model changed by text, all of it or by adapters beside it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -13,13 +12,43 @@ use crate::exit::{BadModel, usage};
 use crate::model::Source;
 use crate::term::Term;
 use crate::training::{
-    NOTES, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start,
+    NOTES, Options, TrainingArgs, claim, files, out_of, prepare, read_config, resume, set, start,
+    whole,
 };
 
 const EXAMPLES: &str = "\
 Examples:
   boostr tune ./mamba2-130m --data notes.txt --out runs/b --lora 8 --steps 200
   boostr tune ./mamba2-130m --merge runs/b --out ./mamba2-130m-notes";
+
+/// Options of training, beside which nothing is merged.
+const MERGE_ALONE: [&str; 21] = [
+    "data",
+    "valid",
+    "separator",
+    "resume",
+    "config",
+    "steps",
+    "time",
+    "lr",
+    "warmup",
+    "schedule",
+    "batch_size",
+    "seq_len",
+    "checkpoint_layers",
+    "carry_state",
+    "truncate",
+    "ema",
+    "seed",
+    "save_every",
+    "eval_every",
+    "json",
+    "lora",
+];
+
+/// Options of adapters.
+const ADAPTERS: [(&str, &str); 3] =
+    [("lora.r", "--lora"), ("lora.alpha", "--alpha"), ("lora.targets", "--targets")];
 
 /// A model changed by text: all of it, or adapters beside it
 #[derive(Debug, Args)]
@@ -31,24 +60,24 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub training: TrainingArgs,
     /// Train adapters of this rank beside the model, which stays as it is
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", conflicts_with = "resume")]
     pub lora: Option<usize>,
     /// Their factor is ALPHA / R; twice R by default
-    #[arg(long, value_name = "ALPHA", requires = "lora")]
+    #[arg(long, value_name = "ALPHA", requires = "lora", allow_negative_numbers = true)]
     pub alpha: Option<f64>,
     /// Layers that get adapters, like in_proj,q_proj, or rows of in_proj (in_proj.x, in_proj.dt); by default
     /// the projections of mixers, attention and feed-forward layers
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "lora")]
     pub targets: Vec<String>,
     /// Write the model with these adapters merged into it to --out, and train nothing
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "resume", "lora"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = MERGE_ALONE)]
     pub merge: Option<PathBuf>,
 }
 
 pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     let training = &args.training;
     if let Some(folder) = &training.resume {
-        return resume(folder, training, term);
+        return resume(folder, args.model.as_deref(), training, term);
     }
     let out = out_of(training)?;
     let Some(path) = &args.model else { return Err(usage("expected a model to tune")) };
@@ -67,14 +96,13 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
         file.run = RunConfig::tuning(file.run.method);
     }
     set(&mut file.run, training);
-    // Found again wherever boostr or PEFT are run.
-    file.run.base = fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
+    file.run.base = whole(path);
     let data = files(&training.data, training)?;
     if data.is_empty() {
         return Err(usage("--data FILE: expected text to train on"));
     }
     let valid = files(&training.valid, training)?;
-    let checkpoints = claim(&out, &file.run)?;
+    let checkpoints = claim(&out, &file.run, training)?;
     let lm: boostr::load::LanguageModel<boostr::backend::Cpu> =
         Source::Path(path.clone()).open(&OpenOptions::default(), &term.cpu)?;
     term.warn_all(&lm.warnings);
@@ -87,7 +115,8 @@ pub fn run(args: &TuneArgs, term: &Term) -> Result<()> {
     }
     drop(lm);
     let tokens = prepare(&checkpoints, &data, &valid, &encoder, term)?;
-    start(checkpoints, file.run, model, tokens, training, term)
+    let own: Options = if args.lora.is_some() { &ADAPTERS } else { &[] };
+    start(checkpoints, file.run, model, tokens, training, own, term)
 }
 
 fn merge(mut model: TrainableModel, adapters: &Path, out: &Path, term: &Term) -> Result<()> {

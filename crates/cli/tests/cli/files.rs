@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::common::{boostr, boostr_with_stdin, folder, tiny};
 
 /// Each option that takes a file, with what it stands among. `FILE` is the file, `DIR` a folder for outputs.
-const OPTIONS: [&[&str]; 16] = [
+const OPTIONS: [&[&str]; 22] = [
     &["run", "-p", "x", "-n", "1", "--json-schema", "FILE"],
     &["run", "-p", "x", "-n", "1", "--grammar", "FILE"],
     &["run", "-n", "1", "-f", "FILE"],
@@ -25,6 +25,12 @@ const OPTIONS: [&[&str]; 16] = [
     &["quantize", "TINY", "DIR/out.gguf", "--measure", "FILE"],
     &["eval", "--data", "FILE"],
     &["batch", "--in", "FILE", "--out", "DIR/out.jsonl"],
+    &["batch", "--in", "DIR/data.txt", "--out", "FILE"],
+    &["show", "FILE"],
+    &["quantize", "TINY", "DIR/out.gguf", "--imatrix", "FILE"],
+    &["imatrix", "TINY", "--text", "FILE", "--out", "DIR/out.gguf"],
+    &["train", "--out", "DIR/run", "--data", "DIR/data.txt", "--model-config", "FILE"],
+    &["state", "show", "FILE"],
 ];
 
 #[cfg(unix)]

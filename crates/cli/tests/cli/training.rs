@@ -84,7 +84,8 @@ fn a_model_is_trained_resumed_run_measured_quantized_tuned_and_merged() {
     assert!(!fewer.stderr.contains("total_steps"), "{}", fewer.stderr);
     assert!(fewer.stderr.contains("at least the 14 steps"), "{}", fewer.stderr);
     let other = boostr(&["train", "--resume", &run, "--lr", "0.5"]).fails(2);
-    assert!(other.stderr.contains("schedule.lr"), "{}", other.stderr);
+    assert!(other.stderr.contains("`--lr` was 0.01, is 0.5"), "{}", other.stderr);
+    assert!(!other.stderr.contains("schedule"), "{}", other.stderr);
 
     // Adapters beside it, and in it.
     let (tuned, merged) = (path(&folder, "tuned"), path(&folder, "merged"));
@@ -267,6 +268,67 @@ fn continuations_are_measured_and_choices_counted() {
     assert_eq!(found["contexts"].as_u64(), Some(2));
     assert_eq!(found["choice_accuracy"].as_f64(), Some(1.0));
     assert!(found["nats_per_token"].as_f64().unwrap() > 0.0);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_setting_that_is_wrong_or_does_not_apply_is_named_as_it_was_given() {
+    let folder = folder("training-options");
+    let (data, out, toml) = (text(&folder), path(&folder, "run"), path(&folder, "run.toml"));
+    let train = ["train", "--data", &data, "--out", &out, "--preset", "tiny"];
+    let cases: [(&[&str], &str); 14] = [
+        (&["--lr", "-1"], "--lr: expected a finite number > 0, found -1"),
+        (&["--lr", "nan"], "--lr: "),
+        (&["--warmup", "100", "--steps", "10"], "--warmup: expected at most the 10 steps in all"),
+        (&["--steps", "0"], "--steps: expected at least 1 step"),
+        (&["--batch-size", "0"], "--batch-size: expected at least 1"),
+        (&["--seq-len", "0"], "--seq-len: expected at least 1"),
+        (&["--ema", "2"], "--ema: expected a number >= 0 and < 1, found 2"),
+        (&["--truncate", "refuse", "--seq-len", "2"], "--truncate: document 1"),
+        (&["--d-model", "7"], "--d-model: expected a width whose 2-fold is a multiple of 64"),
+        (&["--d-model", "18446744073709551615"], "--d-model: expected a whole number from 1 to"),
+        (&["--n-layer", "0"], "--n-layer: expected a whole number from 1 to 10000"),
+        (&["--d-state", "0"], "--d-state: "),
+        (&["--vocab-size", "3"], "--vocab-size: expected 257"),
+        (&["--config", &toml], "settings: argument `lr`: expected a finite number > 0"),
+    ];
+    fs::write(&toml, "[run.schedule]\nlr = -1.0\n").unwrap();
+    for (options, told) in cases {
+        let ended = boostr(&[&train[..], options].concat()).fails(2);
+        assert!(ended.stderr.contains(told), "{options:?}: {}", ended.stderr);
+        fs::remove_dir_all(folder.join("run")).ok();
+    }
+    // What a run has already is not given anew.
+    for options in [
+        &["train", "--resume", &out, "--preset", "tiny"][..],
+        &["train", "--resume", &out, "--d-model", "64"],
+        &["train", "--resume", &out, "--tokenizer", &data],
+        &["train", "--resume", &out, "--separator", "-"],
+        &["tune", "--resume", &out, "--lora", "4"],
+        &["tune", &demo(), "--merge", &out, "--out", &toml, "--lr", "1"],
+        &["train", "--data", &data, "--out", &out, "--model-config", &toml, "--n-layer", "1"],
+    ] {
+        let ended = boostr(options).fails(2);
+        let option = options.iter().rfind(|word| word.starts_with("--")).unwrap();
+        assert!(ended.stderr.contains(option), "{options:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains("cannot be used with"), "{options:?}: {}", ended.stderr);
+    }
+    let tune = ["tune", &demo(), "--data", &data, "--out", &out, "--steps", "1"];
+    let small = ["--batch-size", "1", "--seq-len", "8"];
+    for (options, told) in [
+        (&["--lora", "0"][..], "--lora: expected a rank from 1 to"),
+        (&["--lora", "99999999999"], "--lora: expected a rank from 1 to"),
+        (&["--lora", "2", "--alpha", "nan"], "--alpha: expected a finite number"),
+        (&["--lora", "2", "--targets", "no_such"], "--targets: the model has no `no_such`"),
+    ] {
+        let ended = boostr(&[&tune[..], &small, options].concat()).fails(2);
+        assert!(ended.stderr.contains(told), "{options:?}: {}", ended.stderr);
+        fs::remove_dir_all(folder.join("run")).ok();
+    }
+    boostr(&[&tune[..], &small, &["--lora", "2"]].concat()).ok();
+    boostr(&["tune", &demo(), "--resume", &out]).ok();
+    let other = boostr(&["tune", &data, "--resume", &out]).fails(2);
+    assert!(other.stderr.contains("MODEL: the run in "), "{}", other.stderr);
     fs::remove_dir_all(folder).unwrap();
 }
 

@@ -35,7 +35,7 @@ function turnNode(turn) {
   return make('article', { class: 'turn', id: `turn-${turn.id}`, tabindex: -1, 'aria-label': label },
     ...asked(turn),
     answerOf(turn).node,
-    isLast && turn.is_cut && (page.props?.sessions || said(turn).text) && make('button', { class: 'go-on', 'data-action': 'goOn', 'data-turn': turn.id, text: 'Go on' }),
+    isLast && turn.is_cut && (page.props?.sessions || said(turn).text || said(turn).thought) && make('button', { class: 'go-on', 'data-action': 'goOn', 'data-turn': turn.id, text: 'Go on' }),
     make('div', { class: 'meta' },
       make('span', { class: 'numbers', text: summary(known?.timings, known?.finish ?? (turn.is_cut ? 'cut' : null)) }),
       make('span', { class: 'tools' },

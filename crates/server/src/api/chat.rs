@@ -98,7 +98,8 @@ fn none(fields: &mut Fields) -> Result<Vec<Value>> {
 /// Checks that the last message can go on.
 fn check_last(messages: &[Value], shape: &Shape) -> Result<()> {
     if !goes_on(messages) {
-        let reason = "expected a last message of the assistant with some text and no calls";
+        let reason =
+            "expected a last message of the assistant with some text or a thought, and no calls";
         return Err(ApiError::field("continue_final_message", reason));
     }
     check_free(shape, "continue_final_message")
@@ -120,8 +121,7 @@ pub(crate) async fn complete<B: Backend>(
         messages: chat.messages,
         shape: chat.shape,
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
-        // A message that goes on has begun with its text; an answer of a session may be in its thought.
-        is_divided: chat.reasoning_format != Some("none") && (!continues || chat.session.is_some()),
+        is_divided: chat.reasoning_format != Some("none"),
         session: chat.session,
         continues,
         top,

@@ -114,7 +114,7 @@ impl Prompt {
     ) -> Result<(Vec<u32>, String)> {
         let (ids, text) = match self {
             Self::Text(text) => {
-                let memory = prompt::memory(loaded, &text, most, param)?;
+                let memory = prompt::memory(loaded, text.len(), most, param)?;
                 let ids = loaded.lm.encode_prompt(&text, parse_special);
                 drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, text)
@@ -122,7 +122,7 @@ impl Prompt {
             Self::Hole { prefix, suffix } => {
                 let reason = "this model has no tokens to fill in with, it only goes on";
                 let hole = loaded.hole.ok_or_else(|| ApiError::field("suffix", reason))?;
-                let memory = prompt::memory(loaded, &(prefix.clone() + &suffix), most, param)?;
+                let memory = prompt::memory(loaded, prefix.len() + suffix.len(), most, param)?;
                 let ids = hole.encode(&loaded.lm, &prefix, &suffix);
                 drop(memory);
                 (ids.map_err(|error| ApiError::of_input(param, &error))?, prefix)

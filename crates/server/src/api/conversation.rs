@@ -126,28 +126,35 @@ struct Asked<B: Backend> {
 impl<B: Backend> Asked<B> {
     fn new(loaded: &Loaded<B>, asked: &Conversation, most: usize) -> Result<Self> {
         let template = asked.template_options();
-        let (ids, begun, marks, state, turn) = match &asked.session {
+        let (ids, begun, marks, state, turn, within) = match &asked.session {
             Some(name) => {
                 let messages = (!asked.continues).then_some(&*asked.messages);
-                let mut turn = Turn::begin(loaded, name, messages, &template)?;
+                let bytes = prompt::text_bytes(&asked.messages);
+                let memory = prompt::needed(bytes, most, "messages")?;
+                let mut turn = Turn::begin(loaded, name, messages, &template, memory)?;
                 let (ids, begun, marks, state) = turn.prompt();
                 prompt::check_context(loaded, &ids, most, "messages")?;
-                (ids, begun, marks, state, Some(turn))
+                (ids, begun, marks, state, Some(turn), None)
             }
             None => {
-                let (ids, marks) = prompt::encode(loaded, &asked.messages, &template, most)?;
-                (ids, 0, marks, None, None)
+                let prompt = prompt::encode(loaded, &asked.messages, &template, most)?;
+                (prompt.ids, 0, prompt.marks, None, None, prompt.within)
             }
         };
         let shape = &asked.shape;
         let before = ids.get(..ids.len().saturating_sub(begun)).unwrap_or_default();
         let constraint = shape.constraint(loaded)?;
         check_begun(constraint.as_deref(), ids.get(before.len()..).unwrap_or_default())?;
+        let end = within.map_or_else(|| shape.before(loaded, before), str::to_owned);
+        // A message that goes on has begun with its text; an answer of a session may be in its thought.
+        let is_text = asked.continues && asked.session.is_none() && within.is_none();
+        let thoughts = (asked.is_divided && !is_text)
+            .then(|| within.map_or_else(|| Thoughts::after(&end), Thoughts::within));
         Ok(Self {
             param: if asked.continues { CONTINUES } else { "messages" },
             constraint,
-            thoughts: asked.is_divided.then(|| shape.thoughts(loaded, before)),
-            finder: shape.finder(loaded, before, asked.is_divided),
+            finder: shape.finder(loaded, &end, thoughts.is_some()),
+            thoughts,
             ids,
             begun,
             marks,
@@ -265,13 +272,13 @@ impl Conversation {
         let most = app.config.limits.max_prompt;
         let count = move || {
             let template = self.template_options();
-            Ok(prompt::encode(&loaded, &self.messages, &template, most)?.0.len())
+            Ok(prompt::encode(&loaded, &self.messages, &template, most)?.ids.len())
         };
         blocking(app, count).await
     }
 }
 
-/// Whether the last message is one of the assistant that can go on: with some text and no calls.
+/// Whether the last message is one of the assistant that can go on: with some text or a thought, and no calls.
 pub(crate) fn goes_on(messages: &[Value]) -> bool {
     let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else {
         return false;
@@ -282,7 +289,9 @@ pub(crate) fn goes_on(messages: &[Value]) -> bool {
         Value::Array(parts) => parts.iter().any(has_text),
         _ => false,
     };
-    is_said && last["tool_calls"].as_array().is_none_or(Vec::is_empty)
+    let thoughts = ["reasoning_content", "reasoning", "thinking"].map(|name| &last[name]);
+    let is_thought = thoughts.iter().any(|thought| thought.as_str().is_some_and(|t| !t.is_empty()));
+    (is_said || is_thought) && last["tool_calls"].as_array().is_none_or(Vec::is_empty)
 }
 
 /// Messages after instructions. What instructs the model at the beginning is one message, as templates have it.

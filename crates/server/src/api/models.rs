@@ -11,7 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Id;
-use crate::app::App;
+use crate::app::{App, moment};
 use crate::error::{ApiError, ErrorDetail, Result};
 use crate::options::unknown_model;
 
@@ -21,6 +21,10 @@ pub(crate) struct ModelList {
     /// `list`
     object: &'static str,
     data: Vec<ModelCard>,
+    /// The first and the last of them, and that there are no more, as Anthropic's clients read it
+    first_id: String,
+    last_id: String,
+    has_more: bool,
 }
 
 /// A model.
@@ -32,6 +36,12 @@ pub(crate) struct ModelCard {
     /// When it was loaded, in seconds since 1970
     created: u64,
     owned_by: &'static str,
+    /// `model`, by Anthropic's name
+    #[serde(rename = "type")]
+    kind: &'static str,
+    display_name: String,
+    /// When it was loaded, in the form of RFC 3339
+    created_at: String,
     /// Tokens that a sequence may have, or for which the model was made; by vLLM's name
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<usize>,
@@ -103,13 +113,18 @@ fn card<B: Backend>(app: &App<B>) -> Result<ModelCard> {
         },
         id: app.config.model_name.clone(),
         object: "model",
+        kind: "model",
+        display_name: app.config.model_name.clone(),
+        created_at: moment(created),
         created,
         owned_by: "boostr",
     })
 }
 
 pub(crate) async fn list<B: Backend>(State(app): State<Arc<App<B>>>) -> Result<Json<ModelList>> {
-    Ok(Json(ModelList { object: "list", data: vec![card(&app)?] }))
+    let card = card(&app)?;
+    let (first_id, last_id) = (card.id.clone(), card.id.clone());
+    Ok(Json(ModelList { object: "list", data: vec![card], first_id, last_id, has_more: false }))
 }
 
 pub(crate) async fn one<B: Backend>(

@@ -7,14 +7,13 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use boostr::backend::Backend;
-use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::completions::Prompt;
 use super::conversation::{self, Begun, Conversation, check_free, goes_on};
-use crate::app::{App, Loaded, unix_seconds};
+use crate::app::{App, Loaded, moment, unix_seconds};
 use crate::auth::Scope;
 use crate::body::UntypedJson;
 use crate::error::{ApiError, Result};
@@ -259,7 +258,7 @@ pub(crate) async fn chat<B: Backend>(
         shape,
         options: common.options,
         kwargs: common.kwargs,
-        is_divided: !continues,
+        is_divided: true,
         session: None,
         continues,
         top: None,
@@ -467,12 +466,6 @@ impl Script for AnswerScript {
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
         out.line(&self::error(error));
     }
-}
-
-/// A moment in seconds since 1970, in the form of RFC 3339.
-fn moment(seconds: u64) -> String {
-    let seconds = i64::try_from(seconds).unwrap_or_default();
-    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// What GGUF calls the family of a model.

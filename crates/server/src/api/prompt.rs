@@ -1,5 +1,7 @@
 //! From messages to ids.
 
+use std::slice;
+
 use boostr::backend::Backend;
 use boostr::chat::Options;
 use serde_json::Value;
@@ -15,20 +17,29 @@ const TOKEN_BYTES: usize = 8;
 /// A text that is not refused for its bytes, however few tokens a prompt may have.
 const SHORT: usize = 1 << 20;
 
-/// The ids of a conversation, and after how many of them messages end: where a later one may part from it.
+/// A conversation as the engine takes it.
+pub(crate) struct Encoded {
+    pub(crate) ids: Vec<u32>,
+    /// After how many of them messages end: where a later conversation may part from it.
+    pub(crate) marks: Vec<usize>,
+    /// What opens the thought in which it ends, where an answer goes on in one that has begun.
+    pub(crate) within: Option<&'static str>,
+}
+
+/// Renders and encodes a conversation.
 pub(crate) fn encode<B: Backend>(
     loaded: &Loaded<B>,
     messages: &[Value],
     options: &Options,
     most: usize,
-) -> Result<(Vec<u32>, Vec<usize>)> {
+) -> Result<Encoded> {
     let of = |error| refused(&error);
     let conversation = loaded.lm.conversation(&loaded.template, messages, options).map_err(of)?;
-    let _memory = memory(loaded, conversation.text(), most, "messages")?;
+    let _memory = memory(loaded, conversation.text().len(), most, "messages")?;
     let ids = conversation.encode_from(0).map_err(of)?;
     check_context(loaded, &ids, most, "messages")?;
     let marks = conversation.marks(0, &ids, messages.len()).map_err(of)?;
-    Ok((ids, marks))
+    Ok(Encoded { ids, marks, within: conversation.within() })
 }
 
 /// The text of a conversation.
@@ -48,19 +59,38 @@ pub(crate) fn refused(error: &boostr::Error) -> ApiError {
     }
 }
 
-/// Waits for the memory to encode a text, of which at most `most` tokens are wanted.
+/// Bytes of text in messages.
+pub(crate) fn text_bytes(messages: &[Value]) -> usize {
+    let bytes = |value: &Value| match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => text_bytes(values),
+        Value::Object(fields) => fields.values().map(|v| text_bytes(slice::from_ref(v))).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    messages.iter().map(bytes).sum()
+}
+
+/// Waits for the memory to encode a text of so many bytes, of which at most `most` tokens are wanted.
 pub(crate) fn memory<'a, B: Backend>(
     loaded: &'a Loaded<B>,
-    text: &str,
+    bytes: usize,
     most: usize,
     param: &str,
 ) -> Result<Taken<'a>> {
-    let (bytes, limit) = (text.len(), most.saturating_mul(TOKEN_BYTES).max(SHORT));
+    Ok(loaded.room.take(needed(bytes, most, param)?))
+}
+
+/// That memory, in bytes. Who waits for other memory too waits for both at once.
+pub(crate) fn needed(bytes: usize, most: usize, param: &str) -> Result<usize> {
+    let limit = most.saturating_mul(TOKEN_BYTES).max(SHORT);
     if bytes > limit {
-        let reason = format!("expected a text of at most {limit} bytes, found {bytes}");
+        let reason = format!(
+            "expected a text of at most {limit} bytes, {TOKEN_BYTES} for each of the {most} tokens of a prompt \
+             (--max-prompt of the server), found {bytes}"
+        );
         return Err(ApiError::field(param, reason).with_code("context_length_exceeded"));
     }
-    Ok(loaded.room.take(bytes.saturating_mul(ENCODING)))
+    Ok(bytes.saturating_mul(ENCODING))
 }
 
 /// Checks how long a prompt is, by a server's limit and by the model's context.

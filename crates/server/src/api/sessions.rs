@@ -157,7 +157,7 @@ fn card<B: Backend>(session: &Session<B>) -> SessionCard {
 }
 
 fn open<'a, B: Backend>(loaded: &'a Loaded<B>, id: &str) -> Result<(Session<B>, Taken<'a>)> {
-    kept(loaded)?.open(&loaded.room, id, "id")
+    kept(loaded)?.open(&loaded.room, id, "id", 0)
 }
 
 pub(crate) async fn list<B: Backend>(

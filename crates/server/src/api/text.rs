@@ -83,7 +83,7 @@ pub(crate) async fn tokenize<B: Backend>(
     fields.finish()?;
     let most = app.config.limits.max_prompt;
     let work = move || {
-        let _memory = prompt::memory(&loaded, &text, most, "content")?;
+        let _memory = prompt::memory(&loaded, text.len(), most, "content")?;
         let ids = match (add_special, parse_special) {
             (true, _) => loaded.lm.encode_prompt(&text, parse_special),
             (false, true) => loaded.tokenizer.encode_control(&text, false),

@@ -408,7 +408,13 @@ fn models_and_properties_are_told() {
     let server = TestServer::start();
     let models = server.get("/v1/models").json();
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("demo")));
-    assert_eq!(server.get("/v1/models/demo").json()["object"], "model");
+    let model = server.get("/v1/models/demo").json();
+    assert_eq!((&model["object"], &model["type"]), (&json!("model"), &json!("model")));
+    assert_eq!(model, models["data"][0]);
+    // As Anthropic's clients read it.
+    assert_eq!((&model["display_name"], &models["first_id"]), (&json!("demo"), &json!("demo")));
+    assert_eq!((&models["last_id"], &models["has_more"]), (&json!("demo"), &json!(false)));
+    assert!(model["created_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{model}");
     let props = server.get("/props").json();
     assert_eq!((&props["model"], &props["sessions"]), (&json!("demo"), &json!(false)));
     assert!(props["parameters"].as_u64().unwrap() > 1_000_000);

@@ -123,6 +123,30 @@ fn p_tokenize_starves_others_texts_have_a_queue_of_their_own() {
     let long = json!({"content": "a".repeat((1 << 20) + 1)});
     let reply = server.post("/tokenize", &long);
     assert_eq!((reply.status, reply.error().contains("1048576 bytes")), (400, true), "{reply:?}");
+    // With longer prompts texts may be longer, here one of few words.
+    let limits = Limits { max_prompt: 1 << 18, ..Limits::default() };
+    let server = limited(limits);
+    let reply = server.post("/tokenize", &json!({"content": "sea ".repeat((1 << 18) + 1)}));
+    let words = reply.json()["count"].as_u64();
+    assert!(words.is_some_and(|count| count > 1 << 18), "{}", reply.status);
+}
+
+#[test]
+fn a_text_that_is_too_long_is_refused_in_a_session_too() {
+    let setup = Setup { sessions: Some(fresh_folder()), ..Setup::default() };
+    let folder = setup.sessions.clone().unwrap();
+    let server = TestServer::with(setup);
+    assert_eq!(server.post("/v1/sessions", &json!({"id": "s"})).status, 201);
+    let long = "a".repeat((1 << 20) + 1);
+    for content in [json!(long), json!([{"type": "text", "text": long}])] {
+        let body = json!({"session": "s", "messages": [{"role": "user", "content": content}]});
+        let reply = server.post("/v1/chat/completions", &body);
+        let code = &reply.json()["error"]["code"];
+        assert_eq!((reply.status, code), (400, &json!("context_length_exceeded")), "{reply:?}");
+        assert!(reply.error().contains("1048576 bytes"), "{}", reply.error());
+    }
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 fn say(server: &TestServer, thoughts: usize) {

@@ -204,6 +204,50 @@ fn a_response_goes_on_from_one_that_is_kept() {
 }
 
 #[test]
+fn items_of_responses_that_are_kept_are_referred_to() {
+    let server = TestServer::start();
+    let first = post(&server, json!({}));
+    let id = &first["output"][0]["id"];
+    let user = json!({"role": "user", "content": "What is the sea?"});
+    let more = json!({"role": "user", "content": "And the land?"});
+    let answer = json!({"role": "assistant", "content": text(&first)});
+    let whole = post(&server, json!({"input": [user, answer, more]}));
+    for reference in [json!({"type": "item_reference", "id": id}), json!({"id": id})] {
+        let body = json!({"input": [user, reference, more]});
+        let next = post(&server, body);
+        assert_eq!(text(&next), text(&whole));
+        // It goes on from there, with the item itself.
+        let path = format!("/v1/responses/{}/input_items", next["id"].as_str().unwrap());
+        let items = server.get(&path).json();
+        assert_eq!((&items["data"][1]["id"], &items["data"][1]["role"]), (id, &json!("assistant")));
+    }
+    let reference = json!({"type": "item_reference", "id": id});
+    let twice = json!({"input": [user, reference, reference]});
+    let known = json!({"input": [reference], "previous_response_id": first["id"]});
+    for (body, param) in [(twice, "input[2].id"), (known, "input[0].id")] {
+        let reply = server.post("/v1/responses", &ask(body));
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
+    server.delete(&format!("/v1/responses/{}", first["id"].as_str().unwrap()));
+    for id in [id.clone(), json!("msg_0123456789abcdef_0"), json!("msg_x_y"), json!("\u{e9}")] {
+        let body = ask(json!({"input": [user, {"type": "item_reference", "id": id}]}));
+        let reply = server.post("/v1/responses", &body);
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, &error["code"]), (404, &json!("item_not_found")), "{error}");
+        assert_eq!(error["param"], "input[1].id");
+    }
+}
+
+#[test]
+fn no_limit_of_a_response_is_minus_one() {
+    let server = TestServer::start();
+    let response = post(&server, json!({"max_output_tokens": -1, "input": "Hi"}));
+    assert_eq!(response["max_output_tokens"], Value::Null);
+    let reply = server.post("/v1/responses", &ask(json!({"max_output_tokens": -2})));
+    assert_eq!(reply.json()["error"]["param"], "max_output_tokens");
+}
+
+#[test]
 fn the_response_that_was_not_used_for_longest_makes_room() {
     let config = Config { max_responses: 2, ..Config::default() };
     let server = TestServer::with(Setup { config, ..Setup::default() });
@@ -220,7 +264,7 @@ fn what_cannot_be_answered_is_named() {
     for (more, param) in [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
-        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+        (json!({"input": [{"type": "item_reference"}]}), "input[0].id"),
         (json!({"input": [{"role": "user"}]}), "input[0].content"),
         (json!({"max_output_tokens": "many"}), "max_output_tokens"),
         (json!({"background": true}), "background"),

@@ -68,6 +68,47 @@ fn a_thought_is_given_apart_from_the_text() {
 }
 
 #[test]
+fn a_thought_that_was_cut_goes_on_without_a_session() {
+    let server = server("assistant: <think>\n");
+    let (mut gone_on, mut spoken) = (0, 0);
+    for seed in 0..8 {
+        let cut = with(ask(seed), json!({"max_tokens": 2}));
+        let (thought, text) = message(&server.post("/v1/chat/completions", &cut).json());
+        if thought.is_empty() || !text.is_empty() {
+            continue;
+        }
+        let begun = json!({"role": "assistant", "content": text, "reasoning_content": thought});
+        let messages = json!([{"role": "user", "content": "What is the sea?"}, begun]);
+        let on = json!({"messages": messages, "continue_final_message": true});
+        let on = with(ask(seed), on);
+        let raw = with(on.clone(), json!({"reasoning_format": "none"}));
+        let (nothing, all) = message(&server.post("/v1/chat/completions", &raw).json());
+        assert_eq!(nothing, "");
+        let (thought, text) = message(&server.post("/v1/chat/completions", &on).json());
+        let (expected, rest) = all.split_once("</think>").unwrap_or((&all, ""));
+        let expected = (expected.trim_end(), rest.trim_start());
+        assert_eq!((thought.as_str(), text.as_str()), expected, "{all}");
+        gone_on += 1;
+        spoken += u32::from(!text.is_empty());
+        // Ollama's API goes on with a last message of the assistant unasked.
+        let begun = json!({"role": "assistant", "content": "", "thinking": on["messages"][1]["reasoning_content"]});
+        let options = json!({"num_predict": 24, "seed": seed, "temperature": 1, "logit_bias": on["logit_bias"]});
+        let body = json!({
+            "model": server.get("/v1/models").json()["data"][0]["id"], "stream": false, "options": options,
+            "messages": [{"role": "user", "content": "What is the sea?"}, begun]
+        });
+        let reply = server.post("/api/chat", &body).json();
+        let said = |name: &str| reply["message"][name].as_str().unwrap_or_default().to_owned();
+        assert_eq!((said("thinking"), said("content")), (thought, text), "{reply}");
+    }
+    assert!(gone_on > 0 && spoken > 0, "{gone_on} {spoken}");
+    let nothing = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]);
+    let body = with(ask(1), json!({"messages": nothing, "continue_final_message": true}));
+    let reply = server.post("/v1/chat/completions", &body);
+    assert_eq!(reply.json()["error"]["param"], "continue_final_message");
+}
+
+#[test]
 fn an_answer_without_a_thought_has_no_field_for_one() {
     let server = server("assistant:");
     let body = with(ask(1), json!({"logit_bias": {}}));

@@ -24,13 +24,13 @@ pub enum Kind {
     /// A JSON object a line, or one list of objects, each with the first of these that it has:
     ///
     /// - `messages`, as a chat template takes them, or as below;
-    /// - `conversations`: `from` and `value` of each message (ShareGPT), or messages as above; `system` beside them;
+    /// - `conversations`: `from` and `value` of each message (ShareGPT), or messages as above;
     /// - `prompt` and `completion`: two texts, or two lists of messages (TRL);
     /// - `instruction`, `output`, and maybe `input`, `system` and `history` (Alpaca);
     /// - `text`.
     ///
-    /// `tools` go with messages, as a list or as its JSON, and `chat_template_kwargs`, an object of the template's
-    /// variables. A message of the assistant whose `weight` is 0 is read and not learnt; 1 is as none. Other keys are left
+    /// `tools` go with messages, as a list or as its JSON, or `functions`; so do `system`, which comes before them, and
+    /// `chat_template_kwargs`, an object of the template's variables. A message of the assistant whose `weight` is 0 is read and not learnt; 1 is as none. Other keys are left
     /// alone, and so are empty lines.
     Jsonl,
 }
@@ -152,36 +152,57 @@ impl Content {
             return Err(format!("expected a JSON object, found {}", kind_of(&value)));
         };
         let mut take = |key: &str| object.remove(key).filter(|value| !value.is_null());
+        for key in ["chosen", "rejected"] {
+            if take(key).is_some() {
+                return Err(format!("`{key}`: preferences are not learnt from"));
+            }
+        }
+        let is_judged = matches!(take("label"), Some(Value::Bool(_)));
         let kwargs = take("chat_template_kwargs");
+        let functions = take("functions").map(functions).transpose()?;
         for key in ["messages", "conversations"] {
             let Some(messages) = take(key) else { continue };
             let mut messages = objects(key, messages)?;
             let is_sharegpt = |message: &Value| message.get("from").is_some();
             if key == "conversations" || messages.iter().any(is_sharegpt) {
-                messages = sharegpt(key, messages, take("system"))?;
+                messages = sharegpt(key, messages)?;
             }
-            return conversation(key, messages, 0, (tools(take("tools"))?, kwargs));
+            instruct(&mut messages, take("system"))?;
+            return conversation(key, messages, 0, (tools(take("tools"))?.or(functions), kwargs));
         }
         match (take("prompt"), take("completion")) {
+            (Some(_), Some(_)) if is_judged => {
+                Err("`label`: preferences are not learnt from".into())
+            }
             (Some(prompt @ Value::Array(_)), Some(completion)) => {
                 let mut messages = objects("prompt", prompt)?;
+                instruct(&mut messages, take("system"))?;
                 let given = messages.len();
                 let completion = objects("completion", completion)?;
                 if completion.is_empty() {
                     return Err("`completion` is empty".into());
                 }
                 messages.extend(completion);
-                conversation("prompt", messages, given, (tools(take("tools"))?, kwargs))
+                conversation(
+                    "prompt",
+                    messages,
+                    given,
+                    (tools(take("tools"))?.or(functions), kwargs),
+                )
             }
             (Some(prompt), Some(completion)) => {
                 let prompt = text("prompt", prompt)?;
+                if take("system").is_some_and(|system| system != "") {
+                    return Err("`system`: expected none beside a `prompt` that is a text".into());
+                }
                 Ok(Self::Completion { prompt, completion: filled("completion", completion)? })
             }
             (prompt, completion) => match (take("instruction"), take("output"), take("text")) {
                 (Some(instruction), Some(output), _) => {
                     let input = (take("system"), take("history"), take("input"));
                     let messages = alpaca(input, instruction, output)?;
-                    conversation("instruction", messages, 0, (tools(take("tools"))?, kwargs))
+                    let tools = tools(take("tools"))?.or(functions);
+                    conversation("instruction", messages, 0, (tools, kwargs))
                 }
                 (_, _, Some(value)) => {
                     Ok(Self::Text { text: text("text", value)?, is_first: true, is_last: true })
@@ -253,15 +274,24 @@ fn tools(value: Option<Value>) -> Result<Option<Vec<Value>>, String> {
     value.map(|tools| objects("tools", tools)).transpose()
 }
 
-/// Messages of ShareGPT's form. Those that say `role` are left as they are.
-fn sharegpt(key: &str, turns: Vec<Value>, system: Option<Value>) -> Result<Vec<Value>, String> {
-    let mut messages = Vec::with_capacity(turns.len() + 1);
-    if let Some(system) = system {
-        let system = text("system", system)?;
-        if !system.is_empty() {
-            messages.push(json!({"role": "system", "content": system}));
-        }
+/// Tools in OpenAI's older form, `functions`.
+fn functions(value: Value) -> Result<Vec<Value>, String> {
+    let functions = objects("functions", value)?.into_iter();
+    Ok(functions.map(|function| json!({"type": "function", "function": function})).collect())
+}
+
+/// Puts what stands beside messages as `system` before them.
+fn instruct(messages: &mut Vec<Value>, system: Option<Value>) -> Result<(), String> {
+    let system = system.map(|system| text("system", system)).transpose()?.unwrap_or_default();
+    if !system.is_empty() {
+        messages.insert(0, json!({"role": "system", "content": system}));
     }
+    Ok(())
+}
+
+/// Messages of ShareGPT's form. Those that say `role` are left as they are.
+fn sharegpt(key: &str, turns: Vec<Value>) -> Result<Vec<Value>, String> {
+    let mut messages = Vec::with_capacity(turns.len());
     for (i, turn) in turns.into_iter().enumerate() {
         let at = |reason: String| format!("`{key}`: message {}: {reason}", i + 1);
         let Some(from) = turn.get("from") else {

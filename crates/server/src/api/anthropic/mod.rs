@@ -119,8 +119,7 @@ fn read(mut fields: Fields) -> Result<(Conversation, bool)> {
         messages: instructed(messages, system),
         shape,
         kwargs,
-        // What goes on has begun with its text.
-        is_divided: !continues,
+        is_divided: true,
         session: None,
         continues,
         top: None,

@@ -10,7 +10,7 @@ use crate::messages;
 
 use super::tools::{arguments, full_name};
 
-const MAX_ITEMS: usize = 4096;
+pub(super) const MAX_ITEMS: usize = 4096;
 /// Longest id of an item that is kept, in bytes.
 const MAX_ID: usize = 64;
 
@@ -58,6 +58,20 @@ pub(super) fn read(
         clean.push(kept(kind, item));
     }
     Ok((all, clean))
+}
+
+/// The id of another item, where one is only that.
+pub(super) fn reference(path: &str, item: &Value) -> Result<Option<String>> {
+    let is_bare = || item["type"].is_null() && item["role"].is_null() && item["id"].is_string();
+    if item["type"] != "item_reference" && !is_bare() {
+        return Ok(None);
+    }
+    let mut fields = Fields::at(path, item.clone())?;
+    fields.take("type");
+    let id = fields.text("id")?;
+    let id = fields.required("id", id)?;
+    fields.finish()?;
+    Ok(Some(id))
 }
 
 /// Whether an item keeps the id that its client gave it; another is named here.

@@ -4,6 +4,7 @@ mod input;
 mod output;
 mod tools;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -16,13 +17,13 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::conversation::{self, Conversation, instructed};
-use super::{Id, pairs};
+use super::{Id, pairs, prompt};
 use crate::app::App;
 use crate::auth::Scope;
 use crate::body::JsonBody;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::options::GenerationOptions;
+use crate::options::{GenerationOptions, or_all};
 use crate::shape::Shape;
 use crate::stored::Stored;
 
@@ -39,7 +40,7 @@ const MAX_PAGE: usize = 100;
 #[expect(dead_code, reason = "describes a body")]
 pub(crate) struct ResponseFields {
     /// A text of the user, or items of types `message`, `function_call`, `function_call_output`, `custom_tool_call`,
-    /// `custom_tool_call_output`, `reasoning`
+    /// `custom_tool_call_output`, `reasoning`, and `item_reference` to one of a response that is kept
     #[schema(value_type = Value)]
     input: Value,
     /// What the model is told before everything; not taken over by later requests
@@ -48,8 +49,8 @@ pub(crate) struct ResponseFields {
     previous_response_id: Option<String>,
     /// Keep the response; true unless said otherwise
     store: Option<bool>,
-    /// Most tokens of the answer; 512 unless the model says, at most 8192
-    #[schema(minimum = 0)]
+    /// Most tokens of the answer; 512 unless the model says, at most 8192; -1 for no other limit
+    #[schema(minimum = -1)]
     max_output_tokens: Option<usize>,
     /// `{"format": {"type": "text"}}`, `json_object`, or `json_schema` with `name` and `schema`
     #[schema(value_type = Option<Object>)]
@@ -110,7 +111,7 @@ struct Asked {
 
 impl Asked {
     fn read(mut fields: Fields) -> Result<Self> {
-        let most = fields.count("max_output_tokens", 0..=i32::MAX as usize)?;
+        let most = or_all(&mut fields, "max_output_tokens", i32::MAX as usize, usize::MAX)?;
         let mut options = GenerationOptions::read(&mut fields)?;
         if options.count() > 1 {
             return Err(ApiError::field("n", "a response has one answer"));
@@ -149,7 +150,7 @@ impl Asked {
         fields.finish()?;
         let echo = json!({
             "instructions": instructions, "previous_response_id": previous, "store": is_stored,
-            "max_output_tokens": options.max_tokens, "temperature": options.temperature,
+            "max_output_tokens": options.max_tokens.filter(|&most| most < usize::MAX), "temperature": options.temperature,
             "top_p": options.top_p, "tools": tools, "tool_choice": choice,
             "parallel_tool_calls": parallel, "metadata": metadata,
             "text": text.clone().unwrap_or_else(|| json!({"format": {"type": "text"}}).as_object().cloned().unwrap_or_default()),
@@ -194,7 +195,9 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
             })?
         }
     };
-    let (messages, new) = input::read(&past, asked.input, |prefix| app.ids.name(prefix))?;
+    let mut input = asked.input;
+    refer(&app, scope, &past, &mut input).await?;
+    let (messages, new) = input::read(&past, input, |prefix| app.ids.name(prefix))?;
     let is_stream = asked.options.is_stream();
     let before = asked.is_stored.then(|| past.into_iter().chain(new).collect());
     let script = ResponseScript::new(&app, scope, asked.echo, asked.offer, before);
@@ -211,6 +214,42 @@ async fn answer<B: Backend>(app: Arc<App<B>>, scope: Scope, fields: Fields) -> R
     let begun = conversation.begin(&app, scope).await?;
     let script = script.answering(begun.is_forced);
     conversation::answer(begun, is_stream, script, |script| script.response).await
+}
+
+/// Puts the items of responses that are kept in the place of references to them, each once.
+async fn refer<B: Backend>(
+    app: &Arc<App<B>>,
+    scope: Scope,
+    past: &[Value],
+    input: &mut Value,
+) -> Result<()> {
+    let items = input.as_array_mut().filter(|items| items.len() <= input::MAX_ITEMS);
+    let mut seen: HashSet<String> =
+        past.iter().filter_map(|item| item["id"].as_str().map(str::to_owned)).collect();
+    let mut bytes = 0_usize;
+    for (i, item) in items.into_iter().flatten().enumerate() {
+        let Some(id) = input::reference(&format!("input[{i}]"), item)? else { continue };
+        let refuse = |reason: String| ApiError::field(format!("input[{i}].id"), reason);
+        if !seen.insert(id.clone()) {
+            return Err(refuse(format!("item `{id}` is there already")));
+        }
+        let found = match output::response_of(&id) {
+            Some(response) => {
+                let of = move |stored: &Stored| stored.output(&id);
+                find(app, scope, &response, of).await?.ok().flatten()
+            }
+            None => None,
+        };
+        let missing = || {
+            let reason = "there is no such item here; items of the least recently used responses are dropped";
+            ApiError { status: StatusCode::NOT_FOUND, ..refuse(reason.into()) }
+                .with_code("item_not_found")
+        };
+        *item = found.ok_or_else(missing)?;
+        bytes = bytes.saturating_add(prompt::text_bytes(std::slice::from_ref(item)));
+        prompt::needed(bytes, app.config.limits.max_prompt, "input")?;
+    }
+    Ok(())
 }
 
 /// A part of a response that is kept, or why there is none.

@@ -80,6 +80,16 @@ struct Open {
     text: String,
 }
 
+/// What the id of a response begins with.
+const RESPONSE: &str = "resp_";
+
+/// The id of the response that an item with this id is of.
+pub(super) fn response_of(item: &str) -> Option<String> {
+    let (own, number) = item.split_once('_')?.1.split_once('_')?;
+    number.parse::<usize>().ok()?;
+    Some(format!("{RESPONSE}{own}"))
+}
+
 /// Whose text it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Says {
@@ -123,7 +133,7 @@ impl<B: Backend> ResponseScript<B> {
         before: Option<Vec<Value>>,
     ) -> Self {
         let mut response = json!({
-            "id": app.ids.name("resp_"), "object": "response", "created_at": unix_seconds(),
+            "id": app.ids.name(RESPONSE), "object": "response", "created_at": unix_seconds(),
             "model": app.config.model_name, "status": "in_progress", "background": false, "error": null,
             "incomplete_details": null, "output": [], "truncation": "disabled", "usage": null
         });
@@ -139,6 +149,12 @@ impl<B: Backend> ResponseScript<B> {
 
     pub(super) fn answering(self, is_forced: bool) -> Self {
         Self { is_forced, ..self }
+    }
+
+    /// The id of the next item. It tells the response, so that one that is kept is found by it.
+    fn item_id(&self, prefix: &str) -> String {
+        let own = self.response["id"].as_str().unwrap_or_default();
+        format!("{prefix}{}_{}", own.trim_start_matches(RESPONSE), self.items.len())
     }
 
     /// Writes an event of a type with these fields.
@@ -198,7 +214,7 @@ impl<B: Backend> ResponseScript<B> {
             return;
         }
         self.close("completed", out);
-        let id = self.app.ids.name(says.names().0);
+        let id = self.item_id(says.names().0);
         let open = Open { says, id, text: String::new() };
         let (item, part) = (self.item(&open, BEGUN), open.part());
         self.open = Some(open);
@@ -241,7 +257,7 @@ impl<B: Backend> ResponseScript<B> {
         } else {
             ("fc_", "arguments", "response.function_call_arguments")
         };
-        let id = self.app.ids.name(prefix);
+        let id = self.item_id(prefix);
         item.insert("id".into(), id.as_str().into());
         let text = item.insert(field.into(), "".into()).unwrap_or_default();
         item.insert("status".into(), BEGUN.into());
