@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""boostr beside llama.cpp and transformers: one model, every type, one run.
+"""boostr beside ik_llama.cpp, llama.cpp and transformers: one model, every type, one run.
 
     run.py                                      everything; about 40 minutes
     run.py --types q8_0 --rounds 3 --no-torch   one type, some minutes
+    run.py --shape llama --ik ik_llama.cpp/build --types q8_0,q4_k_m --prompts 512
     run.py --model SmolLM2.gguf --prompts 512   a model of your own
 
-Makes a model of mamba2-130m's sizes with made-up weights (make_model.py), writes it in every type, and
+Makes a model of a published shape with made-up weights (make_model.py), writes it in every type, and
 measures prompts, decoding, the time to the first token and memory. README.md beside this file says what
 has to be installed, and what each number is.
 
-Speeds on a shared machine move from one minute to the next. So each of ours is taken next to one of
-llama.cpp's, in turn and in both orders, and what is compared is the median of the ratios of such pairs.
+Speeds on a shared machine move from one minute to the next. So each of ours is taken next to one of each
+peer's, in turn and in changing order, and what is compared is the median of the ratios of such neighbours.
 How fast memory is read and matrices are multiplied is measured by `boostr bench` around each of ours.
 """
 
@@ -22,23 +23,38 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
+from make_model import SHAPES
 from protocol import FIRST, ids
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# What safetensors hold, then what only GGUF does.
+# What folders hold; all other types are quantized from bf16.
 FOLDERS = ["f32", "bf16"]
-TYPES = [*FOLDERS, "q8_0", "q4_k_m", "q4_0"]
+DEFAULT_TYPES = [*FOLDERS, "q8_0", "q4_k_m", "q4_0"]
 # llama.cpp's numbers of its file types (enum llama_ftype in llama.h).
-LLAMA_FTYPES = {"bf16": 32, "q8_0": 7, "q4_k_m": 15, "q4_0": 2}
+LLAMA_FTYPES = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q8_0": 7,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "iq4_nl": 25,
+    "iq4_xs": 30,
+}
+TYPES = [*FOLDERS, *LLAMA_FTYPES]
 # Ids below this are tokens of any model that is measured.
 VOCAB = 32000
 
@@ -46,9 +62,11 @@ VOCAB = 32000
 def main() -> None:
     args = arguments()
     args.dir.mkdir(parents=True, exist_ok=True)
+    if args.ik:
+        args.ik = ik_library(args)
     make_files(args)
     start, load = time.time(), os.getloadavg()
-    samples = measure(args)
+    samples, rounds = measure(args)
     report = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
@@ -56,7 +74,7 @@ def main() -> None:
         "machine": machine(),
         "load_average": {"before": load, "after": os.getloadavg()},
         "versions": versions(args),
-        "rounds": args.rounds,
+        "rounds": rounds,
         "samples": [dataclasses.asdict(case) | {"values": values} for case, values in samples.items()],
     }
     text = markdown(args, report, samples)
@@ -79,10 +97,10 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--boostr", type=Path, default=ROOT / "target/release/boostr", help="the program (%(default)s)")
-    option("--dir", type=Path, default=ROOT / "target/peers", help="for models and results (%(default)s)")
+    add_programs(option)
+    option("--shape", choices=SHAPES, default="mamba2-130m", help="of the model (%(default)s)")
     option("--model", type=Path, help="measure this GGUF file in place of the made-up model")
-    option("--types", type=types, default=TYPES, help=f"of weights ({','.join(TYPES)})")
+    option("--types", type=types, default=DEFAULT_TYPES, help=f"of weights ({','.join(DEFAULT_TYPES)})")
     option("--threads", type=numbers, default=[1, 2], help="numbers of threads (1,2)")
     option("--prompts", type=numbers, default=[512, 2048], help="lengths of prompts (512,2048)")
     option("--decode", type=int, default=128, help="tokens to decode (%(default)s)")
@@ -94,11 +112,32 @@ def arguments() -> argparse.Namespace:
     args.boostr, args.dir = args.boostr.resolve(), args.dir.resolve()
     if args.model:
         args.types = [args.model.stem]
+    else:
+        args.dir /= args.shape
     has_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
     args.torch = has_torch and not args.no_torch and not args.only_llama
     if not args.only_llama and not args.boostr.exists():
         parser.error(f"{args.boostr} does not exist: cargo build --release")
     return args
+
+
+def add_programs(option: Callable[..., object]) -> None:
+    """Options that name the programs, here and in accuracy.py."""
+    option("--boostr", type=Path, default=ROOT / "target/release/boostr", help="the program (%(default)s)")
+    option("--dir", type=Path, default=ROOT / "target/peers", help="for models and results (%(default)s)")
+    option(
+        "--ik", type=Path, metavar="BUILD", help="folder that ik_llama.cpp was built in, to measure it too"
+    )
+    option("--ik-options", default="flash,repack", help="see ik_worker.py (%(default)s)")
+    option("--isa", help="level of boostr's instructions; the peers' is that of their builds")
+
+
+def peers(args: argparse.Namespace) -> list[str]:
+    return ["ik_llama.cpp", "llama.cpp"] if args.ik else ["llama.cpp"]
+
+
+def level(args: argparse.Namespace) -> list[str]:
+    return ["--isa", args.isa] if args.isa else []
 
 
 # Files.
@@ -114,32 +153,54 @@ def make_files(args: argparse.Namespace) -> None:
     """The folders and the GGUF files, each where it is not there yet."""
     if args.model:
         return
-    source = args.dir / "f32.gguf"
-    if not source.exists():
-        run(sys.executable, HERE / "make_model.py", args.dir)
     for kind in args.types:
         path = gguf(args, kind)
         if path.exists():
             continue
         path.parent.mkdir(exist_ok=True)
         part = path.with_suffix(".part.gguf")
-        if args.only_llama:
-            run(sys.executable, "-c", LLAMA_QUANTIZE, source, part, LLAMA_FTYPES.get(kind, ""))
-        elif kind in FOLDERS:
-            run(args.boostr, "convert", args.dir / kind, part, "-T", kind)
+        source = folder(args, kind if kind in FOLDERS else "bf16")
+        if kind in FOLDERS:
+            run(args.boostr, "convert", source, part, "-T", kind)
+        elif args.only_llama:
+            whole = path.with_name("bf16.gguf")
+            if not whole.exists():
+                run(args.boostr, "convert", source, whole, "-T", "bf16")
+            run(sys.executable, "-c", LLAMA_QUANTIZE, whole, part, LLAMA_FTYPES[kind])
         else:
-            run(args.boostr, "quantize", args.dir / "f32", part, "-T", kind)
+            run(args.boostr, "quantize", source, part, "-T", kind)
         part.rename(path)
 
 
+def folder(args: argparse.Namespace, kind: str) -> Path:
+    path = args.dir / kind
+    if not (path / "model.safetensors").exists():
+        run(sys.executable, HERE / "make_model.py", path, "--shape", args.shape, "--type", kind)
+    return path
+
+
 LLAMA_QUANTIZE = """
-import shutil, sys, llama_cpp
+import sys, llama_cpp
 source, target, ftype = sys.argv[1:]
 params = llama_cpp.llama_model_quantize_default_params()
-params.only_copy = not ftype
-params.ftype = int(ftype or 0)
+params.ftype = int(ftype)
 sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), params))
 """
+
+
+def ik_library(args: argparse.Namespace) -> Path:
+    """What ik.cpp becomes, compiled against the sources of this build and linked to its libraries."""
+    build = args.ik.resolve()
+    cache = build / "CMakeCache.txt"
+    if not cache.exists():
+        sys.exit(f"--ik {args.ik}: no CMakeCache.txt, which a folder that cmake built in has")
+    source = Path(re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache.read_text(), re.MULTILINE)[1])
+    library = args.dir / "ik.so"
+    includes = [f"-I{source / folder}" for folder in ("include", "ggml/include")]
+    folders = [build / "src", build / "ggml/src"]
+    links = [f"-L{folders[0]}", "-lllama", *(f"-Wl,-rpath,{folder}" for folder in folders)]
+    run("c++", "-O2", "-shared", "-fPIC", "-std=c++17", *includes, HERE / "ik.cpp", "-o", library, *links)
+    return library
 
 
 def run(*command: object) -> str:
@@ -172,12 +233,20 @@ class Case:
 Samples = defaultdict[Case, list[float]]
 
 
+def peer(args: argparse.Namespace, who: str, file: Path, threads: int, ubatches: str = "512") -> "Worker":
+    """A worker of this peer, which holds this file."""
+    script = ("ik_worker.py", args.ik, args.ik_options) if who == "ik_llama.cpp" else ("llama_worker.py",)
+    return Worker(*script, file, threads, ubatches)
+
+
 class Worker:
     """A process that holds one model and measures what it is asked; see protocol.py."""
 
     def __init__(self, script: str, *arguments: object) -> None:
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        # In a session of its own, so that Ctrl-C ends run.py's rounds and no worker.
+        self.process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
         self.start = self.answer()
 
     def answer(self) -> dict[str, float]:
@@ -208,26 +277,29 @@ def tests(args: argparse.Namespace) -> list[str]:
     return [*(f"prompt {n}" for n in args.prompts), f"decode {args.decode}"]
 
 
-def measure(args: argparse.Namespace) -> Samples:
+def measure(args: argparse.Namespace) -> tuple[Samples, int]:
+    """All numbers, and the rounds that they are of: fewer than asked for after Ctrl-C."""
     samples = Samples(list)
     for kind in args.types:
         memory(args, kind, samples)
-    workers = {kind: Worker("llama_worker.py", gguf(args, kind), 1, "512,2048") for kind in args.types}
-    for round in range(args.rounds + 1):
-        taken = Samples(list)
-        for test in tests(args):
-            for threads in args.threads:
-                # Types innermost: each of ours has our own f32 rate near it too.
-                for kind in args.types:
-                    pair(args, workers[kind], kind, test, threads, taken, ours_first=round % 2 == 0)
-        for kind in args.types:
-            first_token(args, kind, taken)
-        if round == 0:
-            progress("warmed up")
-            continue
-        for case, values in taken.items():
-            samples[case] += values
-        progress(f"round {round} of {args.rounds}")
+    rounds = 0
+    workers = {
+        (who, kind): peer(args, who, gguf(args, kind), 1, "512,2048")
+        for kind in args.types
+        for who in peers(args)
+    }
+    try:
+        for number in range(args.rounds + 1):
+            taken = one_round(args, workers, number)
+            if number == 0:
+                progress("warmed up")
+                continue
+            for case, values in taken.items():
+                samples[case] += values
+            rounds = number
+            progress(f"round {number} of {args.rounds}")
+    except KeyboardInterrupt:
+        progress(f"ended after {rounds} rounds")
     for worker in workers.values():
         worker.end()
     if args.torch:
@@ -235,29 +307,45 @@ def measure(args: argparse.Namespace) -> Samples:
             if kind in FOLDERS:
                 transformers(args, kind, samples)
                 progress(f"transformers {kind}")
-    return samples
+    return samples, rounds
 
 
-def pair(
+def one_round(args: argparse.Namespace, workers: dict[tuple[str, str], "Worker"], number: int) -> Samples:
+    taken = Samples(list)
+    for test in tests(args):
+        for threads in args.threads:
+            # Types innermost: each of ours has our own f32 rate near it too.
+            for kind in args.types:
+                neighbours(args, workers, kind, test, threads, taken, number)
+    for kind in args.types:
+        first_token(args, kind, taken)
+    return taken
+
+
+def neighbours(
     args: argparse.Namespace,
-    worker: Worker,
+    workers: dict[tuple[str, str], Worker],
     kind: str,
     test: str,
     threads: int,
     samples: Samples,
-    ours_first: bool,
+    number: int,
 ) -> None:
-    for is_ours in (ours_first, not ours_first):
-        if not is_ours:
-            samples[Case("llama.cpp", kind, test, threads)].append(worker.rate(test, threads))
-        elif not args.only_llama:
+    """Each once, one after the other; who comes first changes from round to round."""
+    turns = [*([] if args.only_llama else ["boostr"]), *peers(args)]
+    first = number % len(turns)
+    for who in turns[first:] + turns[:first]:
+        if who == "boostr":
             ours(args, kind, test, threads, samples)
+        else:
+            samples[Case(who, kind, test, threads)].append(workers[who, kind].rate(test, threads))
 
 
 def ours(args: argparse.Namespace, kind: str, test: str, threads: int, samples: Samples) -> None:
     what, n = test.split()
     lengths = ["-p", n, "-g", 0] if what == "prompt" else ["-p", 1, "-g", n]
-    out = run(args.boostr, "bench", gguf(args, kind), *lengths, "-t", threads, "-r", 1, "--json")
+    options = [*lengths, "-t", threads, "-r", 1, "--json", *level(args)]
+    out = run(args.boostr, "bench", gguf(args, kind), *options)
     (row,) = json.loads(out)[what]
     limit = "gemm_gflops" if what == "prompt" else "read_gigabytes_per_second"
     share = "ratio_to_gemm" if what == "prompt" else "ratio_to_read"
@@ -269,9 +357,10 @@ def ours(args: argparse.Namespace, kind: str, test: str, threads: int, samples: 
 def first_token(args: argparse.Namespace, kind: str, samples: Samples) -> None:
     """To the token after a short prompt: ours from the start of the process, theirs from opening the file."""
     threads = max(args.threads)
-    worker = Worker("llama_worker.py", gguf(args, kind), threads, 512)
-    worker.end()
-    samples[Case("llama.cpp", kind, "first token", threads)].append(worker.start["first_token"])
+    for who in peers(args):
+        worker = peer(args, who, gguf(args, kind), threads)
+        worker.end()
+        samples[Case(who, kind, "first token", threads)].append(worker.start["first_token"])
     if not args.only_llama:
         start = time.perf_counter()
         complete(args, kind, FIRST, 1)
@@ -281,11 +370,12 @@ def first_token(args: argparse.Namespace, kind: str, samples: Samples) -> None:
 def memory(args: argparse.Namespace, kind: str, samples: Samples) -> None:
     """Peaks of a process that runs the longest prompt and decodes."""
     threads, longest = max(args.threads), max(args.prompts)
-    worker = Worker("llama_worker.py", gguf(args, kind), threads, 512)
-    for test in (f"prompt {longest}", f"decode {args.decode}"):
-        worker.rate(test, threads)
-    samples[Case("llama.cpp", kind, "peak memory", threads)].append(worker.peak())
-    worker.end()
+    for who in peers(args):
+        worker = peer(args, who, gguf(args, kind), threads)
+        for test in (f"prompt {longest}", f"decode {args.decode}"):
+            worker.rate(test, threads)
+        samples[Case(who, kind, "peak memory", threads)].append(worker.peak())
+        worker.end()
     if not args.only_llama:
         report = complete(args, kind, longest, args.decode)
         samples[Case("boostr", kind, "peak memory", threads)].append(report["peak_memory_bytes"])
@@ -294,14 +384,14 @@ def memory(args: argparse.Namespace, kind: str, samples: Samples) -> None:
 
 def complete(args: argparse.Namespace, kind: str, prompt: int, n: int) -> dict:
     tokens = ",".join(map(str, ids(prompt, VOCAB)))
-    options = ["--tokens", tokens, "-n", n, "--temp", 0, "-t", max(args.threads), "--json"]
+    options = ["--tokens", tokens, "-n", n, "--temp", 0, "-t", max(args.threads), "--json", *level(args)]
     return json.loads(run(args.boostr, "run", gguf(args, kind), *options))
 
 
 def transformers(args: argparse.Namespace, kind: str, samples: Samples) -> None:
     """Slow, so once or so, and not in turn with the others."""
     threads = max(args.threads)
-    worker = Worker("torch_worker.py", args.dir / kind, threads)
+    worker = Worker("torch_worker.py", folder(args, kind), threads)
     samples[Case("transformers", kind, "first token", threads)].append(worker.start["first_token"])
     for _ in range(args.torch_rounds):
         for test in tests(args):
@@ -357,12 +447,18 @@ def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
         names = text.split(", ")
         return ["", row(*names), row(*["---"] * len(names))]
 
-    sides = ("boostr", "llama.cpp", "transformers")
+    sides = ["boostr", *peers(args), *(["transformers"] if args.torch else [])]
+    has_f32 = "f32" in args.types
     lines = [
         f"{report['machine']['cpu']}, {report['machine']['processors']} processors. "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
         + f". {report['date'][:10]}, {report['rounds']} rounds. `{report['command']}`",
-        *heading("weights, test, threads, boostr, llama.cpp, ratio, transformers, of limit, over our f32"),
+        *heading(
+            ", ".join(
+                ["weights, test, threads", *sides, *(f"over {who}" for who in peers(args)), "of limit"]
+                + ["over our f32"] * has_f32
+            )
+        ),
     ]
     for kind in args.types:
         for test in tests(args):
@@ -375,18 +471,16 @@ def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
                         kind,
                         test,
                         str(threads),
-                        show(median("boostr", *case), 1),
-                        show(median("llama.cpp", *case), 1),
-                        show(ratio(ours, values("llama.cpp", *case)), 2),
-                        show(median("transformers", *case), 1),
+                        *(show(median(side, *case), 1) for side in sides),
+                        *(show(ratio(ours, values(who, *case)), 2) for who in peers(args)),
                         show(median("boostr", kind, f"share of limit in {test}", threads), 2),
-                        show(over_f32, 2),
+                        *[show(over_f32, 2)] * has_f32,
                     )
                 )
     threads = max(args.threads)
+    others = ", ".join(sides[1:])
     lines += heading(
-        "weights, file MB, first token s: boostr, llama.cpp, transformers, "
-        "peak MB: boostr, less file and state, llama.cpp, transformers"
+        f"weights, file MB, first token s: boostr, {others}, peak MB: boostr, less file and state, {others}"
     )
     for kind in args.types:
         size = gguf(args, kind).stat().st_size

@@ -2,6 +2,7 @@
 """Replays traces of requests, and counts the tokens of prompts that a server computed beside those that it had to.
 
     run.py target/release/boostr [--traces agent,chats] [--models pure] [--memory 8,default]
+    run.py target/release/boostr --llama-server build/bin/llama-server
 
 A token had to be computed if it comes after the longest prefix that the prompt shares with an earlier prompt.
 Answers are not counted as known: a server that keeps their states may compute less than that. Models and results
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,7 +73,11 @@ class Server:
         with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
-    def metric(self, name: str) -> float:
+    def kept(self) -> float:
+        """Bytes of the states that it keeps, where it tells."""
+        if "serve" not in self.command:
+            return 0.0
+        name = "snapshot_bytes"
         text = urllib.request.urlopen(self.url + "/metrics").read().decode()
         found = re.search(rf"^boostr_{name} (\S+)$", text, re.M)
         return float(found[1]) if found else sys.exit(f"error: no metric boostr_{name}")
@@ -114,7 +120,7 @@ def replay(server: Server, trace) -> dict:
         row["longest"] = max(row["longest"], usage["prompt_tokens"])
         if os.environ.get("REPLAY_VERBOSE"):
             print(f"  {name}: {len(ids) // 4} ids, {known} shared, {cached} cached", file=sys.stderr)
-        kept = max(kept, server.metric("snapshot_bytes"))
+        kept = max(kept, server.kept())
     return {**row, "kept": kept, "seconds": time.monotonic() - began}
 
 
@@ -122,6 +128,17 @@ def state_sizes(boostr: str, model: Path) -> tuple[int, int]:
     """Bytes of a state without its keys, and of a token's keys and values."""
     shown = json.loads(subprocess.check_output([boostr, "show", str(model), "--json"], stderr=subprocess.DEVNULL))
     return shown["state_bytes"], shown["state_bytes_per_token"]
+
+
+def llama_server(args: argparse.Namespace, model: Path) -> list[str]:
+    """llama-server's command on the same weights, with its defaults, and a context for the longest trace."""
+    gguf = model.with_suffix(".gguf")
+    if not gguf.exists():
+        subprocess.run([args.boostr, "convert", model, gguf], check=True, stdout=subprocess.DEVNULL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [args.llama_server, "-m", str(gguf), "--port", str(port), "-c", "32768", *args.options.split()]
 
 
 def cell(row: dict) -> str:
@@ -135,7 +152,8 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(traces.ALL))
     parser.add_argument("--models", default="pure,hybrid,attention")
     parser.add_argument("--memory", default="8,default", help="states, with the pages of the longest history; or default")
-    parser.add_argument("--options", default="", help="more options of boostr serve, in one word")
+    parser.add_argument("--options", default="", help="more options of the server, in one word")
+    parser.add_argument("--llama-server", help="this program in place of boostr serve, with its own defaults")
     args = parser.parse_args()
     models = WORK / "models"
     if not (models / "attention/model.safetensors").exists():
@@ -143,7 +161,7 @@ def main() -> None:
     results = []
     for model in args.models.split(","):
         for trace in args.traces.split(","):
-            for memory in args.memory.split(","):
+            for memory in ["default"] if args.llama_server else args.memory.split(","):
                 folder = WORK / "runs" / f"{model}-{trace}-{memory}"
                 subprocess.run(["rm", "-rf", folder], check=True)
                 folder.mkdir(parents=True)
@@ -153,13 +171,15 @@ def main() -> None:
                     state, per_token = state_sizes(args.boostr, models / model)
                     longest = {"document": 26_000, "agent": 28_000}.get(trace, 8_000)
                     command += ["--state-cache", str(int(memory) * state * 21 // 20 + longest * per_token)]
+                if args.llama_server:
+                    command = llama_server(args, models / model)
                 server = Server(command, folder / "log")
                 server.start()
                 try:
                     row = replay(server, traces.ALL[trace])
                 finally:
                     server.stop()
-                results.append({"server": "boostr", "model": model, "trace": trace, "memory": memory, **row})
+                results.append({"server": Path(command[0]).name, "model": model, "trace": trace, "memory": memory, **row})
                 print(f"{model:10} {trace:10} {memory:8} {cell(row)}  hits {row['hits']}/{row['requests']}, longest {row['longest']:,}, "
                       f"kept {row['kept'] / 2**20:.1f} MiB, {row['seconds']:.0f} s", flush=True)
     (WORK / "results.json").write_text(json.dumps(results, indent=1))
