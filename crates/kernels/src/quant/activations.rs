@@ -25,7 +25,7 @@ const FEW: usize = 1 << 14;
 
 /// What weights need to know of 32 neighbouring values of a row, beside their codes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Scale {
+pub(super) struct OfBlock {
     pub scale: f32,
     /// For each group of weights, what a sum of products begins with: minus the offset of the weights' codes times
     /// the sum of the values' integers.
@@ -54,7 +54,7 @@ pub(super) struct Activations {
     /// The same taken apart, for products that take them so.
     apart: Vec<Apart>,
     /// `[rows, width / 32]`.
-    scales: Vec<Scale>,
+    scales: Vec<OfBlock>,
     wanted: Wanted,
     cells: usize,
 }
@@ -66,7 +66,7 @@ impl Activations {
         let of_row = cells * wanted.terms;
         let mut codes = vec![[0; BLOCK]; rows * of_row];
         let mut apart = vec![Apart::ZERO; if wanted.apart { codes.len() } else { 0 }];
-        let mut scales = vec![Scale::default(); rows * cells];
+        let mut scales = vec![OfBlock::default(); rows * cells];
         if rows > 1 && rows * x.width() >= FEW {
             let all = codes.par_chunks_mut(of_row).zip(scales.par_chunks_mut(cells));
             all.enumerate().for_each(|(m, (codes, scales))| {
@@ -111,7 +111,7 @@ impl Activations {
 
     /// The scales of a row, `[width / 32]`.
     #[inline(always)]
-    pub(super) fn scales(&self, row: usize) -> &[Scale] {
+    pub(super) fn scales(&self, row: usize) -> &[OfBlock] {
         &self.scales[row * self.cells..][..self.cells]
     }
 }
@@ -124,7 +124,7 @@ pub(super) fn operand<'a>(codes: &'a [[i8; BLOCK]], apart: &'a [Apart], i: usize
 }
 
 dispatch_int8! {
-    fn quantize = quantize_body(x: &[f32], wanted: Wanted, codes: &mut [[i8; BLOCK]], scales: &mut [Scale])
+    fn quantize = quantize_body(x: &[f32], wanted: Wanted, codes: &mut [[i8; BLOCK]], scales: &mut [OfBlock])
 }
 
 #[inline(always)]
@@ -133,7 +133,7 @@ fn quantize_body<S: Int8>(
     x: &[f32],
     wanted: Wanted,
     codes: &mut [[i8; BLOCK]],
-    scales: &mut [Scale],
+    scales: &mut [OfBlock],
 ) {
     let x = x.as_chunks::<BLOCK>().0;
     if wanted.terms == 1 {
@@ -152,10 +152,10 @@ fn quantize_body<S: Int8>(
 
 /// What weights need of a block, from the sums of its halves.
 #[inline(always)]
-fn described(scale: f32, [a, b]: [i32; 2], wanted: Wanted) -> Scale {
+fn described(scale: f32, [a, b]: [i32; 2], wanted: Wanted) -> OfBlock {
     let sums = if wanted.groups == 1 { [a + b, 0] } else { [a, b] };
     let first = sums.map(|sum| -wanted.offset * sum);
-    Scale { scale, first, sums: sums.map(|sum| scale * sum as f32) }
+    OfBlock { scale, first, sums: sums.map(|sum| scale * sum as f32) }
 }
 
 dispatch_int8! { fn take_apart = take_apart_body(codes: &[[i8; BLOCK]], apart: &mut [Apart]) }
