@@ -7,7 +7,8 @@
 For each FOLDER/NAME.jinja (by default in fixtures/templates) writes FOLDER/NAME.json: its special tokens, and for
 each conversation of conversations.json the text, the words of `raise_exception`, or that Python fails otherwise.
 The environment, the treatment of messages and the variables are those of transformers 5.24.0
-(utils/chat_template_utils.py), with a clock that stands still.
+(utils/chat_template_utils.py), with a clock that stands still. But lists may change, as in jinja2's plain sandbox:
+the templates of Kimi K2 append to a list of their own.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = datetime(2026, 3, 9, 14, 5, 7)
@@ -39,6 +40,14 @@ SPECIAL = {
     "CohereForAI": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
     "openai": ("<|startoftext|>", "<|return|>"),
 }
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox of transformers, with lists that may change."""
+
+    def is_safe_attribute(self, obj, attr, value):
+        of = SandboxedEnvironment if isinstance(obj, list) else ImmutableSandboxedEnvironment
+        return of.is_safe_attribute(self, obj, attr, value)
 
 
 class Raised(jinja2.exceptions.TemplateError):
@@ -68,7 +77,7 @@ def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def environment():
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     env.filters["tojson"] = to_json
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = NOW.strftime

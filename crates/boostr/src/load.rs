@@ -12,8 +12,8 @@ use crate::checkpoint::{Access, Checkpoint, ConfigFile, Dtype, Summary, snapshot
 use crate::error::{Error, Result};
 use crate::files;
 use crate::generation_config::GenerationDefaults;
-use crate::models::{Config, Context, Families, Fingerprint, Model, Mtp};
-use crate::nn::{Pack, Packs, SharedWeights};
+use crate::models::{Config, Context, Families, Fingerprint, LeftOut, Model, Mtp};
+use crate::nn::{Notices, Pack, Packs, SharedWeights};
 use crate::ops::KvType;
 use crate::threads::Threads;
 use crate::tokenizer::{Part, Tokenizer};
@@ -131,6 +131,8 @@ struct Base<B: Backend> {
     options: OpenOptions,
     /// The weights' file, if it is part of the program.
     embedded: Option<Checkpoint>,
+    /// What went wrong with files since.
+    notices: Arc<Notices>,
 }
 
 /// What takes a model takes it with what belongs to it.
@@ -254,7 +256,12 @@ impl<B: Backend> LanguageModel<B> {
         let folder = file.path().parent().unwrap_or(Path::new(""));
         let mut text = TextSide::of_files(files, folder, Some(file))?;
         let config = weights.options.families.read(file)?;
-        text.warnings.extend(config.family().left_out(&weights.checkpoint));
+        let of_pictures = |name: &&str| config.family().left_out(name) == Some(LeftOut::Pictures);
+        let count = weights.checkpoint.names().filter(of_pictures).count();
+        if count > 0 {
+            let what = LeftOut::Pictures.what();
+            text.warnings.push(format!("{count} tensors of {what} are not read: text only"));
+        }
         let opened = weights.open(config, client)?;
         Ok(Self::new(path, summary, text, opened))
     }
@@ -341,7 +348,8 @@ impl<B: Backend> LanguageModel<B> {
                 let reason = "the weights were changed since they were opened";
                 return Err(Error::damaged(&self.path, reason));
             }
-            weights.model(config, tied, client, &self.base.weights, &files, &fingerprint)
+            let made = (&self.base.weights, &self.base.notices);
+            weights.model(config, tied, client, made, &files, &fingerprint)
         })?;
         let (model, _) = model;
         Ok(Self {
@@ -356,6 +364,13 @@ impl<B: Backend> LanguageModel<B> {
             bos: self.bos,
             base: self.base.clone(),
         })
+    }
+
+    /// Lines about what went wrong with the model's files since it was opened, and what was done about it. Each is given
+    /// once.
+    #[must_use]
+    pub fn notices(&self) -> Vec<String> {
+        self.base.notices.take()
     }
 
     /// The tokenizer.
@@ -434,9 +449,10 @@ impl Weights<'_> {
         let (files, options) = (self.checkpoint.clone(), self.options.clone());
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.prepare(&config)?;
-        let weights = SharedWeights::default();
-        let (model, warning) = self.model(config, tied, client, &weights, &files, &fingerprint)?;
-        let base = Arc::new(Base { weights, fingerprint, options, embedded });
+        let (weights, notices) = (SharedWeights::default(), Arc::default());
+        let made = (&weights, &notices);
+        let (model, warning) = self.model(config, tied, client, made, &files, &fingerprint)?;
+        let base = Arc::new(Base { weights, fingerprint, options, embedded, notices });
         Ok(Opened { model: Arc::new(model), base, warning })
     }
 
@@ -446,6 +462,7 @@ impl Weights<'_> {
         config: &Config,
         client: &B::Client,
         fingerprint: &Fingerprint,
+        notices: &Arc<Notices>,
     ) -> Result<(Option<Packs>, Option<String>)> {
         if self.options.no_mmap || self.options.no_pack_cache {
             return Ok((None, None));
@@ -453,11 +470,11 @@ impl Weights<'_> {
         let list = config.packs::<B>(&self.checkpoint, client)?;
         let name = || fingerprint.text().to_owned();
         let Some(path) = Packs::path_for::<B>(&list, client, name) else { return Ok((None, None)) };
-        if let Some(packs) = Packs::open(&path, &list) {
+        if let Some(packs) = Packs::open(&path, &list, notices) {
             return Ok((Some(packs), None));
         }
         let written = Packs::write::<B>(&path, &list, client, |part| self.checkpoint.taken(part));
-        match (written, Packs::open(&path, &list)) {
+        match (written, Packs::open(&path, &list, notices)) {
             (Err(interrupted @ Error::Interrupted { .. }), _) => Err(interrupted),
             (Err(error), _) => {
                 let path = path.display();
@@ -486,11 +503,11 @@ impl Weights<'_> {
         config: Config,
         tied: bool,
         client: B::Client,
-        shared: &SharedWeights<B>,
+        (shared, notices): (&SharedWeights<B>, &Arc<Notices>),
         files: &Checkpoint,
         fingerprint: &Fingerprint,
     ) -> Result<(Model<B>, Option<String>)> {
-        let (packs, warning) = self.packs::<B>(&config, &client, fingerprint)?;
+        let (packs, warning) = self.packs::<B>(&config, &client, fingerprint, notices)?;
         let Self { mut checkpoint, adapter, options, .. } = self;
         if let Some(adapters) = &adapter {
             adapters.put_beside(&config, &mut checkpoint)?;

@@ -515,6 +515,9 @@ impl<B: Backend> Driver<B> {
             let from = if timings.is_from_disk { "disk" } else { "memory" };
             tracing::info!(shared, from, "kept {cached} of {prompt} tokens");
         }
+        for line in self.loaded.lm.notices() {
+            tracing::warn!("{line}");
+        }
         let state = outcome.state.as_ref();
         self.loaded.note_length(self.prompt_tokens + outcome.ids.len());
         Some(Finished {

@@ -20,7 +20,7 @@ use super::{is_gguf, read_text};
 use crate::checkpoint::{Access, Bytes, Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
 use crate::models::Config;
-use crate::nn::tiled;
+use crate::nn::{Layout, Stored};
 
 /// What stands before the names of a PEFT file.
 pub const PREFIX: &str = "base_model.model.";
@@ -141,6 +141,10 @@ impl About {
             }
             Self { r: 0, .. } => "r of 0".to_owned(),
             about => match OTHER_KINDS.iter().find(|field| is_on(about.others.get(**field))) {
+                Some(field) if *field == "target_parameters" => {
+                    let names = about.others.get(*field).unwrap_or(&Value::Null);
+                    format!("target_parameters {names}: adapters of stacked experts")
+                }
                 Some(field) => (*field).to_owned(),
                 None => return Ok(about.clone()),
             },
@@ -179,6 +183,19 @@ fn is_on(field: Option<&Value>) -> bool {
         Some(Value::Array(list)) => !list.is_empty(),
         Some(Value::Object(object)) => !object.is_empty(),
     }
+}
+
+/// Whether a layer is all experts of a layer in one: a tensor of them, or the module that has it.
+fn is_stack(layer: &str, layout: &Layout) -> bool {
+    let is_it = |stored: &Stored| {
+        let several = stored.shape.len() > 2 && stored.parts.len() > 1;
+        several && stored.name.trim_end_matches(".weight") == layer
+    };
+    let is_module = |(_, rest): (&str, &str)| match rest.strip_prefix('.') {
+        Some(part) => !part.starts_with(|c: char| c.is_ascii_digit()),
+        None => rest.is_empty(),
+    };
+    layer.rsplit_once(".experts").is_some_and(is_module) || layout.0.iter().any(is_it)
 }
 
 /// Whether there are adapters in a folder, and no model.
@@ -326,7 +343,7 @@ impl Adapters {
     ///
     /// [`Error::Tensors`] for an adapter of no layer of the model, or of one of another shape;
     /// [`Error::Unsupported`] for weights with multipliers folded in, when the adapters were trained on unfolded
-    /// weights, and the reverse.
+    /// weights, and the reverse; and for adapters of experts that are stacked in one tensor.
     pub fn beside(
         &self,
         config: &Config,
@@ -345,11 +362,20 @@ impl Adapters {
             );
             return Err(Error::Unsupported { what });
         }
+        let layout = family.hf_layout(family.frame().padded_vocab(), true)?;
+        let layers = self.matrices[0].names().map(|name| name.trim_end_matches(".weight"));
+        if let Some(layer) = layers.into_iter().find(|layer| is_stack(layer, &layout)) {
+            let (folder, layer) = (self.folder.display(), layer.escape_debug());
+            let what = format!(
+                "adapters of the stacked experts `{layer}` (`{folder}`): those of single experts \
+                 (`.experts.0.`) are read"
+            );
+            return Err(Error::Unsupported { what });
+        }
         let [mut a, mut b, mut scales] = self.matrices.clone();
         for tensors in [&mut a, &mut b, &mut scales] {
             family.normalise(tensors)?;
         }
-        let layout = family.hf_layout(family.frame().padded_vocab(), true)?;
         let bad = |reason: String| Error::Tensors { path: a.path().to_path_buf(), reason };
         let mut adapters = BTreeMap::new();
         for (name, a) in a.iter() {
@@ -372,15 +398,6 @@ impl Adapters {
             let other = "adapters of another model?";
             if parts.is_empty() {
                 return Err(bad(format!("`{layer}` is no layer of the model: {other}")));
-            }
-            if parts
-                .iter()
-                .any(|(name, _)| tiled(name).is_some_and(|name| weights.get(&name).is_some()))
-            {
-                let what = format!(
-                    "adapters of `{layer}` beside blocks of several heads each: take the folder, or the file with --exact"
-                );
-                return Err(Error::Unsupported { what });
             }
             let (r, out) = (a.shape[0], b.shape[0]);
             let rows: usize = parts.iter().map(|(_, shape)| shape[0]).sum();

@@ -5,14 +5,14 @@
 
 use serde_json::{Value, json};
 
-use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
-use super::gguf::{Keys, attention_table};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Required};
+use super::gguf::{Keys, attention_table, is_next_layer};
 use super::groups::layer_kinds;
 use super::mtp::is_of_block;
-use super::{Frame, MAX_SIZE, Names, SILU};
+use super::{Frame, LeftOut, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
-use crate::nn::{AttentionConfig, DeltaConfig, How, LayerSpec, QkNorm, RopeConfig, Row};
+use crate::nn::{AttentionConfig, DeltaConfig, How, LayerSpec, QkNorm, Row};
 
 /// A layer of attention comes after so many others less one, where a file does not say.
 const INTERVAL: usize = 4;
@@ -66,7 +66,7 @@ impl DeltaHybrid {
         f.context(&mut self.max_position, 32_768)?;
         visit_mixer(f, m)?;
         visit_layers(f, &mut self.is_attention, n_layer)?;
-        f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
+        f.flag(["attention_bias", ""], &mut a.qkv_bias, Missing(false))?;
         if f.reads() {
             a.out_bias = a.qkv_bias;
             if let Some((_, checkpoint)) = f.gguf() {
@@ -84,8 +84,8 @@ impl DeltaHybrid {
             return Err(file.error("attn_output_gate", "expected true, found false"));
         }
         f.constant("attn_output_gate", true);
-        if let Some(part) = f.json().map(RopeConfig::null_base).transpose()?.flatten() {
-            return Err(part.error("rope_theta", "expected a number, found null"));
+        if let Some(file) = f.json().filter(|file| file.states(SHARE) && !file.has(SHARE)) {
+            return Err(file.error(SHARE, "expected a number, found null"));
         }
         f.rope(&mut a.rope, a.headdim, 0.25)?;
         if let Some(json) = f.json_mut() {
@@ -168,11 +168,13 @@ impl DeltaHybrid {
         Err(Error::Tensors { path: checkpoint.path().into(), reason })
     }
 
-    /// A line about the tensors of pictures, if there are some.
-    pub(super) fn left_out(checkpoint: &Checkpoint) -> Vec<String> {
-        let count = checkpoint.names().filter(|name| is_of_pictures(name)).count();
-        let line = || format!("{count} tensors of the vision tower are not read: text only");
-        (count > 0).then(line).into_iter().collect()
+    /// What a tensor of a file is for that the model does without.
+    pub(super) fn left_out(&self, name: &str) -> Option<LeftOut> {
+        if is_of_pictures(name) {
+            return Some(LeftOut::Pictures);
+        }
+        let is_next = is_of_block(name) || is_next_layer(name, self.is_attention.len());
+        is_next.then_some(LeftOut::NextTokens)
     }
 }
 
@@ -193,6 +195,9 @@ pub(super) fn text_config(file: &ConfigFile, model_type: &str) -> Result<ConfigF
     })
 }
 
+/// The part of a head that rotates.
+const SHARE: &str = "partial_rotary_factor";
+
 /// Whether a tensor of a folder is of a tower that sees pictures.
 fn is_of_pictures(name: &str) -> bool {
     ["model.visual.", "visual."].iter().any(|prefix| name.starts_with(prefix))
@@ -202,7 +207,7 @@ fn is_of_pictures(name: &str) -> bool {
 fn visit_mixer(f: &mut Fields<'_>, m: &mut DeltaConfig) -> Result<()> {
     f.size(["linear_conv_kernel_dim", "ssm.conv_kernel"], &mut m.d_conv, Class(4))?;
     f.size(["linear_key_head_dim", "ssm.state_size"], &mut m.d_key, Class(128))?;
-    f.size(["linear_value_head_dim", ""], &mut m.d_value, Or(128))?;
+    f.size(["linear_value_head_dim", ""], &mut m.d_value, Missing(128))?;
     f.size(["linear_num_key_heads", "ssm.group_count"], &mut m.nheads_key, Class(16))?;
     f.size(["linear_num_value_heads", "ssm.time_step_rank"], &mut m.nheads, Class(32))?;
     if let Some((keys, _)) = f.gguf() {

@@ -15,7 +15,7 @@
 //! Loads transformers' `FalconH1ForCausalLM`, and GGUF. GGUF has no place for multipliers: they are in
 //! its weights. So a model of a GGUF file, and a folder made of one, has none (all are 1).
 
-use super::fields::{Fields, Need::Class, Need::Or};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Or};
 use super::gguf::{attention_table, mixer_table, mlp_table};
 use super::groups::{check_heads, mamba_d_head, refuse};
 use super::{Family, Frame, Names};
@@ -105,14 +105,18 @@ impl Family for Config {
         f.biases(false, (a, mlp))?;
         m.d_model = a.d_model;
         visit_mixer(f, m, self.norm_eps)?;
-        f.float(["embedding_multiplier", ""], &mut self.embedding_multiplier, Or(1.0))?;
-        f.float(["lm_head_multiplier", ""], &mut self.lm_head_multiplier, Or(1.0))?;
-        f.float(["key_multiplier", ""], &mut a.key_scale, Or(1.0))?;
-        f.float(["attention_in_multiplier", ""], &mut self.attention_in_multiplier, Or(1.0))?;
-        f.float(["attention_out_multiplier", ""], &mut self.attention_out_multiplier, Or(1.0))?;
-        f.float(["ssm_in_multiplier", ""], &mut m.in_scale, Or(1.0))?;
+        f.float(["embedding_multiplier", ""], &mut self.embedding_multiplier, Missing(1.0))?;
+        f.float(["lm_head_multiplier", ""], &mut self.lm_head_multiplier, Missing(1.0))?;
+        f.float(["key_multiplier", ""], &mut a.key_scale, Missing(1.0))?;
+        f.float(["attention_in_multiplier", ""], &mut self.attention_in_multiplier, Missing(1.0))?;
+        f.float(
+            ["attention_out_multiplier", ""],
+            &mut self.attention_out_multiplier,
+            Missing(1.0),
+        )?;
+        f.float(["ssm_in_multiplier", ""], &mut m.in_scale, Missing(1.0))?;
         f.factors("ssm_multipliers", &mut m.section_scales)?;
-        f.float(["ssm_out_multiplier", ""], &mut self.ssm_out_multiplier, Or(1.0))?;
+        f.float(["ssm_out_multiplier", ""], &mut self.ssm_out_multiplier, Missing(1.0))?;
         let mut of_mlp = [mlp.gate_scale, self.down_multiplier];
         f.factors("mlp_multipliers", &mut of_mlp)?;
         [mlp.gate_scale, self.down_multiplier] = of_mlp;
@@ -214,11 +218,15 @@ fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result
     f.constant("mamba_d_ssm", d_ssm);
     f.constant("mamba_n_heads", m.nheads);
     f.constant("mamba_d_head", m.headdim);
-    f.size(["mamba_n_groups", ""], &mut m.ngroups, Or(1))?;
-    f.size(["mamba_d_state", ""], &mut m.d_state, Or(256))?;
-    f.size(["mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
+    f.size(["mamba_n_groups", ""], &mut m.ngroups, Missing(1))?;
+    f.size(["mamba_d_state", ""], &mut m.d_state, Missing(256))?;
+    f.size(["mamba_d_conv", ""], &mut m.d_conv, Missing(4))?;
     f.gguf_mixer(m)?;
-    f.has("mamba_rms_norm", "blk.0.ssm_norm.weight", &mut m.rms_norm, false)?;
+    if f.gguf().is_some() {
+        f.has("mamba_rms_norm", "blk.0.ssm_norm.weight", &mut m.rms_norm, false)?;
+    } else {
+        f.flag(["mamba_rms_norm", ""], &mut m.rms_norm, Or(false))?;
+    }
     f.flag(["mamba_norm_before_gate", ""], &mut m.norm_before_gate, Or(f.json().is_some()))?;
     // Without a norm there is no order, whatever the file says.
     m.norm_before_gate &= m.rms_norm;

@@ -14,6 +14,26 @@ use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{How, LayerSpec, Layout, Params, RmsNorm, Row, Tensors};
 
+/// What tensors of a file are for that a model does without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeftOut {
+    /// To see pictures.
+    Pictures,
+    /// To predict more than the next token.
+    NextTokens,
+}
+
+impl LeftOut {
+    /// What they are, for people.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Pictures => "the vision tower",
+            Self::NextTokens => "the block for more than the next token",
+        }
+    }
+}
+
 /// A family of models, as the configuration of one of them.
 ///
 /// The list of [fields](Self::fields) reads and writes configurations. [`layers`](Self::layers) says what layers are
@@ -147,10 +167,10 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         Ok(())
     }
 
-    /// A line for people about each kind of tensors of a file that the model does without.
-    fn left_out(&self, checkpoint: &Checkpoint) -> Vec<String> {
-        let _ = checkpoint;
-        Vec::new()
+    /// What a tensor of a file, by its name there, is for that the model does without; `None` for the model's own.
+    fn left_out(&self, name: &str) -> Option<LeftOut> {
+        let _ = name;
+        None
     }
 
     /// The `config.json` that transformers reads, without the fields that every family has.

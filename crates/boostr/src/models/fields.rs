@@ -30,8 +30,10 @@ enum Way<'a> {
 pub enum Need<T> {
     /// It is an error.
     Required,
-    /// This is taken.
+    /// This is taken, in `config.json` for a null too; a flag that is null is false, as in Python.
     Or(T),
+    /// This is taken; in `config.json` a null is an error, as for transformers.
+    Missing(T),
     /// In `config.json` what the configuration class of transformers has is taken, but for a null; in GGUF it is an
     /// error.
     Class(T),
@@ -163,17 +165,21 @@ impl<'a> Fields<'a> {
         kind: &Kind<T>,
     ) -> Result<()> {
         let names: Vec<&str> = json.split('|').filter(|name| !name.is_empty()).collect();
-        let is_of_class = self.json().is_some_and(|file| !names.iter().any(|key| file.states(key)));
+        let null = self.json().and_then(|file| names.iter().find(|key| file.states(key)));
+        let is_json = self.json().is_some();
         let default = |missing: &dyn Fn() -> crate::error::Error| match need {
             Need::Or(default) => Ok(default),
-            Need::Class(default) if is_of_class => Ok(default),
-            Need::Required | Need::Class(_) => Err(missing()),
+            Need::Class(default) if is_json && null.is_none() => Ok(default),
+            Need::Missing(default) if null.is_none() => Ok(default),
+            Need::Required | Need::Class(_) | Need::Missing(_) => Err(missing()),
         };
         match &mut self.way {
             Way::FromJson(file) => {
                 let first = names.first().copied().unwrap_or_default();
-                let missing =
-                    || file.error(first, format!("missing (looked for {})", names.join(", ")));
+                let missing = || match null {
+                    Some(null) => file.error(null, "a value is missing: it is null"),
+                    None => file.error(first, format!("missing (looked for {})", names.join(", "))),
+                };
                 *value = match (kind.json)(file, &names)? {
                     Some(found) => found,
                     None => default(&missing)?,
@@ -225,7 +231,8 @@ impl<'a> Fields<'a> {
     ///
     /// As [`size`](Self::size).
     pub fn context(&mut self, value: &mut usize, default: usize) -> Result<()> {
-        self.length(["max_position_embeddings", "context_length"], value, default)
+        let names = ["max_position_embeddings", "context_length"];
+        self.field(names, value, Need::Missing(default), &LENGTH)
     }
 
     /// The same under other names.
@@ -252,6 +259,14 @@ impl<'a> Fields<'a> {
     ///
     /// As [`size`](Self::size).
     pub fn flag(&mut self, names: Names<'_>, value: &mut bool, need: Need<bool>) -> Result<()> {
+        let file = self.json().filter(|_| matches!(need, Need::Or(_)));
+        let keys = || names[0].split('|');
+        if file
+            .is_some_and(|file| keys().any(|it| file.states(it)) && !keys().any(|it| file.has(it)))
+        {
+            *value = false;
+            return Ok(());
+        }
         self.field(names, value, need, &FLAG)
     }
 
@@ -265,7 +280,7 @@ impl<'a> Fields<'a> {
             *value = checkpoint.get(tensor).is_some();
             return Ok(());
         }
-        self.flag([json, ""], value, Need::Or(default))
+        self.flag([json, ""], value, Need::Missing(default))
     }
 
     /// What is added to the mean of squares of norms.
@@ -279,7 +294,7 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         let names = [json, "attention.layer_norm_rms_epsilon"];
-        self.field(names, value, Need::Or(default), &EPSILON)
+        self.field(names, value, Need::Missing(default), &EPSILON)
     }
 
     /// Number of layers, 1 to 10,000.
@@ -404,16 +419,19 @@ impl<'a> Fields<'a> {
         let nheads = ["num_attention_heads", "attention.head_count"];
         self.size(nheads, &mut a.nheads, Need::Required)?;
         let nheads_kv = ["num_key_value_heads", "attention.head_count_kv"];
-        self.size(nheads_kv, &mut a.nheads_kv, Need::Or(self.class_heads_kv(a.nheads)?))?;
-        let mut default = a.d_model.checked_div(a.nheads).unwrap_or(0);
-        if let Some(file) = self.json().filter(|file| !file.states("head_dim")) {
-            default = match file.text("model_type")? {
-                Some("qwen3") => 128,
-                Some(kind) if is_qwen_delta(kind) => 256,
-                _ => default,
-            };
-        }
-        self.size(["head_dim", "attention.key_length"], &mut a.headdim, Need::Or(default))?;
+        let kind = self.json().map(|file| file.text("model_type")).transpose()?.flatten();
+        let of_class = self.class_heads_kv(a.nheads)?;
+        let need = match kind {
+            Some(kind) if is_qwen_delta(kind) => Need::Missing(of_class),
+            _ => Need::Or(of_class),
+        };
+        self.size(nheads_kv, &mut a.nheads_kv, need)?;
+        let need = match kind {
+            Some("qwen3") => Need::Missing(128),
+            Some(kind) if is_qwen_delta(kind) => Need::Missing(256),
+            _ => Need::Or(a.d_model.checked_div(a.nheads).unwrap_or(0)),
+        };
+        self.size(["head_dim", "attention.key_length"], &mut a.headdim, need)?;
         self.value_length(a.headdim)?;
         if self.reads() {
             a.scale = (a.headdim as f32).sqrt().recip();

@@ -3,7 +3,7 @@
 //! The two families spell it alike in `config.json` and in GGUF, and keep it under `mlp`. A file of either may have its
 //! experts one by one or stacked.
 
-use super::fields::{Fields, Need::Class, Need::Or};
+use super::fields::{Fields, Need::Class, Need::Missing};
 use super::gguf::{mlp_table, moe_table};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -54,7 +54,7 @@ impl GatedExperts {
             if has_experts {
                 f.size(names, value, Class(class))?;
             } else {
-                f.count(names, value, Or(class))?;
+                f.count(names, value, Missing(class))?;
             }
         }
         Ok(())

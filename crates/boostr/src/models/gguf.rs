@@ -294,6 +294,12 @@ pub(super) fn drop_next_layers(checkpoint: &mut Checkpoint, n_layer: usize) -> R
     Ok(())
 }
 
+/// Whether a tensor is of a layer after the `n_layer` of the model.
+pub(super) fn is_next_layer(name: &str, n_layer: usize) -> bool {
+    let number = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
+    number.and_then(|number| number.parse().ok()).is_some_and(|number: usize| number >= n_layer)
+}
+
 /// The tensor of factors of frequencies that rotary positions need, if any, for
 /// [`Family::gguf_given`](super::Family::gguf_given).
 pub fn rope_factors(rope: Option<&RopeConfig>) -> Vec<(&'static str, Vec<f32>)> {

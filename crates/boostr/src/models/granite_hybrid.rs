@@ -16,7 +16,7 @@
 //! of Granite are `granite` in GGUF too, and are this model. Converting one to a folder makes one of
 //! this family.
 
-use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Required};
 use super::gguf::{mlp_table, moe_table, rope_factors};
 use super::groups::refuse;
 use super::hybrid::{self, Hybrid};
@@ -219,9 +219,9 @@ impl Config {
                 f.size(["intermediate_size", "feed_forward_length"], &mut d_ff, Required)?;
             }
             let gguf = |name| if is_moe { name } else { "" };
-            f.count(["num_local_experts", gguf("expert_count")], &mut experts, Or(8))?;
+            f.count(["num_local_experts", gguf("expert_count")], &mut experts, Missing(8))?;
             if is_moe || !f.reads() {
-                f.size(["num_experts_per_tok", gguf("expert_used_count")], &mut used, Or(2))?;
+                f.size(["num_experts_per_tok", gguf("expert_used_count")], &mut used, Missing(2))?;
             }
         }
         self.shared_mlp = MlpConfig::swiglu(d_model, d_shared);
@@ -260,7 +260,7 @@ fn factor(f: &mut Fields<'_>, names: [&str; 2], value: &mut f32) -> Result<()> {
         ("attention_multiplier", Some(_)) => *value,
         _ => 1.0,
     };
-    f.float(names, value, Or(default))?;
+    f.float(names, value, Missing(default))?;
     if *value == 0.0 {
         if let Some(file) = f.json() {
             return Err(file.error(names[0], "expected a factor, found 0"));

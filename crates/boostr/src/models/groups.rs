@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::SILU;
-use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Or, Need::Required};
 use crate::checkpoint::{Checkpoint, ConfigFile, gguf};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MlpConfig, MoeConfig};
@@ -119,7 +119,7 @@ impl Fields<'_> {
             }
             factor = inner / width;
         }
-        self.size([expand, ""], &mut factor, Or(2))?;
+        self.size([expand, ""], &mut factor, Missing(2))?;
         Ok(width.saturating_mul(factor))
     }
 
@@ -155,7 +155,7 @@ impl Fields<'_> {
         // GGUF says 0 for what there is not.
         expert.d_model = if expert.d_model == 0 { moe.d_model } else { expert.d_model };
         self.routing(moe)?;
-        self.flag(["mlp_bias", ""], &mut shared.bias, Or(false))?;
+        self.flag(["mlp_bias", ""], &mut shared.bias, Missing(false))?;
         match self.json().filter(|file| shared.bias && file.has(LATENT)) {
             None => Ok(()),
             Some(file) => Err(file.error("mlp_bias", "not supported with moe_latent_size")),
@@ -168,11 +168,15 @@ impl Fields<'_> {
     ///
     /// As [`size`](Self::size).
     pub fn routing(&mut self, moe: &mut MoeConfig) -> Result<()> {
-        self.size(["n_group", "expert_group_count"], &mut moe.ngroups, Or(1))?;
-        self.size(["topk_group", "expert_group_used_count"], &mut moe.topk_group, Or(1))?;
-        let normalized = Or(self.gguf().is_none());
+        self.size(["n_group", "expert_group_count"], &mut moe.ngroups, Missing(1))?;
+        self.size(["topk_group", "expert_group_used_count"], &mut moe.topk_group, Missing(1))?;
+        let normalized = Missing(self.gguf().is_none());
         self.flag(["norm_topk_prob", "expert_weights_norm"], &mut moe.normalized, normalized)?;
-        self.float(["routed_scaling_factor", "expert_weights_scale"], &mut moe.scale, Or(1.0))?;
+        self.float(
+            ["routed_scaling_factor", "expert_weights_scale"],
+            &mut moe.scale,
+            Missing(1.0),
+        )?;
         if let Some((keys, _)) = self.gguf() {
             // GGUF says 0 for what there is not.
             moe.scale = if moe.scale == 0.0 { 1.0 } else { moe.scale };

@@ -4,7 +4,7 @@
 //! names (`mamba`, `self_attn`). They are one architecture of GGUF, whose `attention.head_count_kv` is
 //! 0 for a mixer.
 
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Missing, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
 use super::groups::{check_heads, layer_kinds, mamba_d_head, refuse};
 use super::{Frame, MAX_SIZE, Names, SILU};
@@ -68,7 +68,7 @@ impl Hybrid {
         f.size(["num_attention_heads", ""], &mut a.nheads, Required)?;
         let of_class = f.class_heads_kv(a.nheads)?;
         f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
-        f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
+        f.flag(["attention_bias", ""], &mut a.qkv_bias, Missing(false))?;
         a.out_bias = a.qkv_bias;
         f.activation("hidden_act", SILU)?;
         f.norm_eps("rms_norm_eps", &mut self.norm_eps, norm_eps)?;
@@ -188,7 +188,7 @@ impl Hybrid {
 
 /// The mixer in a `config.json`.
 fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result<()> {
-    f.size(["mamba_n_heads", ""], &mut m.nheads, Or(128))?;
+    f.size(["mamba_n_heads", ""], &mut m.nheads, Missing(128))?;
     f.constant("mamba_d_head", m.headdim);
     let d_inner = f.channels("mamba_expand", m)?;
     if let Some(file) = f.json() {
@@ -196,9 +196,9 @@ fn visit_mixer(f: &mut Fields<'_>, m: &mut MixerConfig, norm_eps: f32) -> Result
         check_heads((file, "mamba_n_heads"), m, ("mamba_expand * hidden_size", d_inner))?;
         m.norm_eps = norm_eps;
     }
-    f.size(["mamba_n_groups", ""], &mut m.ngroups, Or(1))?;
-    f.size(["mamba_d_state", ""], &mut m.d_state, Or(256))?;
-    f.size(["mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
+    f.size(["mamba_n_groups", ""], &mut m.ngroups, Missing(1))?;
+    f.size(["mamba_d_state", ""], &mut m.d_state, Missing(256))?;
+    f.size(["mamba_d_conv", ""], &mut m.d_conv, Missing(4))?;
     f.flag(["mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
     f.flag(["mamba_proj_bias", ""], &mut m.in_bias, Or(false))?;
     m.out_bias = if f.reads() { m.in_bias } else { m.out_bias };

@@ -12,7 +12,7 @@
 //! Loads transformers' `Mamba2ForCausalLM`, the layout of mamba_ssm (`state-spaces/mamba2-*`), the
 //! original release of Mamba-Codestral, and GGUF.
 
-use super::fields::{Fields, Need::Or, Need::Required, read_limits};
+use super::fields::{Fields, Need::Missing, Need::Required, read_limits};
 use super::gguf::mixer_table;
 use super::groups::{MAX_LAYERS, check_heads, refuse};
 use super::{Family, Frame, MAX_SIZE, Names, SILU};
@@ -68,25 +68,25 @@ impl Family for Config {
         f.gguf_constant("feed_forward_length", 0u32);
         f.gguf_constant("attention.head_count", 0u32);
         f.n_layer("num_hidden_layers|n_layer", &mut self.n_layer)?;
-        f.size(["num_heads", ""], &mut m.nheads, Or(0))?;
-        f.size(["head_dim", ""], &mut m.headdim, Or(64))?;
+        f.size(["num_heads", ""], &mut m.nheads, Missing(0))?;
+        f.size(["head_dim", ""], &mut m.headdim, Missing(64))?;
         let d_inner = f.channels("expand", m)?;
         if let Some(file) = f.json() {
             m.nheads = if m.nheads == 0 { d_inner / m.headdim } else { m.nheads };
             check_heads((file, "num_heads"), m, ("expand * hidden_size", d_inner))?;
         }
-        f.size(["n_groups", ""], &mut m.ngroups, Or(8))?;
-        f.size(["state_size", ""], &mut m.d_state, Or(128))?;
-        f.size(["conv_kernel", ""], &mut m.d_conv, Or(4))?;
-        f.flag(["use_bias", ""], &mut m.in_bias, Or(false))?;
+        f.size(["n_groups", ""], &mut m.ngroups, Missing(8))?;
+        f.size(["state_size", ""], &mut m.d_state, Missing(128))?;
+        f.size(["conv_kernel", ""], &mut m.d_conv, Missing(4))?;
+        f.flag(["use_bias", ""], &mut m.in_bias, Missing(false))?;
         m.out_bias = if f.reads() { m.in_bias } else { m.out_bias };
-        f.flag(["use_conv_bias", ""], &mut m.conv_bias, Or(true))?;
+        f.flag(["use_conv_bias", ""], &mut m.conv_bias, Missing(true))?;
         f.activation("hidden_act", SILU)?;
         f.norm_eps("layer_norm_epsilon|rms_norm_eps", &mut m.norm_eps, 1e-5)?;
         f.constant("residual_in_fp32", true);
         f.constant("rms_norm", true);
         f.limits("time_step_limit", &mut m.dt_limit)?;
-        f.flag(["norm_before_gate", ""], &mut m.norm_before_gate, Or(false))?;
+        f.flag(["norm_before_gate", ""], &mut m.norm_before_gate, Missing(false))?;
         f.gguf_mixer(m)?;
         self.norm_eps = m.norm_eps;
         f.vocabulary(&mut self.vocab_size, &mut self.tie_embeddings)

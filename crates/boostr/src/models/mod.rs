@@ -49,7 +49,7 @@ pub mod zamba2;
 pub use config::Config;
 pub use delta_hybrid::DeltaHybrid;
 pub use families::{Entry, Families};
-pub use family::{Family, Frame, Names};
+pub use family::{Family, Frame, LeftOut, Names};
 pub use fields::Fields;
 pub(crate) use fingerprint::Fingerprint;
 pub use gated_experts::GatedExperts;

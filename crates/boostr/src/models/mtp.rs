@@ -17,7 +17,7 @@ use super::{Config, Model, State};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Layer, Linear, Params, RmsNorm, Slot};
+use crate::nn::{Batch, Layer, Linear, Params, RmsNorm, Slot, Tensors};
 use crate::ops::{self, ActivationOps, KvType};
 
 /// What a folder's tensors of the block are under.
@@ -80,14 +80,11 @@ impl<B: Backend> Mtp<B> {
         let zero_centred = frame.zero_centred && joint.gguf().is_none();
         config.prepare(&mut checkpoint)?;
         let (params, width) = (Params::<B>::new(joint, client), frame.d_model);
+        let mut expected = Tensors::default();
         for (name, shape) in names.iter().zip([&[width, 2 * width][..], &[width], &[width]]) {
-            let found = joint.get(name).map(|entry| &entry.shape[..]);
-            if found != Some(shape) {
-                let found = found.map_or_else(|| "none".to_owned(), |found| format!("{found:?}"));
-                let reason = format!("`{name}`: expected {shape:?}, found {found}");
-                return Err(Error::Tensors { path: joint.path().into(), reason });
-            }
+            expected.add(name, shape);
         }
+        expected.check(joint)?;
         let [fc, embedding, hidden] = names.each_ref().map(|name| params.under(stem(name)));
         let norm =
             |params: &Params<'_, B>| RmsNorm::load(params, width, frame.norm_eps, zero_centred);

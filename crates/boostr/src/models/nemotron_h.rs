@@ -32,10 +32,12 @@
 
 use std::collections::BTreeSet;
 
-use super::fields::{Fields, Need::Class, Need::Or, Need::Required};
-use super::gguf::{Keys, attention_table, drop_next_layers, mixer_table, mlp_table, moe_table};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Or, Need::Required};
+use super::gguf::{
+    Keys, attention_table, drop_next_layers, is_next_layer, mixer_table, mlp_table, moe_table,
+};
 use super::groups::{MAX_LAYERS, PUZZLE, layer_kinds, refuse};
-use super::{Family, Frame, Names, SILU};
+use super::{Family, Frame, LeftOut, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
 use crate::nn::{
@@ -162,27 +164,27 @@ impl Block {
             Self::Mamba2(m) => {
                 let heads = if is_gguf { Or(0) } else { Class(128) };
                 f.size(["mamba_num_heads", ""], &mut m.nheads, heads)?;
-                f.size(["mamba_head_dim", ""], &mut m.headdim, Or(64))?;
+                f.size(["mamba_head_dim", ""], &mut m.headdim, Missing(64))?;
                 f.constant("mamba_hidden_act", SILU[0]);
-                f.size(["n_groups|mamba_n_groups", ""], &mut m.ngroups, Or(8))?;
-                f.size(["ssm_state_size", ""], &mut m.d_state, Or(128))?;
-                f.size(["conv_kernel|mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
-                f.flag(["use_bias|mamba_proj_bias", ""], &mut m.in_bias, Or(false))?;
+                f.size(["n_groups|mamba_n_groups", ""], &mut m.ngroups, Missing(8))?;
+                f.size(["ssm_state_size", ""], &mut m.d_state, Missing(128))?;
+                f.size(["conv_kernel|mamba_d_conv", ""], &mut m.d_conv, Missing(4))?;
+                f.flag(["use_bias|mamba_proj_bias", ""], &mut m.in_bias, Missing(false))?;
                 m.out_bias = if f.reads() { m.in_bias } else { m.out_bias };
                 f.constant("mamba_proj_bias", m.in_bias);
-                f.flag(["use_conv_bias|mamba_conv_bias", ""], &mut m.conv_bias, Or(true))?;
+                f.flag(["use_conv_bias|mamba_conv_bias", ""], &mut m.conv_bias, Missing(true))?;
                 f.limits("time_step_limit|mamba_dt_limit", &mut m.dt_limit)?;
                 f.gguf_mixer(m)
             }
             Self::Attention(a) => {
                 f.size(["num_attention_heads", "attention.head_count"], &mut a.nheads, Required)?;
                 let of_class = f.class_heads_kv(a.nheads)?;
-                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(of_class))?;
+                f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Missing(of_class))?;
                 let width = if f.gguf().is_some() { a.d_model / a.nheads } else { 128 };
                 let names = ["head_dim|attention_head_dim", "attention.key_length"];
-                f.size(names, &mut a.headdim, Or(width))?;
+                f.size(names, &mut a.headdim, Missing(width))?;
                 f.value_length(a.headdim)?;
-                f.flag(["attention_bias", ""], &mut a.qkv_bias, Or(false))?;
+                f.flag(["attention_bias", ""], &mut a.qkv_bias, Missing(false))?;
                 if f.reads() {
                     a.out_bias = a.qkv_bias;
                     a.scale = (a.headdim as f32).sqrt().recip();
@@ -191,7 +193,7 @@ impl Block {
             }
             Self::Mlp(mlp) => {
                 f.size(["intermediate_size", ""], &mut mlp.d_ff, need)?;
-                f.flag(["mlp_bias", ""], &mut mlp.bias, Or(false))
+                f.flag(["mlp_bias", ""], &mut mlp.bias, Missing(false))
             }
             Self::Moe { moe, shared } => f.experts(moe, shared),
         }
@@ -319,11 +321,16 @@ impl Family for Config {
         Ok(table)
     }
 
+    fn left_out(&self, name: &str) -> Option<LeftOut> {
+        let is_next = name.starts_with("mtp.") || is_next_layer(name, self.blocks.len());
+        is_next.then_some(LeftOut::NextTokens)
+    }
+
     fn normalise(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         if checkpoint.gguf().is_some() {
             return drop_next_layers(checkpoint, self.blocks.len());
         }
-        checkpoint.retain(|name| !name.starts_with("mtp."));
+        checkpoint.retain(|name| self.left_out(name).is_none());
         checkpoint.rename(Names::in_backbone)?;
         // Experts in one tensor, `[experts, out, in]`, as transformers 5 keeps them in memory.
         let stack = |part: &str| {

@@ -17,7 +17,7 @@
 use serde_json::{Value, json};
 
 use super::delta_hybrid::layer_list;
-use super::fields::{Fields, Need::Or};
+use super::fields::{Fields, Need::Missing, Need::Or};
 use super::{Family, Frame, MAX_SIZE, Names};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
@@ -87,9 +87,9 @@ impl Family for Config {
         let d_key = 3 * m.d_model / (4 * m.nheads_key.max(1));
         f.size(["linear_key_head_dim", ""], &mut m.d_key, Or(d_key))?;
         f.size(["linear_value_head_dim", ""], &mut m.d_value, Or(2 * m.d_key))?;
-        f.size(["linear_conv_kernel_dim", ""], &mut m.d_conv, Or(4))?;
+        f.size(["linear_conv_kernel_dim", ""], &mut m.d_conv, Missing(4))?;
         let mut is_signed = m.beta_scale == 2.0;
-        f.flag(["linear_allow_neg_eigval", ""], &mut is_signed, Or(true))?;
+        f.flag(["linear_allow_neg_eigval", ""], &mut is_signed, Missing(true))?;
         if f.reads() {
             m.beta_scale = if is_signed { 2.0 } else { 1.0 };
             (m.norm_eps, m.separate) = (MIXER_EPS, true);

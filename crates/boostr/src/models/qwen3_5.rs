@@ -23,7 +23,7 @@ use serde_json::json;
 use super::delta_hybrid::{DeltaHybrid, text_config};
 use super::fields::{Fields, Need::Class};
 use super::gguf::{delta_table, mlp_table, rope_factors};
-use super::{Family, Frame};
+use super::{Family, Frame, LeftOut};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{LayerSpec, MlpConfig, Row};
@@ -100,8 +100,8 @@ impl Family for Config {
         self.hybrid.normalise(checkpoint)
     }
 
-    fn left_out(&self, checkpoint: &Checkpoint) -> Vec<String> {
-        DeltaHybrid::left_out(checkpoint)
+    fn left_out(&self, name: &str) -> Option<LeftOut> {
+        self.hybrid.left_out(name)
     }
 }
 

@@ -19,7 +19,7 @@ use super::fields::Fields;
 use super::gated_experts::GatedExperts;
 use super::gguf::{delta_table, rope_factors};
 use super::qwen3_5::sections;
-use super::{Family, Frame};
+use super::{Family, Frame, LeftOut};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{LayerSpec, Row};
@@ -101,7 +101,7 @@ impl Family for Config {
         GatedExperts::normalise(checkpoint)
     }
 
-    fn left_out(&self, checkpoint: &Checkpoint) -> Vec<String> {
-        DeltaHybrid::left_out(checkpoint)
+    fn left_out(&self, name: &str) -> Option<LeftOut> {
+        self.hybrid.left_out(name)
     }
 }

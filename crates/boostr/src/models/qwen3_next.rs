@@ -19,11 +19,11 @@
 //! in GGUF too. Old GGUF files have the former in one tensor, `ssm_in`, as folders have it.
 
 use super::delta_hybrid::DeltaHybrid;
-use super::fields::{Fields, Need::Class, Need::Or};
+use super::fields::{Fields, Need::Class, Need::Missing, Need::Or};
 use super::gated_experts::GatedExperts;
 use super::gguf::{delta_table, rope_factors};
 use super::groups::{numbers, refuse};
-use super::{Family, Frame, MAX_SIZE};
+use super::{Family, Frame, LeftOut, MAX_SIZE};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
 use crate::nn::{LayerSpec, Layout, MlpConfig, Order, Row, Tensors};
@@ -80,7 +80,7 @@ impl Family for Config {
         let has_experts = self.is_dense.contains(&false);
         self.experts.fields(f, self.hybrid.attention.d_model, [512, 10], has_experts)?;
         let normalized = &mut self.experts.moe.normalized;
-        f.flag(["norm_topk_prob", ""], normalized, Or(true))
+        f.flag(["norm_topk_prob", ""], normalized, Missing(true))
     }
 
     fn frame(&self) -> Frame {
@@ -139,6 +139,10 @@ impl Family for Config {
         let parameters = self.parameters(self.hybrid.vocab_size, true)?;
         Layout::new(&parameters, &GatedExperts::stacks(), n_layer).cut(checkpoint)
     }
+
+    fn left_out(&self, name: &str) -> Option<LeftOut> {
+        self.hybrid.left_out(name)
+    }
 }
 
 impl Config {
@@ -176,7 +180,11 @@ impl Config {
 /// Which layers have no experts: those of a list, and of others all but each so-manieth.
 fn dense_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
     const LIST: &str = "mlp_only_layers";
-    let step = file.usize(&["decoder_sparse_step"], 1..=MAX_SIZE)?.unwrap_or(1);
+    const STEP: &str = "decoder_sparse_step";
+    if file.states(STEP) && !file.has(STEP) {
+        return Err(file.error(STEP, "a value is missing: it is null"));
+    }
+    let step = file.usize(&[STEP], 1..=MAX_SIZE)?.unwrap_or(1);
     let mut is_dense: Vec<bool> = (1..=n_layer).map(|layer| !layer.is_multiple_of(step)).collect();
     for layer in file.usizes(LIST, 0..=MAX_SIZE)?.unwrap_or_default() {
         let Some(is_dense) = is_dense.get_mut(layer) else {

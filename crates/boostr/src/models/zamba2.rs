@@ -16,7 +16,7 @@
 //!
 //! Loads transformers' `Zamba2ForCausalLM`. GGUF has no architecture for it.
 
-use super::fields::{Fields, Need::Or, Need::Required};
+use super::fields::{Fields, Need::Missing, Need::Or, Need::Required};
 use super::groups::{MAX_LAYERS, headdim, layer_kinds, numbers};
 use super::turns::Turns;
 use super::{Family, Frame, Names};
@@ -127,11 +127,11 @@ impl Family for Config {
         let kind = |&is_hybrid: &bool| if is_hybrid { "hybrid" } else { "mamba" };
         f.constant("layers_block_type", self.hybrid.iter().map(kind).collect::<Vec<_>>());
         f.constant("hybrid_layer_ids", numbers(&self.hybrid));
-        f.size(["num_mem_blocks", ""], &mut self.num_mem_blocks, Or(1))?;
+        f.size(["num_mem_blocks", ""], &mut self.num_mem_blocks, Missing(1))?;
         let adapters = ["use_shared_attention_adapter|use_shared_attention_lora", ""];
-        f.flag(adapters, &mut self.attention_adapters, Or(false))?;
-        f.size(["adapter_rank|lora_rank", ""], &mut self.adapter_rank, Or(128))?;
-        f.size(["num_attention_heads", ""], &mut a.nheads, Or(32))?;
+        f.flag(adapters, &mut self.attention_adapters, Missing(false))?;
+        f.size(["adapter_rank|lora_rank", ""], &mut self.adapter_rank, Missing(128))?;
+        f.size(["num_attention_heads", ""], &mut a.nheads, Missing(32))?;
         f.size(["num_key_value_heads", ""], &mut a.nheads_kv, Or(a.nheads))?;
         if let Some(file) = f.json() {
             let width = ("2 * hidden_size", a.d_in);
@@ -141,26 +141,26 @@ impl Family for Config {
         f.constant("attention_hidden_size", a.d_in);
         f.constant("attention_head_dim", a.headdim);
         let (mut has_rope, mut is_long) = (a.rope.is_some(), false);
-        f.flag(["use_mem_rope", ""], &mut has_rope, Or(false))?;
-        f.flag(["use_long_context", ""], &mut is_long, Or(false))?;
+        f.flag(["use_mem_rope", ""], &mut has_rope, Missing(false))?;
+        f.flag(["use_long_context", ""], &mut is_long, Missing(false))?;
         f.context(&mut self.max_position, 4096)?;
         self.max_position = if is_long { LONG_CONTEXT } else { self.max_position };
         let wide = m.d_model.saturating_mul(4);
         f.size(["intermediate_size", ""], &mut mlp.d_ff, Or(wide))?;
         f.activation("hidden_act", &["gelu"])?;
-        f.flag(["add_bias_linear", ""], &mut mlp.bias, Or(false))?;
+        f.flag(["add_bias_linear", ""], &mut mlp.bias, Missing(false))?;
         f.norm_eps("rms_norm_eps", &mut self.norm_eps, 1e-5)?;
         let d_inner = f.channels("mamba_expand", m)?;
-        f.size(["n_mamba_heads", ""], &mut m.nheads, Or(8))?;
+        f.size(["n_mamba_heads", ""], &mut m.nheads, Missing(8))?;
         if let Some(file) = f.json() {
             let channels = ("mamba_expand * hidden_size", d_inner);
             m.headdim = headdim((file, "n_mamba_heads"), m.nheads, channels)?;
             (m.in_bias, m.out_bias) = (mlp.bias, mlp.bias);
         }
         f.constant("mamba_headdim", m.headdim);
-        f.size(["mamba_ngroups", ""], &mut m.ngroups, Or(1))?;
-        f.size(["mamba_d_state", ""], &mut m.d_state, Or(64))?;
-        f.size(["mamba_d_conv", ""], &mut m.d_conv, Or(4))?;
+        f.size(["mamba_ngroups", ""], &mut m.ngroups, Missing(1))?;
+        f.size(["mamba_d_state", ""], &mut m.d_state, Missing(64))?;
+        f.size(["mamba_d_conv", ""], &mut m.d_conv, Missing(4))?;
         f.constant("use_conv_bias", m.conv_bias);
         f.limits("time_step_limit", &mut m.dt_limit)?;
         if has_rope {

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::batch::Batch;
 use super::joined::Joined;
-use super::linear::Linear;
+use super::linear::{Adapter, Linear};
 use super::params::Params;
 use super::part::{Part, module};
 use super::slots::Slot;
@@ -215,7 +215,7 @@ pub struct GatedDelta<B: Backend> {
     norm: Tensor<B>,
     out_proj: Linear<B>,
     /// The value head of each head of out_proj's columns, where those have another order.
-    tiles: Option<Vec<usize>>,
+    tiles: Option<Tiles<B>>,
 }
 
 /// Projections of the decay, of beta and of the gate.
@@ -242,6 +242,14 @@ struct Inputs<B: Backend> {
     beta: Tensor<B>,
     /// `[T, Hv Dv]`
     z: Tensor<B>,
+}
+
+/// What stands where the columns of out_proj are in the order of the file.
+struct Tiles<B: Backend> {
+    /// The head of each place in a row.
+    heads: Vec<usize>,
+    /// The adapter of out_proj, whose columns are in the model's order.
+    adapter: Option<Adapter<B>>,
 }
 
 impl<B: Backend> GatedDelta<B> {
@@ -271,6 +279,10 @@ impl<B: Backend> GatedDelta<B> {
         let out_proj = params.under(if is_tiled { "out_proj_tiled" } else { "out_proj" });
         let copies = heads / config.nheads_key.max(1);
         let head = |i| i % config.nheads_key * copies + i / config.nheads_key;
+        let tiles = || -> Result<_> {
+            let adapter = Adapter::beside(&params.under("out_proj"), [d_model, width])?;
+            Ok(Tiles { heads: (0..heads).map(head).collect(), adapter })
+        };
         Ok(Self {
             qkv_proj: Joined::load(params, &config.qkv(), d_model, false)?,
             gates: Gates::load(config, params)?,
@@ -280,7 +292,7 @@ impl<B: Backend> GatedDelta<B> {
             beta_scale: params.factors(&[(heads, config.beta_scale)])?,
             norm: params.tensor("norm.weight", &[config.d_value])?,
             out_proj: Linear::load(&out_proj, [d_model, width], false)?,
-            tiles: is_tiled.then(|| (0..heads).map(head).collect()),
+            tiles: is_tiled.then(tiles).transpose()?,
             config: config.clone(),
         })
     }
@@ -307,17 +319,19 @@ impl<B: Backend> GatedDelta<B> {
             activation: self.config.gate,
         };
         let y = client.gated_rmsnorm(&o, &inputs.z, &norm)?;
-        let y = match &self.tiles {
-            None => y,
-            Some(heads) => {
-                let (tokens, nheads) = (y.shape()[0], heads.len());
-                let of_token = |t: usize| heads.iter().map(move |head| t * nheads + head);
-                let rows: Vec<usize> = (0..tokens).flat_map(of_token).collect();
-                let by_head = y.reshape(&[tokens * nheads, self.config.d_value])?;
-                client.select_rows(&by_head, &rows)?.reshape(y.shape())?
-            }
+        let Some(Tiles { heads, adapter }) = &self.tiles else {
+            return self.out_proj.forward_onto(client, &y, residual, factor);
         };
-        self.out_proj.forward_onto(client, &y, residual, factor)
+        let (tokens, nheads) = (y.shape()[0], heads.len());
+        let of_token = |t: usize| heads.iter().map(move |head| t * nheads + head);
+        let rows: Vec<usize> = (0..tokens).flat_map(of_token).collect();
+        let by_head = y.reshape(&[tokens * nheads, self.config.d_value])?;
+        let moved = client.select_rows(&by_head, &rows)?.reshape(y.shape())?;
+        let sum = self.out_proj.forward_onto(client, &moved, residual, factor)?;
+        match adapter {
+            None => Ok(sum),
+            Some(adapter) => adapter.add_to(client, sum, &y, factor),
+        }
     }
 
     /// Everything before the rule.
@@ -527,7 +541,7 @@ mod tests {
         }
     }
 
-    /// The first two have one decay for each head.
+    /// The last has a decay for each channel.
     const MODELS: [&str; 3] = ["qwen3_5-tiny", "olmo-hybrid-tiny", "kimi-linear-tiny"];
 
     #[test]
@@ -564,14 +578,18 @@ mod tests {
         let (dk, dv, heads) = (config.d_key, config.d_value, config.nheads);
         let copies = heads / config.nheads_key;
         let mut state = vec![0f64; heads * dk * dv];
-        for t in 0..g.len() / heads {
+        // Decays of a head: one, or one for each channel of the key.
+        let decays = config.decays() / heads;
+        for t in 0..beta.len() / heads {
             for head in 0..heads {
                 let key = &k[(t * config.nheads_key + head / copies) * dk..][..dk];
                 let value = &v[(t * heads + head) * dv..][..dv];
                 let state = &mut state[head * dk * dv..][..dk * dv];
-                let decay = g[t * heads + head].exp();
-                for s in state.iter_mut() {
-                    *s *= decay;
+                let g = &g[(t * heads + head) * decays..][..decays];
+                for (i, row) in state.chunks_exact_mut(dv).enumerate() {
+                    for s in row {
+                        *s *= g[i % decays].exp();
+                    }
                 }
                 for j in 0..dv {
                     let known: f64 = (0..dk).map(|i| state[i * dv + j] * key[i]).sum();
@@ -586,7 +604,7 @@ mod tests {
     #[test]
     fn d_8_16_states_of_4096_tokens_one_by_one_from_16_bit_weights_are_those_in_f64() {
         const TOKENS: usize = 4096;
-        for (name, dtype) in MODELS.into_iter().zip([Dtype::BF16, Dtype::F16]) {
+        for (name, dtype) in MODELS.into_iter().zip([Dtype::BF16, Dtype::F16, Dtype::BF16]) {
             let first = First::open(name, dtype);
             let client = cpu();
             let width = first.mixer.config.d_model;

@@ -672,6 +672,13 @@ pub fn tiled(parameter: &str) -> Option<String> {
     parameter.strip_suffix(".weight").map(|layer| format!("{layer}_tiled.weight"))
 }
 
+/// The layer of the model whose weight is called so in [that](tiled) order, or in the model's own.
+#[must_use]
+pub fn layer_of(parameter: &str) -> Option<&str> {
+    let layer = parameter.strip_suffix(".weight")?;
+    Some(layer.strip_suffix("_tiled").unwrap_or(layer))
+}
+
 /// The model's row that each row of the file is; `None` unless heads divide the rows and an even number of
 /// each head's rows, or none, rotates.
 fn interleaved(rows: Option<usize>, nheads: usize, rotary_dim: usize) -> Option<Vec<usize>> {

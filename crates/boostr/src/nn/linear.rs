@@ -47,14 +47,34 @@ impl<B: Backend> Adapter<B> {
         })
     }
 
-    /// What it makes of `x` `[T, in]`, added to `y` `[T, out]`.
+    /// The one beside a weight `[out, in]` under the same name, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// When a parameter is missing or no float.
+    pub fn beside(params: &Params<'_, B>, [out, width]: [usize; 2]) -> Result<Option<Self>> {
+        if !params.has("lora_A.weight") {
+            return Ok(None);
+        }
+        let scale = params.values("lora_scale", &[1])?.first().copied().unwrap_or(1.0);
+        let rank = params.shape("lora_A.weight")?.first().copied().unwrap_or(0);
+        Self::load(params, ["lora_A", "lora_B"], [out, rank, width], scale).map(Some)
+    }
+
+    /// What it makes of `x` `[T, in]`, times `factor`, added to `y` `[T, out]`.
     ///
     /// # Errors
     ///
     /// When a width disagrees or memory is short.
-    pub fn add_to(&self, client: &B::Client, y: Tensor<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+    pub fn add_to(
+        &self,
+        client: &B::Client,
+        y: Tensor<B>,
+        x: &Tensor<B>,
+        factor: f32,
+    ) -> Result<Tensor<B>> {
         let thin = self.narrow.forward(client, x)?; // [T, r]
-        self.wide.forward_onto(client, &thin, y, self.scale)
+        self.wide.forward_onto(client, &thin, y, factor * self.scale)
     }
 
     /// Bytes that a pass over the matrices reads.
@@ -71,16 +91,8 @@ impl<B: Backend> Linear<B> {
     ///
     /// When one is missing or no float.
     pub fn load(params: &Params<'_, B>, shape: [usize; 2], bias: bool) -> Result<Self> {
-        let [out, width] = shape;
-        let bias = if bias { Some(params.tensor("bias", &[out])?) } else { None };
-        let adapter = if params.has("lora_A.weight") {
-            let scale = params.values("lora_scale", &[1])?.first().copied().unwrap_or(1.0);
-            let rank = params.shape("lora_A.weight")?.first().copied().unwrap_or(0);
-            let sizes = [out, rank, width];
-            Some(Box::new(Adapter::load(params, ["lora_A", "lora_B"], sizes, scale)?))
-        } else {
-            None
-        };
+        let bias = if bias { Some(params.tensor("bias", &shape[..1])?) } else { None };
+        let adapter = Adapter::beside(params, shape)?.map(Box::new);
         Ok(Self { weight: params.weight("weight", shape)?, bias, precise: false, adapter })
     }
 
@@ -130,7 +142,7 @@ impl<B: Backend> Linear<B> {
         };
         match &self.adapter {
             None => Ok(y),
-            Some(adapter) => adapter.add_to(client, y, x),
+            Some(adapter) => adapter.add_to(client, y, x, 1.0),
         }
     }
 

@@ -6,11 +6,15 @@
 //!
 //! The file is one of safetensors: bytes by the names of weights, and the checksum of each. It is named by the
 //! model's fingerprint and the order. It counts only while the files that it was made of have the same length and
-//! time of modification. A weight is checked when it is first used.
+//! time of modification. A weight is checked when it is first used, and again when the file was written to since. Of
+//! one that is damaged the blocks are packed again, in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, Weight};
 use crate::checkpoint::{
@@ -24,7 +28,7 @@ const EXTENSION: &str = "packed";
 /// The tensor of checksums, in the order of the others' names.
 const CHECKSUMS: &str = "~crc32";
 /// What the file says of itself and what it was made of.
-const VERSION: (&str, &str) = ("boostr.packed", "1");
+const VERSION: (&str, &str) = ("boostr.packed", "2");
 const SOURCES: &str = "sources";
 
 /// A weight that is to be packed: matrices of blocks of one format, row under row.
@@ -67,21 +71,84 @@ impl Pack {
         crate::ops::packed_size(self.format, self.shape).unwrap_or(0)
     }
 
-    /// The blocks, packed.
-    fn packed<B: Backend>(&self, client: &B::Client) -> Result<Weight<B>> {
+    /// The blocks, as the model's file has them.
+    fn unpacked(&self) -> Result<QuantTensor> {
         let bytes: Vec<u8> = self.parts.iter().flat_map(|part| part.data.iter().copied()).collect();
         self.parts.iter().for_each(|part| part.data.release());
         let all = 0..bytes.len();
-        let bytes = HostBytes::new(std::sync::Arc::new(bytes), all)?;
-        client.quantized(&QuantTensor::new(bytes, self.format, self.shape)?)
+        let bytes = HostBytes::new(Arc::new(bytes), all)?;
+        QuantTensor::new(bytes, self.format, self.shape)
+    }
+}
+
+/// Lines about what went wrong with files since a model was opened.
+#[derive(Debug, Default)]
+pub struct Notices(Mutex<Vec<String>>);
+
+impl Notices {
+    fn add(&self, line: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+    }
+
+    /// Those that nobody took yet.
+    #[must_use]
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A file of packs that is in use.
+struct InUse {
+    path: PathBuf,
+    /// What files it was made of.
+    sources: BTreeSet<String>,
+    notices: Arc<Notices>,
+    /// Whether damage was told.
+    is_told: AtomicBool,
+}
+
+impl InUse {
+    /// What file is there: another number when it was written to, or removed. Never 0.
+    fn stamp(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        stamp(&self.path).hash(&mut hasher);
+        hasher.finish().max(1)
+    }
+
+    /// The blocks of a weight whose bytes are damaged, out of the model's file. The file goes, so that the next load
+    /// writes it anew.
+    fn again(&self, pack: &Pack) -> Result<QuantTensor> {
+        let removed = fs::remove_file(&self.path);
+        let is_known =
+            |part: &TensorEntry| stamp(&part.file).is_some_and(|now| self.sources.contains(&now));
+        let name = &pack.name;
+        if !pack.parts.iter().all(is_known) {
+            let reason = format!(
+                "the checksum of `{name}` is another, and the model's file was written to since: \
+                 load the model again"
+            );
+            return Err(Error::damaged(&self.path, reason));
+        }
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            let next = match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    format!("delete it, and the next load writes it anew ({error})")
+                }
+                _ => "the next load writes it anew".to_owned(),
+            };
+            self.notices.add(format!(
+                "`{}` is damaged: the checksum of `{name}` is another; damaged experts are read from \
+                 the model's file, and {next}",
+                self.path.display()
+            ));
+        }
+        pack.unpacked()
     }
 }
 
 /// The packed experts of one model.
 pub struct Packs {
-    path: PathBuf,
-    /// What file that was, when it was opened.
-    stamp: String,
+    file: Arc<InUse>,
     weights: BTreeMap<String, (Bytes, u32)>,
 }
 
@@ -103,10 +170,9 @@ impl Packs {
     }
 
     /// The file at `path`; `None` when it is not there, or of another state of the model's files, or damaged in its
-    /// header.
+    /// header. Damage that is found later is told to `notices`.
     #[must_use]
-    pub fn open(path: &Path, list: &[Pack]) -> Option<Self> {
-        let stamped = stamp(path)?;
+    pub fn open(path: &Path, list: &[Pack], notices: &Arc<Notices>) -> Option<Self> {
         let file = Checkpoint::open_safetensors(path).ok()?;
         if *file.metadata() != described(list)? {
             return None;
@@ -121,7 +187,14 @@ impl Packs {
         };
         let weights: BTreeMap<_, _> = entries.into_iter().zip(sums).map(weight).collect();
         let has = |pack: &Pack| weights.get(&pack.name).is_some_and(|w| w.0.len() == pack.size());
-        list.iter().all(has).then(|| Self { path: path.to_path_buf(), stamp: stamped, weights })
+        let sources = file.metadata().get(SOURCES)?.lines().map(str::to_owned).collect();
+        let in_use = || InUse {
+            path: path.to_path_buf(),
+            sources,
+            notices: notices.clone(),
+            is_told: AtomicBool::new(false),
+        };
+        list.iter().all(has).then(|| Self { file: Arc::new(in_use()), weights })
     }
 
     /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part. Files of models that
@@ -153,7 +226,7 @@ impl Packs {
         safetensors::write_each(path, &tensors, &metadata, |index| {
             let Some(pack) = packs.get(index) else { return Ok(sums.clone()) };
             pack.parts.iter().try_for_each(&taken)?;
-            let weight = pack.packed::<B>(client)?;
+            let weight = client.quantized(&pack.unpacked()?)?;
             let bytes = weight.packed_bytes().unwrap_or_default().to_vec();
             sums.extend(crc32(0, &bytes).to_le_bytes());
             Ok(bytes)
@@ -165,7 +238,7 @@ impl Packs {
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// A weight where it lies in the file, if it is there.
@@ -179,21 +252,22 @@ impl Packs {
             return Ok(None);
         }
         let bytes = HostBytes::new(data.owner().clone(), data.range())?;
-        let (path, stamped) = (self.path.clone(), self.stamp.clone());
-        let (name, sum) = (pack.name.clone(), *sum);
+        let (file, pack, sum) = (self.file.clone(), pack.clone(), *sum);
+        let (format, shape) = (pack.format, pack.shape);
+        // What file was there when the bytes were found to be right.
+        let seen = AtomicU64::new(0);
         let check = move |bytes: &[u8]| {
-            if crc32(0, bytes) == sum {
-                return Ok(());
+            let now = file.stamp();
+            if seen.load(Ordering::Relaxed) == now {
+                return Ok(None);
             }
-            // Another process may have written it again.
-            let is_same = stamp(&path).is_some_and(|now| now == stamped);
-            let next = match is_same.then(|| fs::remove_file(&path)) {
-                Some(Err(_)) => "delete the file, and load the model again",
-                _ => "the file is removed: load the model again, and it is written anew",
-            };
-            Err(Error::damaged(&path, format!("the checksum of `{name}` is another: {next}")))
+            if crc32(0, bytes) != sum {
+                return file.again(&pack).map(Some);
+            }
+            seen.store(now, Ordering::Relaxed);
+            Ok(None)
         };
-        client.of_packed(bytes, pack.format, pack.shape, Box::new(check)).map(Some)
+        client.of_packed(bytes, format, shape, Box::new(check)).map(Some)
     }
 }
 
@@ -216,9 +290,9 @@ fn remove_others(path: &Path) {
         if !is_other || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
-        let (key, version) = VERSION;
+        let (key, _) = VERSION;
         let file = Checkpoint::open_safetensors(&entry.path());
-        if file.is_ok_and(|file| file.metadata().get(key).is_some_and(|it| it == version)) {
+        if file.is_ok_and(|file| file.metadata().contains_key(key)) {
             // One that stays costs room alone.
             let _ = fs::remove_file(entry.path());
         }

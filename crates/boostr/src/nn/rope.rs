@@ -7,6 +7,9 @@ use crate::checkpoint::gguf::Metadata;
 use crate::error::{Error, Result};
 use crate::ops::{Rope, RopeScaling, RopeStyle, Yarn};
 
+/// The field of the part of a head that rotates.
+const SHARE: &str = "partial_rotary_factor";
+
 /// Rotary positions of a model's attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
@@ -40,6 +43,12 @@ impl RopeConfig {
             }
         }
         let scaling = if old.iter().next().is_some() { &old } else { &new };
+        if let Some(part) = Self::null_base(file)? {
+            return Err(part.error("rope_theta", "expected a number, found null"));
+        }
+        if scaling.states(SHARE) && !scaling.has(SHARE) {
+            return Err(scaling.error(SHARE, "expected a number, found null"));
+        }
         let mut theta = None;
         for file in [scaling, file, &new] {
             theta = theta.or(file.double(&["rope_theta"], 1e-6..=1e30)?);

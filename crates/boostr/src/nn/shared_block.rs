@@ -114,9 +114,9 @@ impl<B: Backend> Module<B> for Block<B> {
         if let Some([of_q, of_k, of_v]) = &self.qkv_adapters {
             let [q, k, v] = qkv;
             qkv = [
-                of_q.add_to(client, q, &x)?,
-                of_k.add_to(client, k, &x)?,
-                of_v.add_to(client, v, &x)?,
+                of_q.add_to(client, q, &x, 1.0)?,
+                of_k.add_to(client, k, &x, 1.0)?,
+                of_v.add_to(client, v, &x, 1.0)?,
             ];
         }
         let y = shared.self_attn.attend(client, qkv, batch)?;
@@ -124,7 +124,7 @@ impl<B: Backend> Module<B> for Block<B> {
 
         let y = shared.pre_ff_layernorm.forward(client, &y)?;
         let gate_up = shared.gate_up_proj.forward(client, &y)?; // [T, 2 d_ff]
-        let gate_up = self.gate_up_adapter.add_to(client, gate_up, &y)?;
+        let gate_up = self.gate_up_adapter.add_to(client, gate_up, &y, 1.0)?;
         let d_ff = self.config.mlp.d_ff;
         let [gate, up] = [gate_up.narrow(1, 0, d_ff)?, gate_up.narrow(1, d_ff, d_ff)?];
         let y = client.glu(self.config.mlp.act, &gate, &up)?;

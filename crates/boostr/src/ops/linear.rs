@@ -42,7 +42,7 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     }
 
     /// A weight of the [bytes](Weight::packed_bytes) that blocks of `format` had when they were packed, where they lie.
-    /// `check` sees them before their first use.
+    /// `check` sees them before each use.
     ///
     /// # Errors
     ///

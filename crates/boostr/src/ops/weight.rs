@@ -1,8 +1,7 @@
 //! A weight matrix in the type it is stored in, and the bytes it may borrow.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use boostr_kernels::Level;
 use boostr_kernels::quant::{self, Format, Packed};
@@ -179,27 +178,34 @@ pub(super) enum Storage<R: Runtime> {
     Packed(Arc<PackedBlocks>),
 }
 
-/// Looks at bytes that lie in a file before they are used.
-pub type Check = Box<dyn Fn(&[u8]) -> Result<()> + Send + Sync>;
+/// Looks at bytes that lie in a file before each use. Where they are damaged, it gives the blocks to be packed again, or
+/// an error.
+pub type Check = Box<dyn Fn(&[u8]) -> Result<Option<QuantTensor>> + Send + Sync>;
 
 /// Packed blocks, of this load or of a file.
 pub(super) struct PackedBlocks {
     packed: Packed,
-    /// What is to be asked before the first use, and whether it was.
-    check: Option<(Check, AtomicBool)>,
+    /// What is to be asked before each use of those of a file, and what serves in their place.
+    check: Option<(Check, OnceLock<Packed>)>,
 }
 
 impl PackedBlocks {
-    /// The blocks; those of a file once their bytes are found to be what was written.
+    /// The blocks; those of a file while their bytes are what was written, else others.
     pub(super) fn get(&self) -> Result<&Packed> {
-        if let Some((check, is_done)) = &self.check
-            && !is_done.load(Ordering::Relaxed)
-        {
-            check(self.packed.bytes())?;
-            is_done.store(true, Ordering::Relaxed);
+        let Some((check, again)) = &self.check else { return Ok(&self.packed) };
+        if let Some(again) = again.get() {
+            return Ok(again);
         }
-        Ok(&self.packed)
+        Ok(match check(self.packed.bytes())? {
+            None => &self.packed,
+            Some(blocks) => again.get_or_init(|| packed(&blocks)),
+        })
     }
+}
+
+/// Blocks in the order in which the CPU's kernel reads them.
+fn packed(w: &QuantTensor) -> Packed {
+    Packed::new(w.format(), w.bytes(), w.shape()[1])
 }
 
 impl<R: Runtime<DType = DType>> Weight<R> {
@@ -226,8 +232,7 @@ impl<R: Runtime<DType = DType>> Weight<R> {
 
     /// Blocks, repacked for the CPU's kernel.
     pub(super) fn packed(w: &QuantTensor) -> Self {
-        let packed = Packed::new(w.format(), w.bytes(), w.shape()[1]);
-        let blocks = PackedBlocks { packed, check: None };
+        let blocks = PackedBlocks { packed: packed(w), check: None };
         Self { storage: Storage::Packed(Arc::new(blocks)), shape: w.shape().to_vec() }
     }
 
@@ -245,7 +250,7 @@ impl<R: Runtime<DType = DType>> Weight<R> {
             return Err(Error::Argument { name: "bytes", reason });
         }
         let packed = Packed::of_bytes(format, shape, bytes.owner, bytes.range);
-        let blocks = PackedBlocks { packed, check: Some((check, AtomicBool::new(false))) };
+        let blocks = PackedBlocks { packed, check: Some((check, OnceLock::new())) };
         Ok(Self { storage: Storage::Packed(Arc::new(blocks)), shape: shape.to_vec() })
     }
 

@@ -18,7 +18,7 @@ use super::{Parameter, TrainableModel};
 use crate::checkpoint::{Dtype, atomic_write, safetensors};
 use crate::error::{Error, Result};
 use crate::load::adapters::{Adapter, Adapters, CONFIG, PREFIX, WEIGHTS};
-use crate::nn::MixerConfig;
+use crate::nn::{MixerConfig, layer_of};
 
 /// The layer whose rows are sections.
 const SECTIONED: &str = "in_proj";
@@ -139,7 +139,7 @@ impl TrainableModel {
         let (names, specs) = (family.frame().names, family.layers());
         let mut layers = Vec::new();
         for (name, shape) in self.tensors().iter() {
-            let (Some(name), &[out, width]) = (name.strip_suffix(".weight"), shape) else {
+            let (Some(name), &[out, width]) = (layer_of(name), shape) else {
                 continue;
             };
             let last = last_parts(name, 1);
@@ -373,9 +373,8 @@ impl TrainableModel {
             .keys()
             .filter_map(|name| Some(name.strip_suffix(".lora_A.weight")?.to_owned()))
             .collect();
-        let of_adapters: BTreeSet<String> =
-            layers.iter().map(|layer| format!("{layer}.weight")).collect();
-        self.unfreeze(|name| of_adapters.contains(name))?;
+        let adapted: BTreeSet<&str> = layers.iter().map(String::as_str).collect();
+        self.unfreeze(|name| layer_of(name).is_some_and(|layer| adapted.contains(layer)))?;
         for layer in layers {
             let [a, b] = ["A", "B"].map(|which| self.take(&format!("{layer}.lora_{which}.weight")));
             let scale = self.take_constant(&format!("{layer}.lora_scale"))?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Checkpoint;
-use boostr::convert::{Options, convert};
+use boostr::convert::{Options, Types, convert};
 use boostr::load::adapters::{Adapters, base_of, is_adapter};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run};
@@ -16,7 +16,8 @@ use boostr::ops::to_vec;
 use boostr::train::{LoraConfig, Random, TrainableModel};
 use serde_json::{Value, json};
 
-use crate::common::cpu;
+use crate::common::{Folder, cpu, delta_models, models};
+use crate::tiny::wide;
 
 /// Of the largest logit: products of other ranks round otherwise.
 const MOST: f32 = 1e-5;
@@ -54,9 +55,12 @@ fn close(got: &[f32], want: &[f32], what: &str) {
 
 /// A model with adapters that change it, and those saved to a folder of their own.
 fn adapted(base: &Path, targets: &[&str], folder: &Path) -> (TrainableModel, LoraConfig) {
-    let mut model = TrainableModel::open(base, &OpenOptions::default()).unwrap();
     let targets = targets.iter().map(|x| (*x).to_owned()).collect();
-    let config = LoraConfig { r: 3, alpha: 4.5, targets };
+    adapted_as(base, LoraConfig { r: 3, alpha: 4.5, targets }, folder)
+}
+
+fn adapted_as(base: &Path, config: LoraConfig, folder: &Path) -> (TrainableModel, LoraConfig) {
+    let mut model = TrainableModel::open(base, &OpenOptions::default()).unwrap();
     model.add_adapters(&config, 1).unwrap();
     let mut random = Random::new(2);
     for (_, b) in model.parameters_mut().iter_mut().filter(|(name, _)| name.contains("lora_B")) {
@@ -104,6 +108,90 @@ fn adapters_beside_every_family_are_those_that_were_trained() {
         merged.merge_adapters().unwrap();
         close(&merged.with_model::<Cpu, _>(cpu(), logits).unwrap(), &want, name);
         fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+/// What targets can be called of a model: the last parts of the names of its matrices.
+fn targets_of(base: &Path) -> Vec<String> {
+    let mut model = TrainableModel::open(base, &OpenOptions::default()).unwrap();
+    let none = LoraConfig { targets: vec!["?".into()], ..LoraConfig::default() };
+    let error = model.add_adapters(&none, 0).unwrap_err().to_string();
+    let (_, list) = error.split_once("it has ").unwrap();
+    list.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn each_target_of_each_family_changes_its_model_and_comes_back_from_its_file() {
+    for name in models() {
+        let (base, folder) = (fixture(name), temporary(&format!("each-{name}")));
+        let plain = opened(&base, None).unwrap();
+        for target in targets_of(&base) {
+            let what = format!("{name} {target}");
+            let (mut model, _) = adapted(&base, &[&target], &folder);
+            let want = model.with_model::<Cpu, _>(cpu(), logits).unwrap();
+            let changes = plain.iter().zip(&want).any(|(x, y)| (x - y).abs() > 1e-4);
+            assert!(changes, "{what} changes nothing");
+            close(&opened(&base, Some(&folder)).unwrap(), &want, &what);
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn d_12_adapters_of_a_folder_beside_its_gguf_file_are_those_of_the_folder() {
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    for name in delta_models() {
+        let (base, folder) = (fixture(name), temporary(&format!("through-{name}")));
+        let file = folder.join("model.gguf");
+        if let Err(error) = convert(&base, &file, &Options::default(), progress) {
+            let said = error.to_string();
+            assert!(name.starts_with("olmo") && said.contains("GGUF has no arch"), "{said}");
+            continue;
+        }
+        for target in targets_of(&base) {
+            adapted(&base, &[&target], &folder);
+            let want = opened(&base, Some(&folder)).unwrap();
+            close(&opened(&file, Some(&folder)).unwrap(), &want, &format!("{name} {target}"));
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn adapters_beside_blocks_of_several_heads_are_those_of_the_folder_of_the_same_weights() {
+    let folder = Folder::new();
+    let progress = &mut |_, _| ControlFlow::Continue(());
+    let source = wide(&folder);
+    for types in ["q8_0", "q4_k_m"] {
+        let file = folder.path().join(format!("{types}.gguf"));
+        let options = Options { types: Types::named(types).unwrap(), ..Options::default() };
+        convert(&source, &file, &options, progress).unwrap();
+        let floats = folder.path().join(types);
+        convert(&file, &floats, &Options::default(), progress).unwrap();
+        let adapters = folder.path().join(format!("{types}-adapters"));
+        fs::create_dir(&adapters).unwrap();
+        for targets in [&["out_proj"][..], &["in_proj_qkv", "in_proj_a", "out_proj", "q_proj"]] {
+            adapted(&floats, targets, &adapters);
+            let want = opened(&floats, Some(&adapters)).unwrap();
+            let exact = OpenOptions {
+                adapter: Some(adapters.clone()),
+                exact: true,
+                ..OpenOptions::default()
+            };
+            let exact = LanguageModel::<Cpu>::open(&file, &exact, cpu()).unwrap();
+            close(&logits(&exact.model).unwrap(), &want, types);
+            // Trained beside the blocks, they are those of the folder too. Activations are rounded there.
+            let (mut model, _) = adapted(&file, targets, &adapters);
+            let trained = model.with_model::<Cpu, _>(cpu(), logits).unwrap();
+            assert_eq!(opened(&file, Some(&adapters)).unwrap(), trained, "{types} {targets:?}");
+            let want = opened(&floats, Some(&adapters)).unwrap();
+            let largest = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            for (x, y) in trained.iter().zip(&want) {
+                assert!((x - y).abs() < 0.06 * largest, "{types} {targets:?}: {x}, expected {y}");
+            }
+            let refused = model.merge_adapters().unwrap_err().to_string();
+            assert!(refused.contains("in quantized blocks"), "{refused}");
+        }
     }
 }
 
@@ -367,6 +455,43 @@ fn adapters_that_do_not_fit_are_errors_that_say_what_is_wrong() {
     told(&base, Some(&folder), "adapter_model.safetensors");
     fs::write(folder.join("adapter_config.json"), "{").unwrap();
     told(&base, Some(&folder), "adapter_config.json");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn adapters_of_stacked_experts_are_refused_by_the_name_of_the_module() {
+    use boostr::checkpoint::{Dtype, safetensors};
+    let folder = temporary("stacked");
+    for (name, module) in [
+        ("qwen3_5-moe-tiny", "model.language_model.layers.0.mlp.experts.gate_up_proj"),
+        ("qwen3_5-moe-tiny", "model.language_model.layers.0.mlp.experts.down_proj"),
+        ("qwen3_5-moe-tiny", "model.language_model.layers.1.mlp.experts"),
+        ("qwen3next-tiny", "model.layers.1.mlp.experts.base_layer"),
+        ("kimi-linear-tiny", "model.layers.1.block_sparse_moe.experts.down_proj"),
+        ("granitehybrid-moe-tiny", "model.layers.0.block_sparse_moe.input_linear"),
+        ("nemotron-h-moe-tiny", "backbone.layers.1.mixer.experts.up_proj"),
+    ] {
+        let base = fixture(name);
+        adapted(&base, &[&targets_of(&base)[0]], &folder);
+        change(&folder, "r", json!(2));
+        let names = ["A", "B"].map(|of| format!("base_model.model.{module}.lora_{of}.weight"));
+        let bytes = vec![0u8; 4 * 2 * 64];
+        let shapes: [&[usize]; 2] = [&[2, 64], &[64, 2]];
+        let tensors: Vec<_> = names
+            .iter()
+            .zip(shapes)
+            .map(|(name, shape)| (name.as_str(), Dtype::F32, shape, &bytes[..]))
+            .collect();
+        let path = folder.join("adapter_model.safetensors");
+        safetensors::write(&path, &tensors, &Default::default()).unwrap();
+        let error = opened(&base, Some(&folder)).unwrap_err().to_string();
+        let said = format!("adapters of the stacked experts `{module}`");
+        assert!(error.contains(&said), "{name}: {error}");
+        change(&folder, "target_parameters", json!(["mlp.experts.gate_up_proj"]));
+        let error = opened(&base, Some(&folder)).unwrap_err();
+        let error = format!("{error}: {:?}", std::error::Error::source(&error));
+        assert!(error.contains("target_parameters [\"mlp.experts.gate_up_proj\"]"), "{error}");
+    }
     fs::remove_dir_all(folder).unwrap();
 }
 

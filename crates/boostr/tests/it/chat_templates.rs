@@ -366,7 +366,10 @@ fn a_template_that_fails_says_where_and_why() {
         ("\n{{ 1 | no_such }}", ["line 2", "no_such"]),
         ("{{ 1 is no_such }}", ["line 1", "no_such"]),
         ("{{ no_such() }}", ["line 1", "no_such"]),
-        ("{{ [1].append(2) }}", ["line 1", "append"]),
+        ("{{ (1, 2).append(3) }}", ["line 1", "append"]),
+        ("{{ [1].append() }}", ["line 1", "append"]),
+        ("\n{{ [].pop() }}", ["line 2", "pop: no such place among 0"]),
+        ("{{ {}.update({}) }}", ["line 1", "update"]),
         ("{{ missing.field }}", ["line 1", "undefined"]),
         ("{{ 'a' + 1 }}", ["line 1", "+"]),
         ("{{ missing | tojson }}", ["line 1", "JSON"]),
@@ -446,6 +449,40 @@ fn bombs() -> Vec<(&'static str, String, &'static str)> {
             "lists in lists, joined",
             format!("{{% set x = 1 %}}{}{{{{ x | join }}}}", "{% set x = [x, x] %}".repeat(60)),
             "bytes",
+        ),
+        (
+            "a list that grows while it is gone through",
+            "{% set a = [1] %}{% for x in a %}{% set _ = a.append(x) %}{% endfor %}".into(),
+            "steps",
+        ),
+        (
+            "a list that is doubled",
+            format!("{{% set a = [1] %}}{}", "{% set _ = a.extend(a) %}".repeat(60)),
+            "steps",
+        ),
+        (
+            "a long list that is shifted",
+            format!(
+                "{{% set a = [1] * 99999 %}}{}",
+                "{% for x in range(99999) %}{% set _ = a.insert(0, x) %}{% endfor %}".repeat(9)
+            ),
+            "steps",
+        ),
+        ("a list in itself", "{% set a = [] %}{{ a.append(a) }}".into(), "cannot hold itself"),
+        (
+            "a list in itself by others",
+            "{% set a = [] %}{% set b = {'x': (a, 1)} %}{{ a.insert(0, [b.values()]) }}".into(),
+            "cannot hold itself",
+        ),
+        (
+            "a list that a method, a macro or what is left of it has",
+            "{% set a = [1] %}{% macro m() %}{{ a }}{% endmacro %}{{ a.append(a.append) }}".into(),
+            "cannot hold itself",
+        ),
+        (
+            "a list in what is extended",
+            "{% set a = [1] %}{{ a.extend([2, a]) }}".into(),
+            "cannot hold itself",
         ),
         ("parentheses", format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)), ""),
         ("brackets", format!("{{{{ {}1{} }}}}", "[".repeat(100_000), "]".repeat(100_000)), ""),

@@ -144,7 +144,7 @@ fn close(got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-fn states(state: &State<Cpu>) -> Vec<f32> {
+pub fn states(state: &State<Cpu>) -> Vec<f32> {
     let mut all = Vec::new();
     for (_, _, kept) in state.slots() {
         match kept {

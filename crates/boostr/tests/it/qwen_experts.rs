@@ -220,6 +220,39 @@ fn nested_flat_and_unprefixed_files_are_the_same_model() {
 }
 
 #[test]
+fn d_6_a_block_for_more_tokens_changes_no_logits_there_and_back() {
+    for model in MODELS {
+        let ids = golden(model).0;
+        let want = logits(&open(&fixture(model)), &ids);
+        let mut tensors = weights_of(model);
+        // A block as the trunk's layers of attention are, under the names of the block.
+        let layer = tensors.keys().find_map(|name| name.split_once(".self_attn.q_proj"));
+        let layer = layer.map(|(layer, _)| format!("{layer}.")).unwrap();
+        let block: Vec<_> = tensors
+            .iter()
+            .filter_map(|(name, entry)| {
+                Some((format!("mtp.layers.0.{}", name.strip_prefix(&layer)?), entry.clone()))
+            })
+            .collect();
+        assert!(block.len() > 5, "{model}");
+        tensors.extend(block);
+        let is_norm = |name: &str| name.ends_with(".norm.weight") && !name.contains("layers");
+        let norm = tensors.iter().find(|(name, _)| is_norm(name)).unwrap().1.clone();
+        for name in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+            tensors.insert(format!("mtp.{name}.weight"), norm.clone());
+        }
+        let with = folder(&config_of(model), tensors);
+        assert!(logits(&open(with.path()), &ids) == want, "{model}");
+        let there = converted(with.path(), with.path().join("m.gguf"));
+        assert!(logits(&open(&there), &ids) == want, "{model} in GGUF");
+        let back = converted(&there, with.path().join("back"));
+        assert!(logits(&open(&back), &ids) == want, "{model} and back");
+        let again = converted(&back, with.path().join("again.gguf"));
+        assert_eq!(contents(&tensors_of(&again)), contents(&tensors_of(&there)), "{model}");
+    }
+}
+
+#[test]
 fn d_9_weights_of_a_tokens_experts_sum_to_1_unless_a_file_that_may_says_otherwise() {
     let weights = |folder: &Folder| open(folder.path()).model.config().clone();
     let moe = |config: &Config| config.get::<qwen3_5_moe::Config>().unwrap().experts.moe.clone();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use boostr::Error;
@@ -12,8 +13,9 @@ use boostr::models::{self, Family, Logits, Model, Run, State};
 use boostr::nn::{MixerConfig, Tensors};
 use boostr::ops::to_vec;
 use half::{bf16, f16};
+use serde_json::{Value, json};
 
-use crate::common::{Random, cpu};
+use crate::common::{Folder, Random, cpu};
 
 /// The model of most `case_` tests: two groups, so that a head of the wrong group shows.
 const M: &str = r#""model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "head_dim": 32,
@@ -324,4 +326,27 @@ pub fn mixer<'a>(
         norm(&y.iter().zip(z).map(gate).collect::<Vec<_>>(), weight_of_norm, ngroups, eps)
     };
     linear(weight("out_proj.weight").unwrap(), weight("out_proj.bias"), &y)
+}
+
+/// A folder of a Qwen3.5 of two layers of width 256, whose value heads of 128 share blocks of 256 in pairs.
+pub fn wide(folder: &Folder) -> PathBuf {
+    let source = fixture("qwen3_5-tiny");
+    let text = fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config = serde_json::from_str::<Value>(&text).unwrap()["text_config"].take();
+    let changes = json!({
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 2,
+        "head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    });
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    let file = ConfigFile::parse("config.json", &config.to_string()).unwrap();
+    let read = models::Config::read(&file).unwrap();
+    let tensors = read.family().parameters(512, false).unwrap();
+    let out = folder.path().join("wide");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("config.json"), config.to_string()).unwrap();
+    fs::copy(source.join("tokenizer.json"), out.join("tokenizer.json")).unwrap();
+    save(&out.join("model.safetensors"), &random(&tensors, 77));
+    out
 }

@@ -171,14 +171,7 @@ fn calls_that_a_template_writes_are_read_back() {
             json!({"role": "user", "content": "The question."}),
             json!({"role": "assistant", "content": "", "tool_calls": calls(&all)}),
         ];
-        let whole = match template.render(&messages, &options) {
-            Ok(whole) => whole,
-            // Two templates change a list, which the sandbox of transformers forbids.
-            Err(error) => {
-                assert!(error.to_string().contains("`append` is undefined"), "{error}");
-                continue;
-            }
-        };
+        let whole = template.render(&messages, &options).unwrap();
         let answer = whole.rsplit_once("The question.").unwrap().1;
         let answer = match format {
             ToolFormat::Llama => answer.rsplit_once("<|end_header_id|>\n\n").unwrap().1,

@@ -15,7 +15,7 @@ use boostr::train::{
     ScheduleKind, TrainRun, TrainableModel, Trainer, decays, latest,
 };
 
-use crate::common::cpu;
+use crate::common::{cpu, delta_models};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -179,6 +179,38 @@ fn same(a: &Gradients, b: &Gradients, what: &str) {
     }
 }
 
+/// Asserts that the loss and the gradients of documents in one batch are the sums of those of each alone.
+#[track_caller]
+fn packed_as_alone(name: &str, lengths: &[usize]) {
+    let mut trainer = trainer(all(name), AdamWConfig::default(), 1e-3);
+    let mut first = 0;
+    let of = |(slot, &len): (usize, &usize)| {
+        first += len + 1;
+        piece(&ids(len + 1, first), slot)
+    };
+    let pieces: Vec<Piece> = lengths.iter().enumerate().map(of).collect();
+    let total: usize = lengths.iter().sum();
+    let (packed, loss, predicted) = trainer.gradients(&Batch { pieces: pieces.clone() }).unwrap();
+    assert_eq!(predicted, total);
+    // One after another in one row.
+    let in_a_row = pieces.iter().cloned().map(|piece| Piece { slot: 0, ..piece }).collect();
+    assert!(
+        trainer.gradients(&Batch { pieces: in_a_row }).unwrap() == (packed.clone(), loss, total)
+    );
+    let (mut apart, mut sum) = (BTreeMap::new(), 0.0);
+    for piece in pieces {
+        let share = piece.tokens.len() as f64 / total as f64;
+        let (own, loss, _) = trainer.gradients(&Batch { pieces: vec![piece] }).unwrap();
+        sum += share * loss;
+        for (name, values) in own.iter() {
+            let to = apart.entry(name.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
+            to.iter_mut().zip(values).for_each(|(to, x)| *to += share as f32 * x);
+        }
+    }
+    assert!((loss - sum).abs() < 1e-6 * sum, "{name}: {loss} {sum}");
+    same(&packed, &apart.into(), name);
+}
+
 #[test]
 fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
     for (name, lengths) in [
@@ -186,40 +218,22 @@ fn case_19_packed_documents_give_the_losses_and_gradients_of_each_alone() {
         ("nemotron-h-tiny", &[5, 3, 8, 1, 15]),
         ("zamba2-tiny", &[2, 40, 1, 7]),
         ("granitehybrid-moe-tiny", &[9, 1, 1, 20]),
-        ("kimi-linear-tiny", &[1, 2, 3, 30, 5]),
     ] {
-        let mut trainer = trainer(all(name), AdamWConfig::default(), 1e-3);
-        let mut first = 0;
-        let pieces: Vec<Piece> = lengths
-            .iter()
-            .enumerate()
-            .map(|(slot, &len)| {
-                first += len + 1;
-                piece(&ids(len + 1, first), slot)
-            })
-            .collect();
-        let total: usize = lengths.iter().sum();
-        let (packed, loss, predicted) =
-            trainer.gradients(&Batch { pieces: pieces.clone() }).unwrap();
-        assert_eq!(predicted, total);
-        let (mut apart, mut sum) = (BTreeMap::new(), 0.0);
-        for piece in pieces {
-            let share = piece.tokens.len() as f64 / total as f64;
-            let (own, loss, _) = trainer.gradients(&Batch { pieces: vec![piece] }).unwrap();
-            sum += share * loss;
-            for (name, values) in own.iter() {
-                let to = apart.entry(name.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
-                to.iter_mut().zip(values).for_each(|(to, x)| *to += share as f32 * x);
-            }
-        }
-        assert!((loss - sum).abs() < 1e-6 * sum, "{name}: {loss} {sum}");
-        same(&packed, &apart.into(), name);
+        packed_as_alone(name, lengths);
+    }
+}
+
+#[test]
+fn d_5_gradients_of_packed_documents_are_those_of_each_alone() {
+    for name in delta_models() {
+        packed_as_alone(name, &[1, 2, 3, 30, 5]);
     }
 }
 
 #[test]
 fn case_24_two_halves_with_a_carried_state_give_the_gradient_of_one_sequence() {
-    for name in ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny", "kimi-linear-tiny"] {
+    let others = ["mamba2-tiny", "llama-tiny", "falcon-h1-tiny", "zamba2-tiny"];
+    for name in others.into_iter().chain(delta_models()) {
         let mut model = all(name);
         let row = ids(34, 5);
         let mut gradients = |cut: usize| {

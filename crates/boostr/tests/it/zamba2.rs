@@ -256,8 +256,7 @@ fn every_way_to_say_which_layers_are_hybrid_is_the_same() {
         r#"{"layers_block_type": null}"#.into(),
         r#"{"use_shared_attention_adapter": null, "use_shared_attention_lora": true}"#.into(),
         r#"{"adapter_rank": null, "lora_rank": 8}"#.into(),
-        r#"{"num_key_value_heads": null, "tie_word_embeddings": null, "use_long_context": null}"#
-            .into(),
+        r#"{"num_key_value_heads": null, "tie_word_embeddings": null}"#.into(),
         // What follows from others.
         r#"{"attention_head_dim": null, "attention_hidden_size": null, "mamba_headdim": null}"#
             .into(),

@@ -8,7 +8,7 @@ use std::ops::ControlFlow::Continue;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::common::{Folder, Random, cpu};
 use crate::counting::alone;
@@ -268,18 +268,52 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
 
     // A damaged one is noticed where it is used.
     let packs = Checkpoint::from_safetensors("packs", fs::read(&file).unwrap()).unwrap();
-    let damaged: BTreeMap<String, usize> =
-        packs.iter().map(|(name, entry)| (name.to_owned(), entry.data.range().start)).collect();
+    let damaged: BTreeMap<String, usize> = packs
+        .iter()
+        .filter(|(name, _)| *name != "~crc32")
+        .map(|(name, entry)| (name.to_owned(), entry.data.range().start))
+        .collect();
     let mut out = File::options().write(true).open(&file).unwrap();
-    for at in damaged.into_iter().filter(|(name, _)| name != "~crc32").map(|(_, at)| at) {
-        out.seek(SeekFrom::Start(at as u64 + 100)).unwrap();
+    for at in damaged.values() {
+        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
         out.write_all(&[0x5a; 3]).unwrap();
     }
     drop(out);
-    let text = message(&logits(&open(&path, false).model).unwrap_err());
-    assert!(text.contains(&name) && text.contains("checksum") && text.contains("anew"), "{text}");
+    let lm = open(&path, false);
+    assert_eq!(logits(&lm.model).unwrap(), want);
+    let [line] = &lm.notices()[..] else { panic!("one line") };
+    assert!(line.contains(&name) && line.contains("checksum") && line.contains("anew"), "{line}");
+    assert_eq!(logits(&lm.model).unwrap(), want);
+    assert_eq!(lm.notices(), [""; 0]);
     // It is gone, and the next load writes it anew.
     assert!(!file.exists());
+    let lm = open(&path, false);
+    assert_eq!((logits(&lm.model).unwrap(), lm.notices()), (want.clone(), vec![]));
+
+    // One that is damaged after it was used is noticed as well.
+    let mut out = File::options().write(true).open(&file).unwrap();
+    for at in damaged.values() {
+        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
+        out.write_all(&[0x5a; 3]).unwrap();
+    }
+    drop(out);
+    assert_eq!(logits(&lm.model).unwrap(), want);
+    assert_eq!(lm.notices().len(), 1);
+    // Where the model's file is another too, there is nothing to go back to.
+    assert_eq!(logits(&open(&path, false).model).unwrap(), want);
+    let lm = open(&path, false);
+    let mut out = File::options().write(true).open(&file).unwrap();
+    for at in damaged.values() {
+        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
+        out.write_all(&[0xa5; 3]).unwrap();
+    }
+    drop(out);
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    let source = File::options().write(true).open(&path).unwrap();
+    source.set_modified(modified + Duration::from_secs(1)).unwrap();
+    let text = message(&logits(&lm.model).unwrap_err());
+    assert!(text.contains("checksum") && text.contains("written to since"), "{text}");
+    source.set_modified(modified).unwrap();
     assert_eq!(logits(&open(&path, false).model).unwrap(), want);
 
     // What is cut short is written anew; where it cannot be written, memory serves.

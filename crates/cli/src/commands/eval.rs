@@ -51,9 +51,11 @@ pub fn run(args: &EvalArgs, term: &Term) -> Result<()> {
     term.warn_all(&lm.warnings);
     let kind = DataFile::new(&args.data).map_err(|error| usage(error.to_string()))?.kind;
     match kind {
-        Kind::Text { .. } => text(args, &lm, &source.name(), term),
-        Kind::Jsonl => pairs(args, &lm, &source.name(), term),
+        Kind::Text { .. } => text(args, &lm, &source.name(), term)?,
+        Kind::Jsonl => pairs(args, &lm, &source.name(), term)?,
     }
+    term.warn_all(&lm.notices());
+    Ok(())
 }
 
 fn print(text: &str) -> Result<()> {

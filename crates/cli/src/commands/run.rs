@@ -193,6 +193,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
     let mut answer =
         completion.listen(|event| stream.take(event)).map_err(|error| bad_logits(&lm, error))?;
     stream.end();
+    term.warn_all(&lm.notices());
     stream.check()?;
     if let Some(out) = &out {
         let all = [&*ids, &answer.ids].concat();
@@ -252,6 +253,7 @@ fn beams(
         if stream::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     let answers = answers.map_err(|error| bad_logits(lm, error))?;
+    term.warn_all(&lm.notices());
     let best = answers.first();
     match show {
         Show::Nothing => {

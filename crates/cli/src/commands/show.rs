@@ -11,7 +11,7 @@ use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, Summary, TensorEntry};
 use boostr::convert::kind_of;
 use boostr::load::adapters::Adapters;
 use boostr::load::{OpenOptions, of_quantized_at, placed, read_text};
-use boostr::models::{Config, Family, PIECE};
+use boostr::models::{Config, Family, LeftOut, PIECE};
 use boostr::nn::{AttentionConfig, LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
 use clap::Args;
@@ -152,6 +152,8 @@ struct Facts<'a> {
     /// The instruction set that pages of keys and values are for.
     level: Level,
     summary: Summary,
+    /// Tensors of the files that the model does without, and their bytes.
+    left_out: BTreeMap<LeftOut, (usize, usize)>,
     file_bytes: u64,
     /// Bytes of weights that stay in files, and of those that take memory, once the model is open.
     placed: Option<[usize; 2]>,
@@ -183,7 +185,11 @@ impl<'a> Facts<'a> {
                 None => drop(kinds.insert(kind, (entry, 1))),
             }
         }
-        let ends = |ending: &str| checkpoint.iter().find(|(name, _)| name.ends_with(ending));
+        let is_own = |name: &str| {
+            config.as_ref().is_none_or(|config| config.family().left_out(name).is_none())
+        };
+        let own = || checkpoint.iter().filter(|(name, _)| is_own(name));
+        let ends = |ending: &str| own().find(|(name, _)| name.ends_with(ending));
         let any = |endings: [&str; 4]| endings.into_iter().find_map(ends);
         let embedding = any([
             "embeddings.weight",
@@ -191,8 +197,7 @@ impl<'a> Facts<'a> {
             "embed_tokens.weight",
             "token_embd.weight",
         ]);
-        let head =
-            ends("lm_head.weight").or_else(|| checkpoint.iter().find(|t| t.0 == "output.weight"));
+        let head = ends("lm_head.weight").or_else(|| own().find(|t| t.0 == "output.weight"));
         let elements =
             |entry: Option<(&str, &TensorEntry)>| entry.map_or(0, |(_, e)| count(&e.shape));
         let files: BTreeSet<&Path> = checkpoint.iter().map(|(_, entry)| &*entry.file).collect();
@@ -204,6 +209,18 @@ impl<'a> Facts<'a> {
         };
         // A weight that layers share is one, however often a folder has it.
         let mut once = checkpoint.clone();
+        let mut left_out: BTreeMap<LeftOut, (usize, usize)> = BTreeMap::new();
+        if let Some(config) = &config {
+            let family = config.family();
+            for (name, entry) in checkpoint.iter() {
+                if let Some(of) = family.left_out(name) {
+                    let (count, bytes) = left_out.entry(of).or_default();
+                    *count += 1;
+                    *bytes += entry.data.len();
+                }
+            }
+            once.retain(|name| family.left_out(name).is_none());
+        }
         if let Some(config) = config.as_ref().filter(|_| checkpoint.gguf().is_none()) {
             let _ = config.family().normalise(&mut once);
         }
@@ -223,6 +240,7 @@ impl<'a> Facts<'a> {
             context,
             level,
             summary: once.summary(),
+            left_out,
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
             embedding_parameters: elements(embedding) + elements(head),
@@ -280,6 +298,18 @@ impl<'a> Facts<'a> {
             types.map(|(name, sum)| format!("{name} {}", system::bytes(*sum as u64))).collect();
         lines.push(("types", types.join(", ")));
         lines.push(("file size", system::bytes(self.file_bytes)));
+        for (of, (count, bytes)) in &self.left_out {
+            let (what, bytes) = (of.what(), system::bytes(*bytes as u64));
+            let is_draft = |config: &Config| config.family().next_block().is_some();
+            let how = match of {
+                LeftOut::Pictures => ": text only",
+                LeftOut::NextTokens if self.config.as_ref().is_some_and(is_draft) => {
+                    ": --draft mtp reads it"
+                }
+                LeftOut::NextTokens => "",
+            };
+            lines.push(("not read", format!("{count} tensors of {what}, {bytes}{how}")));
+        }
         if let Some([in_files, in_memory]) = self.placed.filter(|placed| placed[0] > 0) {
             let [in_files, in_memory] = [in_files, in_memory].map(|n| system::bytes(n as u64));
             let what =
@@ -362,6 +392,8 @@ impl<'a> Facts<'a> {
             "metadata": checkpoint.metadata(),
             "kinds": kinds,
         });
+        let left_out = |(of, (tensors, bytes)): (&LeftOut, &(usize, usize))| json!({ "what": of.what(), "tensors": tensors, "bytes": bytes });
+        object["left_out"] = self.left_out.iter().map(left_out).collect();
         object["bytes_by_type"] =
             self.summary.by_dtype.iter().map(|(name, sum)| (name.clone(), json!(sum))).collect();
         if let (Some(config), Some(memory)) = (&self.config, self.memory()) {
@@ -405,7 +437,10 @@ impl<'a> Facts<'a> {
             "memory_bytes": memory.total(self.summary.bytes),
         });
         for part in kinds_of_part(&layers) {
-            for (name, value) in part.to_json() {
+            for (mut name, value) in part.to_json() {
+                if sizes.get(&name).is_some() {
+                    name = format!("{}_{name}", part.kind());
+                }
                 sizes[name] = value;
             }
         }

@@ -287,6 +287,44 @@ fn show_counts_what_is_there() {
 }
 
 #[test]
+fn show_counts_what_a_model_does_without() {
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        folder.join(name).to_str().unwrap().to_owned()
+    };
+    let parameters = |name: &str| {
+        let json = boostr(&["show", "--json", &fixture(name)]).ok().json();
+        let left_out: Vec<(String, u64, u64)> = json["left_out"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| {
+                let number = |key: &str| it[key].as_u64().unwrap();
+                (it["what"].as_str().unwrap().to_owned(), number("tensors"), number("bytes"))
+            })
+            .collect();
+        (json["parameters"].as_u64().unwrap(), left_out)
+    };
+    let (folder, left_out) = parameters("models/qwen3_5-tiny");
+    let what = ["the vision tower", "the block for more than the next token"];
+    let names: Vec<&str> = left_out.iter().map(|(what, ..)| what.as_str()).collect();
+    assert_eq!(names, what);
+    assert_eq!(left_out[0].1, 4);
+    let (file, in_file) = parameters("gguf/qwen3_5-tiny.gguf");
+    assert_eq!(file, folder);
+    assert_eq!(in_file.len(), 1);
+    assert_eq!((in_file[0].0.as_str(), in_file[0].1, in_file[0].2), {
+        let (what, tensors, bytes) = &left_out[1];
+        (what.as_str(), *tensors, *bytes)
+    });
+    let text = boostr(&["show", &fixture("models/qwen3_5-tiny")]).ok().stdout;
+    assert!(text.contains("not read        4 tensors of the vision tower, "), "{text}");
+    assert!(text.contains("512 ids, 512 rows"), "{text}");
+    assert!(text.contains("for more than the next token, ") && text.contains("--draft mtp"));
+    assert_eq!(parameters("models/olmo-hybrid-tiny").1, []);
+}
+
+#[test]
 fn show_is_for_people_too() {
     let run = boostr(&["show", &tiny()]).ok();
     for part in ["layers", "8 of 16", "512 ids, 512 rows", "2 x F32", "backbone.layers.*.mixer.D"] {

@@ -1,7 +1,7 @@
 //! Attributes, items, and the methods that strings, dicts and lists have in Python.
 //!
-//! Only those that change nothing: transformers renders in a sandbox where `list.append` and the like are
-//! refused. Places in strings count characters.
+//! Lists may change, as in the plain sandbox of jinja2: templates of Kimi K2 append to lists, which the one of
+//! transformers refuses. Dicts may not. Places in strings count characters.
 
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
@@ -10,7 +10,7 @@ use regex::Regex;
 
 use super::lexer::is_space;
 use super::run::Given;
-use super::value::{Value, View};
+use super::value::{List, Value, View};
 use super::{Failure, MAX_TEXT, Meter, Result, bounded, format, operators};
 
 const OF_TEXT: [&str; 44] = [
@@ -61,9 +61,12 @@ const OF_TEXT: [&str; 44] = [
 ];
 const OF_DICT: [&str; 5] = ["copy", "get", "items", "keys", "values"];
 const OF_LIST: [&str; 3] = ["copy", "count", "index"];
+/// Methods of a list that change it.
+const CHANGES: [&str; 8] =
+    ["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"];
 const OF_TUPLE: [&str; 2] = ["count", "index"];
 const OF_FLOAT: [&str; 1] = ["is_integer"];
-/// Methods that change what they belong to, and what Python keeps inside: the sandbox has neither.
+/// Methods that change a dict: the sandbox of transformers has none of them.
 const REFUSED_OF_DICT: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
 /// `value.name` of what does not change: a method, or an item of that name.
@@ -94,7 +97,10 @@ fn method(value: &Value, name: &str) -> Option<&'static str> {
     let names: &[&'static str] = match value {
         Value::Text(_) | Value::Markup(_) => &OF_TEXT,
         Value::Dict(_) => &OF_DICT,
-        Value::List(_) => &OF_LIST,
+        Value::List(_) => {
+            let all = OF_LIST.iter().chain(&CHANGES);
+            return all.copied().find(|method| *method == name);
+        }
         Value::Tuple(_) | Value::Range(_) => &OF_TUPLE,
         Value::Float(_) => &OF_FLOAT,
         _ => return None,
@@ -156,6 +162,11 @@ pub(super) fn call(value: &Value, name: &str, given: Given, meter: &Meter) -> Re
             Ok(Value::Bool(number.fract() == 0.0))
         }
         list => {
+            if let Value::List(list) = list
+                && CHANGES.contains(&name)
+            {
+                return change(list, name, given, meter);
+            }
             let items = list.items(meter)?;
             match name {
                 "count" => {
@@ -178,13 +189,111 @@ pub(super) fn call(value: &Value, name: &str, given: Given, meter: &Meter) -> Re
                     }
                     Err(Failure::new("index: not in the list"))
                 }
-                _ => {
+                "copy" => {
                     given.bind(name, [], 0)?;
-                    Ok(list.clone())
+                    meter.spend(items.len())?;
+                    Ok(items.to_vec().into())
                 }
+                _ => Err(Failure::new(format!("a value of type {} has no {name}", list.kind()))),
             }
         }
     }
+}
+
+/// Calls a method of a list that changes it.
+fn change(list: &Rc<List>, name: &str, given: Given, meter: &Meter) -> Result {
+    let checked = |item: Option<Value>| -> Result {
+        let item = item.unwrap_or(Value::None);
+        if item.holds(list, meter)? {
+            return Err(Failure::new(format!("{name}: a list cannot hold itself")));
+        }
+        Ok(item)
+    };
+    let number = |value: &Value| {
+        let found = value.kind();
+        let wrong = || Failure::new(format!("{name}: expected a whole number, found {found}"));
+        value.as_int().ok_or_else(wrong)
+    };
+    // All items behind a place move.
+    let moved = || meter.spend(list.len() / 64 + 1);
+    match name {
+        "append" => {
+            let [item] = given.bind(name, [""], 1)?;
+            let item = checked(item)?;
+            list.change(meter, |items| items.push(item))?;
+        }
+        "extend" => {
+            let [more] = given.bind(name, [""], 1)?;
+            let more = more.unwrap_or(Value::None).items(meter)?;
+            meter.spend(more.len())?;
+            more.iter().try_for_each(|item| checked(Some(item.clone())).map(drop))?;
+            list.change(meter, |items| items.extend(more.iter().cloned()))?;
+        }
+        "insert" => {
+            let [at, item] = given.bind(name, ["", ""], 2)?;
+            let at = number(&at.unwrap_or(Value::None))?;
+            let item = checked(item)?;
+            moved()?;
+            let len = list.len() as i128;
+            let at = if at < 0 { (at + len).max(0) } else { at.min(len) };
+            list.change(meter, |items| items.insert(at as usize, item))?;
+        }
+        "pop" => {
+            let [at] = given.bind(name, [""], 0)?;
+            let at = number(&at.unwrap_or(Value::Int(-1)))?;
+            moved()?;
+            let len = list.len();
+            let at = if at < 0 { at + len as i128 } else { at };
+            let at = usize::try_from(at).ok().filter(|&at| at < len);
+            let at = at.ok_or_else(|| Failure::new(format!("pop: no such place among {len}")))?;
+            return list.change(meter, |items| items.remove(at));
+        }
+        "remove" => {
+            let [wanted] = given.bind(name, [""], 1)?;
+            let wanted = wanted.unwrap_or(Value::None);
+            moved()?;
+            let mut at = None;
+            for (place, item) in list.items().iter().enumerate() {
+                if operators::equal(item, &wanted, meter)? {
+                    at = Some(place);
+                    break;
+                }
+            }
+            let at = at.ok_or_else(|| Failure::new("remove: not in the list"))?;
+            list.change(meter, |items| items.remove(at))?;
+        }
+        "clear" => {
+            given.bind(name, [], 0)?;
+            list.change(meter, Vec::clear)?;
+        }
+        "reverse" => {
+            given.bind(name, [], 0)?;
+            moved()?;
+            list.change(meter, |items| items.reverse())?;
+        }
+        _ => {
+            if !given.positional.is_empty() {
+                return Err(Failure::new("sort: expected arguments by name alone"));
+            }
+            let [key, reverse] = given.bind(name, ["key", "reverse"], 0)?;
+            if key.is_some_and(|key| !matches!(key, Value::None)) {
+                return Err(Failure::new("sort: a key is not supported: use the filter `sort`"));
+            }
+            let mut items = list.items().to_vec();
+            meter.spend(items.len())?;
+            let is_reversed = reverse.is_some_and(|reverse| reverse.is_true());
+            // What is equal stays in its order, also in reverse.
+            if is_reversed {
+                items.reverse();
+            }
+            operators::sort(&mut items, |a, b| operators::less(a, b, meter))?;
+            if is_reversed {
+                items.reverse();
+            }
+            list.change(meter, |old| *old = items)?;
+        }
+    }
+    Ok(Value::None)
 }
 
 /// Where a start and an end are, of so many items.

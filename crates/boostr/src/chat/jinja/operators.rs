@@ -54,8 +54,9 @@ pub(super) fn math(math: Math, left: &Value, right: &Value, meter: &Meter) -> Re
             Ok(Value::Markup(joined(&part(left), &part(right), meter)?.into()))
         }
         (Math::Add, Value::List(a), Value::List(b)) => {
+            let (a, b) = (a.items(), b.items());
             meter.spend(a.len() + b.len())?;
-            Ok(a.iter().chain(&**b).cloned().collect::<Vec<_>>().into())
+            Ok(a.iter().chain(&*b).cloned().collect::<Vec<_>>().into())
         }
         (Math::Add, Value::Tuple(a), Value::Tuple(b)) => {
             meter.spend(a.len() + b.len())?;
@@ -214,9 +215,8 @@ fn equal_at(left: &Value, right: &Value, depth: usize, meter: &Meter) -> Result<
             meter.bytes(a.len().min(b.len()))?;
             a == b
         }
-        (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
-            Rc::ptr_eq(a, b) || all(a, b)?
-        }
+        (Value::List(a), Value::List(b)) => Rc::ptr_eq(a, b) || all(&a.items(), &b.items())?,
+        (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b) || all(a, b)?,
         (Value::Dict(a), Value::Dict(b)) => Rc::ptr_eq(a, b) || equal_dicts(a, b, depth, meter)?,
         (Value::View(View::Values, _), _) | (_, Value::View(View::Values, _)) => false,
         (Value::View(a, _), Value::View(b, _)) if a == b => {
@@ -321,8 +321,9 @@ fn order(
             meter.bytes(a.len().min(b.len()))?;
             Ok(Some(a.cmp(b)))
         }
-        (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
-            for (a, b) in a.iter().zip(&**b) {
+        (Value::List(_), Value::List(_)) | (Value::Tuple(_), Value::Tuple(_)) => {
+            let (a, b) = (left.items(meter)?, right.items(meter)?);
+            for (a, b) in a.iter().zip(&*b) {
                 if !equal_at(a, b, depth + 1, meter)? {
                     return order(a, b, sign, depth + 1, meter);
                 }
@@ -407,7 +408,8 @@ pub(super) fn item_at(value: &Value, index: i128, meter: &Meter) -> Result<Optio
             };
             c.map(|c| value.like(c))
         }
-        Value::List(items) | Value::Tuple(items) => items.get(index).cloned(),
+        Value::List(list) => list.items().get(index).cloned(),
+        Value::Tuple(items) => items.get(index).cloned(),
         Value::Range(range) => Some(Value::Int(range.get(index))),
         _ => None,
     })

@@ -129,7 +129,8 @@ impl Run<'_> {
 /// Whether two values are one object in Python, as far as that can be told.
 fn same(a: &Value, b: &Value, meter: &Meter) -> Result<bool> {
     Ok(match (a, b) {
-        (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),
+        (Value::List(a), Value::List(b)) => Rc::ptr_eq(a, b),
+        (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),
         (Value::Dict(a), Value::Dict(b)) => Rc::ptr_eq(a, b),
         (Value::Object(ObjectKind::Namespace, a), Value::Object(ObjectKind::Namespace, b)) => {
             a == b

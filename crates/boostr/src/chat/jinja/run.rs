@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::syntax::{Arguments, Expr, For, Link, Macro, Math, Node, Statement, Target};
-use super::value::{Dict, Function, MacroValue, ObjectKind, Range, Value, Variables};
+use super::value::{Dict, Function, List, MacroValue, ObjectKind, Range, Value, Variables};
 use super::{Failure, MAX_RANGE, Meter, Result, bounded, methods, operators};
 use crate::chat::{clock, marks};
 
@@ -69,8 +69,26 @@ enum Object {
     Loop(Loop),
 }
 
+/// What a loop goes through.
+#[derive(Clone)]
+enum Items {
+    /// These, whatever becomes of where they are from.
+    Fixed(Rc<Vec<Value>>),
+    /// Those that a list has when the loop is there.
+    Of(Rc<List>),
+}
+
+impl Items {
+    fn now(&self) -> Rc<Vec<Value>> {
+        match self {
+            Self::Fixed(items) => items.clone(),
+            Self::Of(list) => list.items(),
+        }
+    }
+}
+
 struct Loop {
-    items: Rc<Vec<Value>>,
+    items: Items,
     at: usize,
     depth: usize,
     changed: Option<Vec<Value>>,
@@ -289,12 +307,13 @@ impl<'a> Run<'a> {
         };
         // The one thing that Python alone refuses.
         let mut items = match list {
-            Value::None => Rc::default(),
-            list => list.items(self.meter)?,
+            Value::None => Items::Fixed(Rc::default()),
+            Value::List(list) => Items::Of(list),
+            list => Items::Fixed(list.items(self.meter)?),
         };
         if let Some(test) = &node.test {
             let mut kept = Vec::new();
-            for item in &*items {
+            for item in &*items.now() {
                 self.meter.spend(1)?;
                 self.scopes.push(Scope::new());
                 self.assign(&node.target, item.clone())?;
@@ -303,9 +322,9 @@ impl<'a> Run<'a> {
                 }
                 self.scopes.pop();
             }
-            items = Rc::new(kept);
+            items = Items::Fixed(Rc::new(kept));
         }
-        if items.is_empty() {
+        if items.now().is_empty() {
             return self.scoped(Scope::new(), &node.otherwise);
         }
         let index = self.objects.len();
@@ -320,14 +339,15 @@ impl<'a> Run<'a> {
             node: recursive,
         }));
         let (name, mut scope): (Arc<str>, _) = ("loop".into(), Scope::new());
-        for (at, item) in items.iter().enumerate() {
+        for at in 0.. {
+            let Some(item) = items.now().get(at).cloned() else { break };
             self.meter.spend(1)?;
             if let Some(Object::Loop(state)) = self.objects.get_mut(index) {
                 state.at = at;
             }
             scope.insert(name.clone(), Value::Object(ObjectKind::Loop, index));
             self.scopes.push(scope);
-            self.assign(&node.target, item.clone())?;
+            self.assign(&node.target, item)?;
             let flow = self.all(&node.body)?;
             scope = self.scopes.pop().unwrap_or_default();
             scope.clear();
@@ -336,7 +356,7 @@ impl<'a> Run<'a> {
             }
         }
         if let Some(Object::Loop(state)) = self.objects.get_mut(index) {
-            state.items = Rc::default();
+            state.items = Items::Fixed(Rc::default());
             state.changed = None;
         }
         Ok(Flow::Next)
@@ -579,7 +599,8 @@ impl<'a> Run<'a> {
                 _ => None,
             },
             Some(Object::Loop(state)) => {
-                let (at, len) = (state.at, state.items.len());
+                let (at, items) = (state.at, state.items.now());
+                let len = items.len();
                 match &**name {
                     "index" => Some((at + 1).into()),
                     "index0" => Some(at.into()),
@@ -590,8 +611,8 @@ impl<'a> Run<'a> {
                     "length" => Some(len.into()),
                     "depth" => Some((state.depth + 1).into()),
                     "depth0" => Some(state.depth.into()),
-                    "previtem" => at.checked_sub(1).and_then(|at| state.items.get(at)).cloned(),
-                    "nextitem" => state.items.get(at + 1).cloned(),
+                    "previtem" => at.checked_sub(1).and_then(|at| items.get(at)).cloned(),
+                    "nextitem" => items.get(at + 1).cloned(),
                     "cycle" => Some(method("cycle")),
                     "changed" => Some(method("changed")),
                     _ => None,

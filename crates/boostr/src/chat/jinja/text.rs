@@ -56,7 +56,7 @@ fn repr_into(value: &Value, depth: usize, text: &mut String, meter: &Meter) -> R
             quoted(content, text);
             text.push(')');
         }
-        Value::List(items) => list(text, ["[", "]"], items)?,
+        Value::List(items) => list(text, ["[", "]"], &items.items())?,
         Value::Tuple(items) => {
             list(text, ["(", if items.len() == 1 { ",)" } else { ")" }], items)?;
         }
@@ -203,7 +203,8 @@ impl Json {
             }
             Value::Float(value) => number(*value, text, ["NaN", "Infinity"]),
             Value::Text(content) | Value::Markup(content) => self.string(content, text),
-            Value::List(items) | Value::Tuple(items) => {
+            Value::List(_) | Value::Tuple(_) => {
+                let items = value.items(meter)?;
                 text.push('[');
                 for (i, item) in items.iter().enumerate() {
                     self.before_item(i, depth, text)?;

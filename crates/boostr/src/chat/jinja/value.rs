@@ -1,9 +1,9 @@
 //! Values of templates: those of Python that a template can make or be given.
 //!
-//! Lists, tuples and dicts never change once they are made, as the sandbox that transformers uses lets nothing change
-//! them. So no value holds itself. What changes (namespaces, loops) is kept by the run, and a value only names it.
+//! Tuples and dicts never change once they are made. Lists do, for all who have them; but none gets an item that holds
+//! it, so no value holds itself. What else changes (namespaces, loops) is kept by the run, and a value only names it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) enum Value {
     Text(Arc<str>),
     /// Text that counts as escaped already.
     Markup(Arc<str>),
-    List(Rc<Vec<Value>>),
+    List(Rc<List>),
     Tuple(Rc<Vec<Value>>),
     Dict(Rc<Dict>),
     /// `keys()`, `values()` or `items()` of a dict.
@@ -35,6 +35,33 @@ pub(super) enum Value {
     Method(Rc<(Value, &'static str)>),
     Macro(Rc<MacroValue>),
     Object(ObjectKind, usize),
+}
+
+/// A list: all who have it see what becomes of it. What was read of it stays as it was.
+pub(super) struct List(RefCell<Rc<Vec<Value>>>);
+
+impl List {
+    /// The items at present.
+    pub(super) fn items(&self) -> Rc<Vec<Value>> {
+        self.0.borrow().clone()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Changes the items, of which those who read them at present keep a copy.
+    pub(super) fn change<T>(
+        &self,
+        meter: &Meter,
+        work: impl FnOnce(&mut Vec<Value>) -> T,
+    ) -> Result<T> {
+        let mut items = self.0.borrow_mut();
+        if Rc::strong_count(&items) > 1 {
+            meter.spend(items.len())?;
+        }
+        Ok(work(Rc::make_mut(&mut items)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +224,7 @@ impl From<String> for Value {
 
 impl From<Vec<Value>> for Value {
     fn from(value: Vec<Value>) -> Self {
-        Self::List(Rc::new(value))
+        Self::List(Rc::new(List(RefCell::new(Rc::new(value)))))
     }
 }
 
@@ -321,7 +348,8 @@ impl Value {
             Self::Int(value) => *value != 0,
             Self::Float(value) => *value != 0.0,
             Self::Text(text) | Self::Markup(text) => !text.is_empty(),
-            Self::List(items) | Self::Tuple(items) => !items.is_empty(),
+            Self::List(list) => list.len() > 0,
+            Self::Tuple(items) => !items.is_empty(),
             Self::Dict(dict) | Self::View(_, dict) => !dict.entries.is_empty(),
             Self::Range(range) => range.len > 0,
             _ => true,
@@ -336,7 +364,8 @@ impl Value {
                 meter.bytes(text.len())?;
                 text.chars().count()
             }
-            Self::List(items) | Self::Tuple(items) => items.len(),
+            Self::List(list) => list.len(),
+            Self::Tuple(items) => items.len(),
             Self::Dict(dict) | Self::View(_, dict) => dict.entries.len(),
             Self::Range(range) => range.len,
             _ => return Ok(None),
@@ -346,7 +375,8 @@ impl Value {
     /// All its items; what can be passed through once is passed then.
     pub(super) fn items(&self, meter: &Meter) -> Result<Rc<Vec<Value>>> {
         let new: Vec<Value> = match self {
-            Self::List(items) | Self::Tuple(items) => return Ok(items.clone()),
+            Self::List(list) => return Ok(list.items()),
+            Self::Tuple(items) => return Ok(items.clone()),
             Self::Iterator(once) => {
                 let rest = once.rest();
                 meter.spend(rest.len())?;
@@ -378,6 +408,31 @@ impl Value {
             }
         };
         Ok(Rc::new(new))
+    }
+
+    /// Whether `list` is somewhere in it.
+    pub(super) fn holds(&self, list: &Rc<List>, meter: &Meter) -> Result<bool> {
+        let mut rest = vec![self.clone()];
+        while let Some(value) = rest.pop() {
+            meter.spend(1)?;
+            match value {
+                Self::List(other) if Rc::ptr_eq(&other, list) => return Ok(true),
+                Self::List(other) => rest.extend(other.items().iter().cloned()),
+                Self::Tuple(items) => rest.extend(items.iter().cloned()),
+                // Keys hold no lists.
+                Self::Dict(dict) | Self::View(_, dict) => {
+                    rest.extend(dict.entries.iter().map(|(_, value)| value.clone()));
+                }
+                Self::Iterator(once) => rest.extend(once.items.iter().cloned()),
+                Self::Method(method) => rest.push(method.0.clone()),
+                Self::Macro(called) => {
+                    let captured = called.captured.iter().flatten();
+                    rest.extend(captured.map(|(_, value)| value.clone()));
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
     }
 
     pub(super) fn is_iterable(&self) -> bool {
