@@ -1,19 +1,21 @@
 //! Rows of activations as 8-bit integers, made once for a product.
 //!
-//! Each 32 values of a row have one scale:
+//! Each 32 values of a row have one scale, and an integer each, of one term or of two:
 //!
 //! ```text
-//! scale = max |x| / 127,    code = x / scale to the nearest integer,    |x - scale * code| <= scale / 2
+//! one:  scale = max |x| / 127,            x ~= scale * code
+//! two:  scale = max |x| / (254 * 127),    x ~= scale * (254 * high + low)
 //! ```
 //!
-//! (up to f32 rounding). Where an instruction set multiplies unsigned by signed integers, codes are also
-//! taken apart into sizes and signs. A NaN or an infinity makes the scale NaN, and so every product with it.
+//! to the nearest, so |error| <= scale / 2 up to f32 rounding; codes and terms are in -127..=127. Where an
+//! instruction set multiplies unsigned by signed integers, codes are also taken apart into sizes and signs.
+//! A NaN or an infinity makes the scale NaN, and so every product with it.
 
 use rayon::prelude::*;
 
 use crate::rows::Rows;
 use crate::simd::Level;
-use crate::simd::int8::{Apart, Int8, Operand, dispatch_int8};
+use crate::simd::int8::{Apart, Int8, Operand, TERM, dispatch_int8};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -21,102 +23,162 @@ pub(super) const BLOCK: usize = 32;
 /// With fewer values, one thread quantizes them.
 const FEW: usize = 1 << 14;
 
-/// 32 neighbouring values of a row.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    /// In -127..=127.
-    pub codes: [i8; BLOCK],
+/// What weights need to know of 32 neighbouring values of a row, beside their codes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Scale {
     pub scale: f32,
-    /// `scale` times the sum of all codes.
-    pub scaled_sum: f32,
-    /// Sums of the first 16 codes and of the others.
-    pub sums: [i16; 2],
+    /// For each group of weights, what a sum of products begins with: minus the offset of the weights' codes times
+    /// the sum of the values' integers.
+    pub first: [i32; 2],
+    /// For each group, `scale` times the sum of the integers.
+    pub sums: [f32; 2],
 }
 
-impl Block {
-    const ZERO: Self = Self { codes: [0; BLOCK], scale: 0.0, scaled_sum: 0.0, sums: [0; 2] };
+/// What weights want of the activations.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Terms of an integer, 1 or 2.
+    pub terms: usize,
+    /// Groups of weights in 32 values, 1 or 2.
+    pub groups: usize,
+    /// The offset of the weights' codes, as they are multiplied.
+    pub offset: i32,
+    /// Whether codes are also taken apart.
+    pub apart: bool,
 }
 
-/// Quantized rows, stored as `[width / 32, rows]` blocks: the order in which a product reads them.
+/// Quantized rows.
 pub(super) struct Activations {
-    blocks: Vec<Block>,
-    /// Their codes taken apart, for products that take them so.
+    /// `[rows, width / 32, terms]`, high terms first.
+    codes: Vec<[i8; BLOCK]>,
+    /// The same taken apart, for products that take them so.
     apart: Vec<Apart>,
-    rows: usize,
+    /// `[rows, width / 32]`.
+    scales: Vec<Scale>,
+    wanted: Wanted,
+    cells: usize,
 }
 
 impl Activations {
-    /// Quantizes rows of whole blocks; for signed codes, as the level takes them.
-    pub(super) fn new(level: Level, x: Rows<'_>, signed: bool) -> Self {
-        let rows = x.len();
-        let mut blocks = vec![Block::ZERO; x.width() / BLOCK * rows];
-        let mut apart =
-            vec![Apart::ZERO; if signed && level.takes_apart() { blocks.len() } else { 0 }];
-        if blocks.len() * BLOCK < FEW {
-            for (k, blocks) in blocks.chunks_exact_mut(rows).enumerate() {
-                quantize(level, x, k, blocks);
-            }
-            take_apart(level, &blocks, &mut apart);
+    /// Quantizes rows of whole blocks.
+    pub(super) fn new(level: Level, x: Rows<'_>, wanted: Wanted) -> Self {
+        let (rows, cells) = (x.len(), x.width() / BLOCK);
+        let of_row = cells * wanted.terms;
+        let mut codes = vec![[0; BLOCK]; rows * of_row];
+        let mut apart = vec![Apart::ZERO; if wanted.apart { codes.len() } else { 0 }];
+        let mut scales = vec![Scale::default(); rows * cells];
+        if rows > 1 && rows * x.width() >= FEW {
+            let all = codes.par_chunks_mut(of_row).zip(scales.par_chunks_mut(cells));
+            all.enumerate().for_each(|(m, (codes, scales))| {
+                quantize(level, x.row(m), wanted, codes, scales);
+            });
+            let all = codes.par_chunks(of_row).zip(apart.par_chunks_mut(of_row));
+            all.for_each(|(codes, apart)| take_apart(level, codes, apart));
         } else {
-            let columns = blocks.par_chunks_exact_mut(rows).enumerate();
-            columns.for_each(|(k, blocks)| quantize(level, x, k, blocks));
-            let columns = blocks.par_chunks_exact(rows).zip(apart.par_chunks_exact_mut(rows));
-            columns.for_each(|(blocks, apart)| take_apart(level, blocks, apart));
+            let all = codes.chunks_mut(of_row).zip(scales.chunks_mut(cells));
+            for (m, (codes, scales)) in all.enumerate() {
+                quantize(level, x.row(m), wanted, codes, scales);
+            }
+            take_apart(level, &codes, &mut apart);
         }
-        Self { blocks, apart, rows }
+        Self { codes, apart, scales, wanted, cells }
     }
 
-    /// Values `32 k..32 k + 32` of every row.
-    #[inline(always)]
-    pub(super) fn column(&self, k: usize) -> &[Block] {
-        &self.blocks[k * self.rows..][..self.rows]
+    /// Terms of each integer.
+    pub(super) fn terms(&self) -> usize {
+        self.wanted.terms
     }
 
-    /// The codes of values `32 k..32 k + 32` of a row, for a product with signed ones.
+    /// Blocks of 32 values in a row.
     #[inline(always)]
-    pub(super) fn codes(&self, k: usize, row: usize) -> Operand<'_> {
-        let i = k * self.rows + row;
-        // Where nobody takes them apart, there is nothing to give.
-        let apart = self.apart.get(i).unwrap_or(&Apart::ZERO);
-        Operand { all: &self.blocks[i].codes, apart }
+    pub(super) fn cells(&self) -> usize {
+        self.cells
+    }
+
+    /// The codes of a row, `[width / 32, terms]`.
+    #[inline(always)]
+    pub(super) fn codes(&self, row: usize) -> &[[i8; BLOCK]] {
+        let of_row = self.cells * self.wanted.terms;
+        &self.codes[row * of_row..][..of_row]
+    }
+
+    /// The same taken apart; empty where nobody takes them so.
+    #[inline(always)]
+    pub(super) fn apart(&self, row: usize) -> &[Apart] {
+        let of_row = if self.apart.is_empty() { 0 } else { self.cells * self.wanted.terms };
+        &self.apart[row * of_row..][..of_row]
+    }
+
+    /// The scales of a row, `[width / 32]`.
+    #[inline(always)]
+    pub(super) fn scales(&self, row: usize) -> &[Scale] {
+        &self.scales[row * self.cells..][..self.cells]
     }
 }
 
-dispatch_int8! { fn quantize = quantize_body(x: Rows<'_>, k: usize, blocks: &mut [Block]) }
+/// One operand of a product, of what [`Activations::codes`] and [`Activations::apart`] give.
+#[inline(always)]
+pub(super) fn operand<'a>(codes: &'a [[i8; BLOCK]], apart: &'a [Apart], i: usize) -> Operand<'a> {
+    // Where nobody takes them apart, there is nothing to give.
+    Operand { all: &codes[i], apart: apart.get(i).unwrap_or(const { &Apart::ZERO }) }
+}
+
+dispatch_int8! {
+    fn quantize = quantize_body(x: &[f32], wanted: Wanted, codes: &mut [[i8; BLOCK]], scales: &mut [Scale])
+}
 
 #[inline(always)]
-fn quantize_body<S: Int8>(_simd: S, x: Rows<'_>, k: usize, blocks: &mut [Block]) {
-    for m in 0..blocks.len() {
-        blocks[m] = quantize_block(&x.row(m).as_chunks().0[k]);
+fn quantize_body<S: Int8>(
+    _simd: S,
+    x: &[f32],
+    wanted: Wanted,
+    codes: &mut [[i8; BLOCK]],
+    scales: &mut [Scale],
+) {
+    let x = x.as_chunks::<BLOCK>().0;
+    if wanted.terms == 1 {
+        for ((x, codes), scale) in x.iter().zip(codes).zip(scales) {
+            let (of_block, sums) = quantize_block(x, 127.0, codes, None);
+            *scale = described(of_block, sums, wanted);
+        }
+    } else {
+        for ((x, codes), scale) in x.iter().zip(codes.as_chunks_mut::<2>().0).zip(scales) {
+            let [high, low] = codes;
+            let (of_block, sums) = quantize_block(x, (TERM * 127) as f32, high, Some(low));
+            *scale = described(of_block, sums, wanted);
+        }
     }
 }
 
-dispatch_int8! { fn take_apart = take_apart_body(blocks: &[Block], apart: &mut [Apart]) }
+/// What weights need of a block, from the sums of its halves.
+#[inline(always)]
+fn described(scale: f32, [a, b]: [i32; 2], wanted: Wanted) -> Scale {
+    let sums = if wanted.groups == 1 { [a + b, 0] } else { [a, b] };
+    let first = sums.map(|sum| -wanted.offset * sum);
+    Scale { scale, first, sums: sums.map(|sum| scale * sum as f32) }
+}
+
+dispatch_int8! { fn take_apart = take_apart_body(codes: &[[i8; BLOCK]], apart: &mut [Apart]) }
 
 #[inline(always)]
-fn take_apart_body<S: Int8>(_simd: S, blocks: &[Block], apart: &mut [Apart]) {
-    for (apart, block) in apart.iter_mut().zip(blocks) {
-        *apart = Apart::of(&block.codes);
-    }
-}
-
-/// What rounding leaves of a row of whole blocks: `x - scale * code`.
-pub(super) fn remainder(x: &[f32], out: &mut [f32]) {
-    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0);
-    for (x, out) in blocks {
-        let Block { codes, scale, .. } = quantize_block(x);
-        for ((out, x), code) in out.iter_mut().zip(x).zip(codes) {
-            *out = x - scale * f32::from(code);
-        }
+fn take_apart_body<S: Int8>(_simd: S, codes: &[[i8; BLOCK]], apart: &mut [Apart]) {
+    for (apart, codes) in apart.iter_mut().zip(codes) {
+        *apart = Apart::of(codes);
     }
 }
 
 /// Rounds |x| < 2^22 to the nearest integer, ties to even, where it is added and taken away.
 const ROUND: f32 = 12_582_912.0;
 
+/// Integers up to `most` of one term, or of two where there is a `low`: the scale, and the sums of both halves.
 /// Plain loops, which the compiler makes vectors of.
 #[inline(always)]
-fn quantize_block(x: &[f32; BLOCK]) -> Block {
+fn quantize_block(
+    x: &[f32; BLOCK],
+    most: f32,
+    high: &mut [i8; BLOCK],
+    low: Option<&mut [i8; BLOCK]>,
+) -> (f32, [i32; 2]) {
     // Without their sign, bits of floats are in the order of the floats; those of NaN come last.
     let mut largest = 0;
     for x in x {
@@ -124,27 +186,41 @@ fn quantize_block(x: &[f32; BLOCK]) -> Block {
     }
     let largest = f32::from_bits(largest.cast_unsigned());
     if !largest.is_finite() {
-        return Block { scale: f32::NAN, scaled_sum: f32::NAN, ..Block::ZERO };
+        return (f32::NAN, [0; 2]);
     }
-    let inverse = 127.0 / largest;
+    let inverse = most / largest;
     if !inverse.is_finite() {
         // Zeros, or too small for their inverse.
-        return Block::ZERO;
+        return (0.0, [0; 2]);
     }
-    let mut codes = [0; BLOCK];
+    let mut integers = [0; BLOCK];
+    for i in 0..BLOCK {
+        integers[i] =
+            (x[i] * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+    }
     let mut sums = [0; 2];
     for half in 0..2 {
-        let mut sum = 0;
         for i in half * 16..half * 16 + 16 {
-            let code = (x[i] * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
-            codes[i] = code;
-            sum += i16::from(code);
+            sums[half] += integers[i];
         }
-        sums[half] = sum;
     }
-    let scale = largest / 127.0;
-    let scaled_sum = scale * f32::from(sums[0] + sums[1]);
-    Block { codes, scale, scaled_sum, sums }
+    match low {
+        None => {
+            for i in 0..BLOCK {
+                high[i] = integers[i] as i8;
+            }
+        }
+        Some(low) => {
+            for i in 0..BLOCK {
+                // |integer / 254| has its nearest integer in reach of an i8, and leaves at most 127.
+                let nearest = integers[i] as f32 * (1.0 / TERM as f32) + ROUND;
+                let nearest = nearest.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+                high[i] = nearest as i8;
+                low[i] = (integers[i] - TERM * nearest) as i8;
+            }
+        }
+    }
+    (largest / most, sums)
 }
 
 #[cfg(test)]
@@ -152,38 +228,48 @@ mod tests {
     use super::*;
     use crate::testing::Rng;
 
+    const SIGNED: Wanted = Wanted { terms: 1, groups: 2, offset: 3, apart: true };
+
     #[test]
     fn codes_are_within_half_a_step_on_every_instruction_set() {
         let mut rng = Rng::new(40);
-        for &level in Level::present() {
-            for size in [1e-36, 1e-30, 1.0, 3e38] {
+        for (level, terms) in Level::present().iter().flat_map(|level| [(*level, 1), (*level, 2)]) {
+            for size in [1e-33, 1e-30, 1.0, 3e38] {
                 let x: Vec<f32> = rng.floats(3 * 64).iter().map(|x| x * size).collect();
-                let quantized = Activations::new(level, Rows::dense(&x, 64), true);
+                let quantized =
+                    Activations::new(level, Rows::dense(&x, 64), Wanted { terms, ..SIGNED });
+                let most = if terms == 1 { 127.0 } else { 254.0 * 127.0 };
                 for (m, row) in x.chunks_exact(64).enumerate() {
                     for (k, x) in row.chunks_exact(BLOCK).enumerate() {
-                        let block = quantized.column(k)[m];
+                        let scale = quantized.scales(m)[k];
                         let largest = x.iter().fold(0.0f32, |l, x| l.max(x.abs()));
-                        assert_eq!(block.scale, largest / 127.0);
-                        let step = f64::from(block.scale);
-                        for (x, code) in x.iter().zip(block.codes) {
-                            let error = (f64::from(*x) - step * f64::from(code)).abs();
-                            assert!(error <= step * 0.5001, "{x} is not {code} * {step}");
+                        assert_eq!(scale.scale, largest / most);
+                        let step = f64::from(scale.scale);
+                        let codes = &quantized.codes(m)[k * terms..][..terms];
+                        let integer = |i: usize| {
+                            let code = |t: usize| i32::from(codes[t][i]);
+                            if terms == 1 { code(0) } else { TERM * code(0) + code(1) }
+                        };
+                        for (i, x) in x.iter().enumerate() {
+                            let error = (f64::from(*x) - step * f64::from(integer(i))).abs();
+                            assert!(error <= step * 0.505, "{x} is not {} * {step}", integer(i));
+                            assert!(codes.iter().all(|codes| codes[i] > -128));
                         }
-                        let sum = |codes: &[i8]| codes.iter().map(|c| i16::from(*c)).sum::<i16>();
-                        assert_eq!(block.sums, [sum(&block.codes[..16]), sum(&block.codes[16..])]);
-                        let sum = f32::from(block.sums[0] + block.sums[1]);
-                        assert_eq!(block.scaled_sum, block.scale * sum);
-                        if !level.takes_apart() {
-                            continue;
+                        for g in 0..2 {
+                            let sum: i32 = (16 * g..16 * g + 16).map(integer).sum();
+                            assert_eq!(scale.first[g], -3 * sum);
+                            assert_eq!(scale.sums[g], scale.scale * sum as f32);
                         }
-                        let apart = quantized.codes(k, m).apart;
-                        let mut negative = 0;
-                        for (i, code) in block.codes.into_iter().enumerate() {
-                            assert_eq!(apart.sizes[i], code.unsigned_abs());
-                            assert_eq!(apart.signs[i], if code < 0 { -1 } else { 0 });
-                            negative += i32::from(code.min(0)).abs();
+                        for (t, codes) in codes.iter().enumerate() {
+                            let apart = &quantized.apart(m)[k * terms + t];
+                            let mut negative = 0;
+                            for (i, &code) in codes.iter().enumerate() {
+                                assert_eq!(apart.sizes[i], code.unsigned_abs());
+                                assert_eq!(apart.signs[i], if code < 0 { -1 } else { 0 });
+                                negative += i32::from(code.min(0)).abs();
+                            }
+                            assert_eq!(apart.negative, negative);
                         }
-                        assert_eq!(apart.negative, negative);
                     }
                 }
             }
@@ -193,13 +279,16 @@ mod tests {
     #[test]
     fn zeros_have_a_scale_of_zero_and_numbers_without_end_none() {
         for &level in Level::present() {
-            let mut x = [0.0; 96];
-            x[40] = f32::NAN;
-            x[95] = f32::NEG_INFINITY;
-            let quantized = Activations::new(level, Rows::dense(&x, 96), false);
-            assert_eq!(quantized.column(0)[0].scale, 0.0);
-            assert!(quantized.column(1)[0].scale.is_nan());
-            assert!(quantized.column(2)[0].scale.is_nan());
+            for terms in [1, 2] {
+                let mut x = [0.0; 96];
+                x[40] = f32::NAN;
+                x[95] = f32::NEG_INFINITY;
+                let wanted = Wanted { terms, groups: 1, offset: 0, apart: false };
+                let quantized = Activations::new(level, Rows::dense(&x, 96), wanted);
+                let scales = quantized.scales(0);
+                assert_eq!(scales[0].scale, 0.0);
+                assert!(scales[1].scale.is_nan() && scales[2].scale.is_nan());
+            }
         }
     }
 }

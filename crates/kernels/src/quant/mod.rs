@@ -31,8 +31,10 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod q8_k;
+mod tile;
 mod tq1_0;
 mod tq2_0;
+mod unpack;
 
 #[cfg(test)]
 mod tests;

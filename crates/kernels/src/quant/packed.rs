@@ -1,43 +1,50 @@
 //! Quantized weights in the order in which a product reads them.
 //!
-//! Eight rows of the matrix lie together, so a vector of eight lanes holds neighbouring codes of eight
-//! outputs. Blocks of a format follow one another along the rows. The eight of one place make a
-//! *record*, and 32 `k` of them a *cell*:
+//! Sixteen rows of the matrix lie together, so a vector of sixteen lanes holds neighbouring codes of
+//! sixteen outputs. Blocks of a format follow one another along the rows. Those of sixteen rows at one
+//! place make a *record*, two places where a block has 32 values; and 32 `k` of them a *cell*:
 //!
 //! ```text
-//! [features / 8, width / block] records: d x 8 | m x 8 | group scales | group minima | cells
+//! [features / 16, width / record] records: d x 16 | m x 16 | group scales | group minima | cells
 //! cell: low plane | high plane
 //! ```
 //!
 //! A code is cut into planes: 2, 3, 4, 5, 6 and 8 bits are 2, 2 + 1, 4, 4 + 1, 4 + 2 and 8. Step `s` of
-//! a cell are `k` in 4s..4s + 4, 32 bytes; a plane of b bits packs 8 steps in b vectors of 32 bytes:
-//! step s is in vector s % b, in bits b * (s / b).. of each byte.
+//! a cell are `k` in 4s..4s + 4, 64 bytes; a plane of b bits packs 8 steps in b vectors of 64 bytes:
+//! step s is in vector s % b, in bits b * (s / b).. of each byte. Vectors lie on cache lines.
 //!
 //! Nothing is rounded: rows decode to the bits that their blocks decode to. The size is that of the
-//! blocks but for scales of six bits, which take a byte each: at most 4 % more.
+//! blocks but for scales of six bits, which take a byte each, and ends of cache lines: at most 6 % more.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Format, Parts, Scheme, formats, if_multiplied, parts, scheme};
+use super::{Format, Parts, Scheme, Values, formats, if_multiplied, parts, scheme};
 
+/// Bytes of a vector of codes: a cache line.
+pub(super) use crate::simd::int8::BYTES;
 /// Rows that lie together.
-pub(super) const LANES: usize = 8;
+pub(super) use crate::simd::int8::LANES;
+
 /// Neighbouring `k` that are unpacked together.
 pub(super) const CELL: usize = 32;
 
-/// Where the parts of a record of eight blocks lie.
+/// Where the parts of a record lie.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub scheme: Scheme,
     /// Values of a block.
     pub block: usize,
+    /// Blocks of a row in a record.
+    pub blocks: usize,
     /// Bits of the low and the high plane.
     pub low: usize,
     pub high: usize,
-    /// Where groups have scales of their own: their offset. Bytes, `[groups, 8]`.
+    /// Where there is an `m`: its offset. `[blocks, 16]` halves, as those of `d` at the start.
+    pub m: usize,
+    /// Where groups have scales of their own: their offset. Bytes, `[groups, 16]`.
     pub scales: Option<usize>,
     /// Where groups have minima of their own: their offset; where it is that of the scales, a byte
     /// holds both, minima high.
@@ -57,12 +64,14 @@ impl Layout {
     pub(super) const fn of(format: Format) -> Self {
         let Some(scheme) = scheme(format) else { panic!("format: no products with it") };
         let block = format.block_len();
+        let blocks = if block == CELL { 2 } else { 1 };
         let (low, high) = match scheme.bits {
             2 | 3 => (2, scheme.bits as usize - 2),
             4..=6 => (4, scheme.bits as usize - 4),
             _ => (8, 0),
         };
-        let mut end = if scheme.has_min { 32 } else { 16 };
+        let m = blocks * LANES * 2;
+        let mut end = if scheme.has_min { 2 * m } else { m };
         let (mut scales, mut mins) = (None, None);
         if block == 256 {
             scales = Some(end);
@@ -74,24 +83,38 @@ impl Layout {
                 end += block / scheme.group * LANES;
             }
         }
-        let cell = (low + high) * 32;
-        Self {
-            scheme,
-            block,
-            low,
-            high,
-            scales,
-            mins,
-            cells: end,
-            cell,
-            record: end + block / CELL * cell,
-        }
+        let cells = end.next_multiple_of(BYTES);
+        let cell = (low + high) * BYTES;
+        let record = cells + blocks * block / CELL * cell;
+        Self { scheme, block, blocks, low, high, m, scales, mins, cells, cell, record }
+    }
+
+    /// Values of a row in a record.
+    pub(super) const fn values(self) -> usize {
+        self.blocks * self.block
+    }
+
+    /// Groups of a cell.
+    pub(super) const fn groups(self) -> usize {
+        CELL / self.scheme.group
+    }
+
+    /// Whether codes are signed when they are multiplied; else they are unsigned, of at most six bits.
+    pub(super) const fn is_signed(self) -> bool {
+        !matches!(self.scheme.values, Values::Offset(_))
+    }
+
+    /// Records along rows of `width` values.
+    const fn along(self, width: usize) -> usize {
+        width.div_ceil(self.values())
     }
 }
 
 /// A format whose layout is known where it is compiled.
 pub(super) trait Packing {
     const LAYOUT: Layout;
+    /// Bytes of a block.
+    const BYTES: usize;
     /// Takes a block apart.
     fn parts(block: &[u8]) -> Parts;
 }
@@ -105,6 +128,7 @@ macro_rules! packings {
         pub(super) struct $format;
         impl Packing for $format {
             const LAYOUT: Layout = Layout::of(Format::$format);
+            const BYTES: usize = Format::$format.block_bytes();
             #[inline(always)]
             fn parts(block: &[u8]) -> Parts {
                 parts(Format::$format, block)
@@ -164,13 +188,16 @@ impl Packed {
         let features = blocks.len() / row;
         assert_eq!(blocks.len(), features * row, "blocks: not whole rows of {width}");
         let layout = Layout::of(format);
-        let group = width / layout.block * layout.record;
-        let mut data = vec![0; features.div_ceil(LANES) * group];
+        let group = layout.along(width) * layout.record;
+        let size = features.div_ceil(LANES) * group;
+        // Room to begin on a cache line.
+        let mut data = vec![0; size + BYTES - 1];
+        let start = data.as_ptr().align_offset(BYTES).min(BYTES - 1);
+        let range = start..start + size;
         let rows = blocks.par_chunks(LANES * row);
-        data.par_chunks_exact_mut(group).zip(rows).for_each(|(group, rows)| {
+        data[range.clone()].par_chunks_exact_mut(group).zip(rows).for_each(|(group, rows)| {
             with_packing!(format, P => pack_group::<P>(rows, row, group));
         });
-        let range = 0..data.len();
         Self { format, features, width, owner: Arc::new(data), range }
     }
 
@@ -202,7 +229,7 @@ impl Packed {
             return None;
         }
         let layout = Layout::of(format);
-        let group = (width / layout.block).checked_mul(layout.record)?;
+        let group = layout.along(width).checked_mul(layout.record)?;
         features.div_ceil(LANES).checked_mul(group)
     }
 
@@ -248,15 +275,17 @@ impl Packed {
         assert_eq!(out.len(), self.width, "out");
         let layout = Layout::of(self.format);
         let records = self.groups(n / LANES, 1).chunks_exact(layout.record);
-        for (record, out) in records.zip(out.chunks_exact_mut(layout.block)) {
-            take_lane(layout, record, n % LANES).decode(layout.scheme, out);
+        for (record, out) in records.zip(out.chunks_mut(layout.values())) {
+            for (i, out) in out.chunks_exact_mut(layout.block).enumerate() {
+                take_lane(layout, record, i, n % LANES).decode(layout.scheme, out);
+            }
         }
     }
 
-    /// The records of `count` groups of eight rows, from group `first`.
+    /// The records of `count` groups of sixteen rows, from group `first`.
     pub(super) fn groups(&self, first: usize, count: usize) -> &[u8] {
         let layout = Layout::of(self.format);
-        let group = self.width / layout.block * layout.record;
+        let group = layout.along(self.width) * layout.record;
         &self.bytes()[first * group..][..count * group]
     }
 }
@@ -267,24 +296,26 @@ impl std::fmt::Debug for Packed {
     }
 }
 
-/// Packs up to eight rows of `row` bytes; the lanes of those that are not there stay zero.
+/// Packs up to sixteen rows of `row` bytes; the lanes of those that are not there stay zero, and so does the second
+/// block of the last record where there is none.
 fn pack_group<P: Packing>(rows: &[u8], row: usize, group: &mut [u8]) {
-    let records = group.chunks_exact_mut(P::LAYOUT.record);
-    let bytes = row / records.len();
-    for (i, record) in records.enumerate() {
-        for (lane, row) in rows.chunks_exact(row).enumerate() {
-            put_lane(P::LAYOUT, &P::parts(&row[i * bytes..][..bytes]), record, lane);
+    for (lane, row) in rows.chunks_exact(row).enumerate() {
+        for (i, block) in row.chunks_exact(P::BYTES).enumerate() {
+            let (record, i) = (i / P::LAYOUT.blocks, i % P::LAYOUT.blocks);
+            let record = &mut group[record * P::LAYOUT.record..][..P::LAYOUT.record];
+            put_lane(P::LAYOUT, &P::parts(block), record, i, lane);
         }
     }
 }
 
-/// Writes one block of a record of zeros.
+/// Writes block `i` of a lane into a record of zeros.
 #[inline(always)]
-fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], lane: usize) {
+fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], i: usize, lane: usize) {
     let (head, cells) = record.split_at_mut(layout.cells);
-    head[2 * lane..][..2].copy_from_slice(&parts.d.to_le_bytes());
+    let at = 2 * (i * LANES + lane);
+    head[at..][..2].copy_from_slice(&parts.d.to_le_bytes());
     if layout.scheme.has_min {
-        head[16 + 2 * lane..][..2].copy_from_slice(&parts.m.to_le_bytes());
+        head[layout.m + at..][..2].copy_from_slice(&parts.m.to_le_bytes());
     }
     for g in 0..layout.block / layout.scheme.group {
         if let Some(scales) = layout.scales {
@@ -295,9 +326,10 @@ fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], lane: usize) {
             head[mins + LANES * g + lane] |= parts.mins[g] << high;
         }
     }
-    let codes = parts.codes.as_chunks::<CELL>().0;
+    let codes = parts.codes[..layout.block].as_chunks::<CELL>().0;
+    let cells = &mut cells[i * codes.len() * layout.cell..];
     for (cell, codes) in cells.chunks_exact_mut(layout.cell).zip(codes) {
-        let (low, high) = cell.split_at_mut(layout.low * 32);
+        let (low, high) = cell.split_at_mut(layout.low * BYTES);
         match layout.low {
             2 => put_plane::<2>(codes, 0, low, lane),
             4 => put_plane::<4>(codes, 0, low, lane),
@@ -322,14 +354,15 @@ fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8
             let step = u32::from_le_bytes(steps[vector + BITS * field]);
             four |= (step >> from & mask) << (BITS * field);
         }
-        plane[vector * 32 + lane * 4..][..4].copy_from_slice(&four.to_le_bytes());
+        plane[vector * BYTES + lane * 4..][..4].copy_from_slice(&four.to_le_bytes());
     }
 }
 
-/// Reads one block of a record back.
-fn take_lane(layout: Layout, record: &[u8], lane: usize) -> Parts {
-    let half = |at: usize| u16::from_le_bytes([record[at + 2 * lane], record[at + 2 * lane + 1]]);
-    let (m, min) = if layout.scheme.has_min { (half(16), 1) } else { (0, 0) };
+/// Reads block `i` of a lane of a record back.
+fn take_lane(layout: Layout, record: &[u8], i: usize, lane: usize) -> Parts {
+    let of_block = 2 * (i * LANES + lane);
+    let half = |at: usize| u16::from_le_bytes([record[at + of_block], record[at + of_block + 1]]);
+    let (m, min) = if layout.scheme.has_min { (half(layout.m), 1) } else { (0, 0) };
     let mut parts = Parts::simple(half(0), m, min);
     for g in 0..layout.block / layout.scheme.group {
         let both = layout.mins == layout.scales;
@@ -343,10 +376,10 @@ fn take_lane(layout: Layout, record: &[u8], lane: usize) -> Parts {
             parts.mins[g] = if both { min >> 4 } else { min };
         }
     }
-    for (cell, codes) in
-        record[layout.cells..].chunks_exact(layout.cell).zip(parts.codes.chunks_exact_mut(CELL))
-    {
-        let (low, high) = cell.split_at(layout.low * 32);
+    let codes = parts.codes[..layout.block].chunks_exact_mut(CELL);
+    let cells = &record[layout.cells + i * codes.len() * layout.cell..];
+    for (cell, codes) in cells.chunks_exact(layout.cell).zip(codes) {
+        let (low, high) = cell.split_at(layout.low * BYTES);
         take_plane(low, layout.low, 0, lane, codes);
         take_plane(high, layout.high, layout.low, lane, codes);
     }
@@ -362,7 +395,7 @@ fn take_plane(plane: &[u8], bits: usize, to: usize, lane: usize, codes: &mut [u8
     for (k, code) in codes.iter_mut().enumerate() {
         let (step, byte) = (k / 4, k % 4);
         let (vector, field) = (step % bits, step / bits);
-        let stored = plane[vector * 32 + lane * 4 + byte] >> (bits * field);
+        let stored = plane[vector * BYTES + lane * 4 + byte] >> (bits * field);
         *code |= (stored & mask) << to;
     }
 }
@@ -402,7 +435,7 @@ pub(super) mod tests {
     fn rows_decode_to_the_bits_that_their_blocks_decode_to() {
         let mut rng = Rng::new(30);
         for format in formats() {
-            for (features, blocks) in [(1, 1), (7, 2), (8, 1), (9, 3), (21, 2)] {
+            for (features, blocks) in [(1, 1), (7, 2), (16, 1), (17, 3), (37, 2)] {
                 let width = blocks * format.block_len();
                 // All bits random: scales of any size, infinities and NaN too.
                 let mut bytes = random_blocks(&mut rng, format, features * width);
@@ -456,12 +489,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn packing_adds_at_most_four_percent() {
+    fn packing_adds_at_most_six_percent() {
         for format in formats() {
             let blocks = vec![0; format.bytes_of(16 * 512).unwrap()];
             let packed = Packed::new(format, &blocks, 512);
             let ratio = packed.size_in_bytes() as f64 / blocks.len() as f64;
-            assert!((1.0..1.04).contains(&ratio), "{}: {ratio}", format.name());
+            assert!((1.0..1.06).contains(&ratio), "{}: {ratio}", format.name());
         }
     }
 

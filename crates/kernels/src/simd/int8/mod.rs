@@ -1,8 +1,8 @@
 //! Sums of products of 8-bit integers, and the few operations around them.
 //!
-//! All vectors have eight lanes whatever the instruction set: eight outputs of a product. Integers
-//! are exact and floats run in one order, so instruction sets agree to the bit but for the fused
-//! multiply-add, which the baseline has not.
+//! All vectors have sixteen lanes whatever the instruction set: sixteen outputs of a product, in one
+//! register or in several. Integers are exact and floats run in one order, so instruction sets agree to
+//! the bit but for the fused multiply-add, which the baseline has not.
 //!
 //! A kernel is written once, generic over [`Int8`], as an `#[inline(always)]` function, and compiled by
 //! `dispatch_int8!` for each instruction set, as those over [`Simd`](super::Simd) are by `dispatch!`.
@@ -11,88 +11,139 @@
     reason = "one argument for all: a value of an instruction set's type exists only where detection saw its features, and every pointer comes from a reference to an array of the vector's size"
 )]
 
-/// What the x86-64 instruction sets share: all but the products and their factors.
+#[cfg(target_arch = "x86_64")]
+macro_rules! prefetch {
+    () => {
+        #[inline(always)]
+        fn prefetch(self, from: &[u8], ahead: usize) {
+            // A prefetch reads nothing that the program sees: any address will do.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.as_ptr().wrapping_add(ahead).cast()) }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use prefetch;
+
+/// What the x86-64 instruction sets with registers of 256 bits share, two of them to a vector: all but the products.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx2_operations {
     () => {
+        super::prefetch!();
+
         #[inline(always)]
-        fn load(self, x: &[u8; 32]) -> Self::Codes {
-            unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+        fn load(self, x: &[u8; 64]) -> Self::Codes {
+            let (x, _) = x.as_chunks::<32>();
+            [0, 1].map(|i| unsafe { _mm256_loadu_si256(x[i].as_ptr().cast()) })
         }
         #[inline(always)]
-        fn store(self, x: Self::Codes, to: &mut [u8; 32]) {
-            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), x) }
-        }
-        #[inline(always)]
-        fn right(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
-            unsafe {
-                let x = _mm256_srl_epi16(x, _mm_cvtsi32_si128(by.cast_signed()));
-                _mm256_and_si256(x, _mm256_set1_epi8(mask.cast_signed()))
+        fn store(self, x: Self::Codes, to: &mut [u8; 64]) {
+            let (to, _) = to.as_chunks_mut::<32>();
+            for i in 0..2 {
+                unsafe { _mm256_storeu_si256(to[i].as_mut_ptr().cast(), x[i]) }
             }
         }
         #[inline(always)]
-        fn left(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
-            unsafe {
-                let x = _mm256_sll_epi16(x, _mm_cvtsi32_si128(by.cast_signed()));
-                _mm256_and_si256(x, _mm256_set1_epi8(mask.cast_signed()))
+        fn right(self, mut x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
+            for x in &mut x {
+                unsafe {
+                    let moved = _mm256_srl_epi16(*x, _mm_cvtsi32_si128(by.cast_signed()));
+                    *x = _mm256_and_si256(moved, _mm256_set1_epi8(mask.cast_signed()));
+                }
             }
+            x
+        }
+        #[inline(always)]
+        fn left(self, mut x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
+            for x in &mut x {
+                unsafe {
+                    let moved = _mm256_sll_epi16(*x, _mm_cvtsi32_si128(by.cast_signed()));
+                    *x = _mm256_and_si256(moved, _mm256_set1_epi8(mask.cast_signed()));
+                }
+            }
+            x
         }
         #[inline(always)]
         fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes {
-            unsafe { _mm256_or_si256(a, b) }
+            unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
         }
         #[inline(always)]
         fn lookup(self, table: &[i8; 16], x: Self::Codes) -> Self::Codes {
             unsafe {
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-                _mm256_shuffle_epi8(table, x)
+                [_mm256_shuffle_epi8(table, x[0]), _mm256_shuffle_epi8(table, x[1])]
             }
         }
         #[inline(always)]
-        fn add_pairs(self, sums: Self::Sums, pairs: Self::Pairs, [a, b]: [i16; 2]) -> Self::Sums {
-            let x = i32::from(a.cast_unsigned()) | i32::from(b) << 16;
-            unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi32(x))) }
-        }
-        #[inline(always)]
-        fn zero_sums(self) -> Self::Sums {
-            unsafe { _mm256_setzero_si256() }
+        fn join(self, high: Self::Sums, mut low: Self::Sums) -> Self::Sums {
+            for i in 0..2 {
+                unsafe {
+                    let high = _mm256_mullo_epi32(high[i], _mm256_set1_epi32(super::TERM));
+                    low[i] = _mm256_add_epi32(low[i], high);
+                }
+            }
+            low
         }
         #[inline(always)]
         fn to_float(self, x: Self::Sums) -> Self::F {
-            unsafe { _mm256_cvtepi32_ps(x) }
+            unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
         }
         #[inline(always)]
-        fn load_f16(self, x: &[u8; 16]) -> Self::F {
-            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+        fn load_f16(self, x: &[u8; 32]) -> Self::F {
+            let (x, _) = x.as_chunks::<16>();
+            [0, 1].map(|i| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x[i].as_ptr().cast())) })
         }
         #[inline(always)]
-        fn load_i8(self, x: [u8; 8]) -> Self::F {
-            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
+        fn load_i8(self, x: &[u8; 16]) -> Self::F {
+            let (x, _) = x.as_chunks::<8>();
+            [0, 1].map(|i| unsafe {
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x[i].as_ptr().cast())))
+            })
         }
         #[inline(always)]
-        fn load_float(self, x: &[f32; 8]) -> Self::F {
-            unsafe { _mm256_loadu_ps(x.as_ptr()) }
+        fn load_float(self, x: &[f32; 16]) -> Self::F {
+            let (x, _) = x.as_chunks::<8>();
+            [0, 1].map(|i| unsafe { _mm256_loadu_ps(x[i].as_ptr()) })
         }
         #[inline(always)]
-        fn store_float(self, x: Self::F, to: &mut [f32; 8]) {
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
+        fn store_float(self, x: Self::F, to: &mut [f32; 16]) {
+            let (to, _) = to.as_chunks_mut::<8>();
+            for i in 0..2 {
+                unsafe { _mm256_storeu_ps(to[i].as_mut_ptr(), x[i]) }
+            }
         }
         #[inline(always)]
         fn splat(self, x: f32) -> Self::F {
-            unsafe { _mm256_set1_ps(x) }
+            unsafe { [_mm256_set1_ps(x); 2] }
         }
         #[inline(always)]
         fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-            unsafe { _mm256_mul_ps(a, b) }
+            unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
         }
         #[inline(always)]
         fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-            unsafe { _mm256_fmadd_ps(a, b, c) }
+            unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
         }
     };
 }
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2_operations;
+
+/// Runs a block for `$count` steps (a constant, at most 8) from `$from`: written out, so that what depends on the step
+/// is known to the compiler whatever it thinks of the loop's size.
+#[cfg(target_arch = "x86_64")]
+macro_rules! each_step {
+    ($step:ident in $from:expr, $count:expr => $body:block) => {
+        each_step!(@ $step, $from, $count, $body, 0 1 2 3 4 5 6 7);
+    };
+    (@ $step:ident, $from:expr, $count:expr, $body:block, $($i:literal)*) => {
+        $(if $i < $count {
+            let $step = $from + $i;
+            $body
+        })*
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use each_step;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -103,6 +154,13 @@ pub(crate) mod neon;
 pub(crate) mod vnni;
 
 use crate::simd::Level;
+
+/// Outputs of a vector.
+pub(crate) const LANES: usize = 16;
+/// Bytes of a vector of codes.
+pub(crate) const BYTES: usize = 4 * LANES;
+/// What an integer of two terms has its high term multiplied by, so that neither is beyond -127..=127.
+pub(crate) const TERM: i32 = 254;
 
 /// 32 integers in -127..=127 taken apart, for instruction sets that multiply unsigned ones by signed ones.
 #[derive(Debug, Clone, Copy)]
@@ -143,26 +201,36 @@ pub(crate) struct Operand<'a> {
     pub apart: &'a Apart,
 }
 
+/// The codes of 32 `k` of some times sixteen outputs, one step of four `k` after the other.
+pub(crate) trait Steps<S: Int8> {
+    /// Step `step`, below 8, of outputs `16 v..`.
+    fn codes(&self, simd: S, v: usize, step: usize) -> S::Codes;
+}
+
 /// What products of 8-bit integers need of an instruction set.
 ///
-/// *Codes* are weights: eight lanes of four bytes, the codes of four neighbouring `k` of eight outputs.
-/// Eight such vectors make 32 `k`. Unsigned codes have at most 6 bits and are unpacked into registers;
-/// signed ones have 8 and are multiplied from memory.
+/// *Codes* are weights: sixteen lanes of four bytes, the codes of four neighbouring `k` of sixteen outputs.
+/// Eight such vectors make 32 `k`. Unsigned codes have at most 6 bits. Signed ones have 8, and go through
+/// [`signed`](Self::signed) before they are multiplied.
 pub(crate) trait Int8: Copy + Send + Sync {
-    /// 8 x 4 bytes.
+    /// 16 x 4 bytes.
     type Codes: Copy;
-    /// 8 x i32.
+    /// 16 x i32.
     type Sums: Copy;
-    /// 8 x f32.
+    /// 16 x f32.
     type F: Copy;
-    /// Eight factors in -128..=127 of the sums of 16 products.
-    type Factors: Copy;
-    /// Eight pairs of factors of the two sums of 16 activations.
-    type Pairs: Copy;
-    /// What `dot_signed` adds to a code.
-    const SIGNED_OFFSET: i32;
+    /// Whether a vector is one of 32 registers; else it takes several.
+    const WIDE: bool;
+    /// Whether products of few bits are faster than those of many.
+    const COUNTS_BITS: bool;
 
-    fn load(self, x: &[u8; 32]) -> Self::Codes;
+    /// Asks for the cache line `ahead` bytes after the start of `from`, within it or not.
+    #[inline(always)]
+    fn prefetch(self, from: &[u8], ahead: usize) {
+        let _ = (from, ahead);
+    }
+    fn load(self, x: &[u8; BYTES]) -> Self::Codes;
+    fn store(self, x: Self::Codes, to: &mut [u8; BYTES]);
     /// Byte by byte `x >> by & mask`; what the shift brings in from the neighbour must be masked.
     fn right(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes;
     /// Byte by byte `x << by & mask`; what the shift brings in from the neighbour must be masked.
@@ -170,44 +238,28 @@ pub(crate) trait Int8: Copy + Send + Sync {
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x]` byte by byte, for x < 16.
     fn lookup(self, table: &[i8; 16], x: Self::Codes) -> Self::Codes;
-    fn store(self, x: Self::Codes, to: &mut [u8; 32]);
+    /// Signed codes as they are multiplied: moved by [`Level::signed_offset`].
+    fn signed(self, x: Self::Codes) -> Self::Codes;
 
-    /// For `N` times eight outputs and `R` rows, sums of 32 products of signed codes, each moved by
-    /// [`SIGNED_OFFSET`](Self::SIGNED_OFFSET), with `x`.
-    fn dot_signed<const N: usize, const R: usize>(
-        self,
-        codes: [&[[u8; 32]; 8]; N],
-        x: [Operand<'_>; R],
-    ) -> [[Self::Sums; R]; N];
-    /// The same for unsigned codes of at most six `bits`.
-    fn dot<const N: usize, const R: usize>(
+    /// For `V` times sixteen outputs and `T` rows, `first` and the products of `COUNT` steps from `from` with `x`.
+    /// Signed codes have 8 `bits`, and all their steps are taken at once.
+    fn dot<C: Steps<Self>, const COUNT: usize, const V: usize, const T: usize>(
         self,
         bits: u32,
-        codes: [&[Self::Codes; 8]; N],
-        x: [&[i8; 32]; R],
-    ) -> [[Self::Sums; R]; N];
-    /// The same, with sums of the first 16 products times `factors[0]` and the others' times `factors[1]`.
-    fn dot_halves<const N: usize, const R: usize>(
-        self,
-        bits: u32,
-        codes: [&[Self::Codes; 8]; N],
-        x: [&[i8; 32]; R],
-        factors: [[Self::Factors; 2]; N],
-    ) -> [[Self::Sums; R]; N];
-
-    fn factors(self, x: [u8; 8]) -> Self::Factors;
-    /// `by * factors`, which must fit 16 bits.
-    fn pairs(self, by: i16, factors: [Self::Factors; 2]) -> Self::Pairs;
-    /// `sums + pairs[0] * x[0] + pairs[1] * x[1]`.
-    fn add_pairs(self, sums: Self::Sums, pairs: Self::Pairs, x: [i16; 2]) -> Self::Sums;
-    fn zero_sums(self) -> Self::Sums;
+        codes: &C,
+        from: usize,
+        x: [Operand<'_>; T],
+        first: [i32; T],
+    ) -> [[Self::Sums; T]; V];
+    /// `high` times [`TERM`] and `low`.
+    fn join(self, high: Self::Sums, low: Self::Sums) -> Self::Sums;
 
     fn to_float(self, x: Self::Sums) -> Self::F;
-    /// Eight little-endian halves.
-    fn load_f16(self, x: &[u8; 16]) -> Self::F;
-    fn load_i8(self, x: [u8; 8]) -> Self::F;
-    fn load_float(self, x: &[f32; 8]) -> Self::F;
-    fn store_float(self, x: Self::F, to: &mut [f32; 8]);
+    /// Sixteen little-endian halves.
+    fn load_f16(self, x: &[u8; 2 * LANES]) -> Self::F;
+    fn load_i8(self, x: &[u8; LANES]) -> Self::F;
+    fn load_float(self, x: &[f32; LANES]) -> Self::F;
+    fn store_float(self, x: Self::F, to: &mut [f32; LANES]);
     fn splat(self, x: f32) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, fused where the instruction set can.
@@ -218,6 +270,16 @@ impl Level {
     /// Whether signed codes are multiplied with activations that are taken [`Apart`].
     pub(crate) fn takes_apart(self) -> bool {
         cfg!(target_arch = "x86_64") && matches!(self, Self::Avx2 | Self::Avx512)
+    }
+
+    /// What [`Int8::signed`] adds to a code.
+    pub(crate) fn signed_offset(self) -> i32 {
+        if matches!(self, Self::AvxVnni | Self::Avx512Vnni) { 128 } else { 0 }
+    }
+
+    /// Its [`Int8::WIDE`].
+    pub(crate) fn is_wide(self) -> bool {
+        self == Self::Avx512Vnni
     }
 }
 
@@ -258,7 +320,7 @@ macro_rules! dispatch_int8 {
                 #[cfg(target_arch = "x86_64")]
                 Level::AvxVnni => wide!(AvxVnni, "avx2,fma,f16c,avxvnni"),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512Vnni => wide!(Avx512Vnni, "avx2,fma,f16c,avx512vnni,avx512vl"),
+                Level::Avx512Vnni => wide!(Avx512Vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni"),
                 #[cfg(target_arch = "aarch64")]
                 Level::Neon => $body::<_ $(, $type)?>(Neon, $($arg),*),
                 #[cfg(target_arch = "aarch64")]
@@ -275,12 +337,11 @@ mod tests {
     use super::*;
     use crate::testing::Rng;
 
-    /// Codes `[8 steps, 8 lanes, 4]`, two rows of `x`, and factors of both halves.
+    /// Codes `[8 steps, 16 lanes, 4]` and two rows of `x`.
     struct Problem {
         bits: u32,
-        codes: [[u8; 32]; 8],
+        codes: [[u8; BYTES]; 8],
         x: [[i8; 32]; 2],
-        factors: [[u8; 8]; 2],
     }
 
     impl Problem {
@@ -291,7 +352,6 @@ mod tests {
                 bits,
                 codes: std::array::from_fn(|_| std::array::from_fn(|_| byte() & mask)),
                 x: std::array::from_fn(|_| std::array::from_fn(|_| (byte() as i8).max(-127))),
-                factors: std::array::from_fn(|_| std::array::from_fn(|_| byte())),
             }
         }
 
@@ -302,7 +362,7 @@ mod tests {
         }
 
         fn of(bits: u32, code: u8, x: i8) -> Self {
-            Self { bits, codes: [[code; 32]; 8], x: [[x; 32], [-x; 32]], factors: [[128; 8]; 2] }
+            Self { bits, codes: [[code; BYTES]; 8], x: [[x; 32], [-x; 32]] }
         }
 
         /// Sums of the products of half a row, in plain integers.
@@ -316,78 +376,65 @@ mod tests {
                 .sum()
         }
 
-        fn sums(&self, r: usize) -> [i16; 2] {
-            [0, 16].map(|from| self.x[r][from..from + 16].iter().map(|x| i16::from(*x)).sum())
+        fn sum(&self, r: usize) -> i32 {
+            self.x[r].iter().map(|x| i32::from(*x)).sum()
         }
     }
 
-    dispatch_int8! { fn check = check_body(problem: &Problem) }
+    impl<S: Int8> Steps<S> for Problem {
+        #[inline(always)]
+        fn codes(&self, simd: S, _: usize, step: usize) -> S::Codes {
+            let codes = simd.load(&self.codes[step]);
+            if self.bits == 8 { simd.signed(codes) } else { codes }
+        }
+    }
+
+    dispatch_int8! { fn check_all = check_body(problem: &Problem, offset: i32) }
+
+    fn check(level: Level, problem: &Problem) {
+        check_all(level, problem, if problem.bits == 8 { level.signed_offset() } else { 0 });
+    }
 
     #[inline(always)]
-    fn check_body<S: Int8>(simd: S, problem: &Problem) {
+    fn check_body<S: Int8>(simd: S, problem: &Problem, offset: i32) {
         let bits = problem.bits;
-        let mut codes = [simd.load(&[0; 32]); 8];
-        for step in 0..8 {
-            codes[step] = simd.load(&problem.codes[step]);
-        }
-        let ones = simd.factors([1; 8]);
-        let factors = [simd.factors(problem.factors[0]), simd.factors(problem.factors[1])];
-        let [a, b] = &problem.x;
         let apart = problem.x.map(|x| Apart::of(&x));
-        let [c, d] = [0, 1].map(|r| Operand { all: &problem.x[r], apart: &apart[r] });
-        let ([mut both], [[mut one], _]);
-        if bits < 8 {
-            [both] = simd.dot(bits, [&codes], [a, b]);
-            [[one], _] = simd.dot(bits, [&codes, &codes], [a]);
-        } else {
-            [both] = simd.dot_signed([&problem.codes], [c, d]);
-            [[one], _] = simd.dot_signed([&problem.codes, &problem.codes], [c]);
-            let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
-            for r in 0..2 {
-                both[r] = simd.add_pairs(both[r], pairs, problem.sums(r));
-            }
-            one = simd.add_pairs(one, pairs, problem.sums(0));
-            // As kernels call it: four cells, two rows.
-            let four = simd.dot_signed([&problem.codes; 4], [d, c]);
-            for [second, first] in four {
-                let first = simd.add_pairs(first, pairs, problem.sums(0));
-                let second = simd.add_pairs(second, pairs, problem.sums(1));
-                assert_eq!(integers(simd, first), integers(simd, both[0]));
-                assert_eq!(integers(simd, second), integers(simd, both[1]));
-            }
-        }
+        let [a, b] = [0, 1].map(|r| Operand { all: &problem.x[r], apart: &apart[r] });
+        // What signed codes are moved by is taken back by where the sums begin.
+        let first = [0, 1].map(|r| 1000 - offset * problem.sum(r));
+        let [both, again] = simd.dot::<_, 8, 2, 2>(bits, problem, 0, [a, b], first);
+        let [[one]] = simd.dot::<_, 8, 1, 1>(bits, problem, 0, [b], [first[1]]);
         for r in 0..2 {
             let got = integers(simd, both[r]);
-            for lane in 0..8 {
-                let want = problem.reference(r, lane, 0) + problem.reference(r, lane, 1);
+            for lane in 0..LANES {
+                let want = 1000 + problem.reference(r, lane, 0) + problem.reference(r, lane, 1);
                 assert_eq!(got[lane], want as f32, "{bits} bits, row {r}, lane {lane}");
             }
+            assert_eq!(integers(simd, again[r]), got);
         }
-        assert_eq!(integers(simd, one), integers(simd, both[0]));
+        assert_eq!(integers(simd, one), integers(simd, both[1]));
+        let joined = integers(simd, simd.join(both[0], both[1]));
+        for lane in 0..LANES {
+            let [high, low] = [0, 1]
+                .map(|r| 1000 + problem.reference(r, lane, 0) + problem.reference(r, lane, 1));
+            assert_eq!(joined[lane], (TERM * high + low) as f32, "{bits} bits, lane {lane}");
+        }
         if bits == 8 {
             return;
         }
-        let [halves] = simd.dot_halves(bits, [&codes], [a, b], [factors]);
-        let pairs = simd.pairs(-32, factors);
-        for r in 0..2 {
-            let got = integers(simd, halves[r]);
-            let sums = problem.sums(r);
-            let moved = integers(simd, simd.add_pairs(halves[r], pairs, sums));
-            for lane in 0..8 {
-                let factor = |half: usize| i32::from(problem.factors[half][lane] as i8);
-                let want = [0, 1].map(|half| problem.reference(r, lane, half) * factor(half));
-                assert_eq!(got[lane], (want[0] + want[1]) as f32, "{bits} bits, halves");
-                let offset = [0, 1].map(|half| 32 * factor(half) * i32::from(sums[half]));
-                let want = want[0] + want[1] - offset[0] - offset[1];
-                assert_eq!(moved[lane], want as f32, "{bits} bits, with an offset");
+        for half in 0..2 {
+            let [[got]] = simd.dot::<_, 4, 1, 1>(bits, problem, 4 * half, [a], [-5]);
+            let got = integers(simd, got);
+            for lane in 0..LANES {
+                assert_eq!(got[lane], (problem.reference(0, lane, half) - 5) as f32, "half {half}");
             }
         }
     }
 
     /// As floats, the way kernels see them; sums past 2^24 are rounded alike on both sides.
     #[inline(always)]
-    fn integers<S: Int8>(simd: S, sums: S::Sums) -> [f32; 8] {
-        let mut out = [0.0; 8];
+    fn integers<S: Int8>(simd: S, sums: S::Sums) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
         simd.store_float(simd.to_float(sums), &mut out);
         out
     }
@@ -409,52 +456,52 @@ mod tests {
         }
     }
 
-    dispatch_int8! { fn move_bytes = move_bytes_body(x: &[u8; 32], out: &mut [[f32; 8]]) }
+    dispatch_int8! { fn move_bytes = move_bytes_body(x: &[u8; BYTES], out: &mut Moved) }
 
-    /// Bytes that are moved, looked up and read as numbers, seen through products with 1.
+    /// What became of bytes: moved and looked up, and read as numbers.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Moved {
+        bytes: [[u8; BYTES]; 4],
+        floats: [[f32; LANES]; 3],
+    }
+
     #[inline(always)]
-    fn move_bytes_body<S: Int8>(simd: S, x: &[u8; 32], out: &mut [[f32; 8]]) {
+    fn move_bytes_body<S: Int8>(simd: S, x: &[u8; BYTES], out: &mut Moved) {
         let table = [-127, -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 113];
         let loaded = simd.load(x);
-        let zero = simd.load(&[0; 32]);
         let moved = [
             simd.right(loaded, 4, 15),
             simd.left(loaded, 3, 0x30),
             simd.or(simd.right(loaded, 0, 15), simd.left(loaded, 4, 16)),
+            simd.lookup(&table, simd.right(loaded, 0, 15)),
         ];
-        for (i, moved) in moved.into_iter().enumerate() {
-            let codes = [zero, zero, zero, moved, zero, zero, zero, zero];
-            let [[sums]] = simd.dot(6, [&codes], [&[1; 32]]);
-            simd.store_float(simd.to_float(sums), &mut out[i]);
+        for (moved, out) in moved.into_iter().zip(&mut out.bytes) {
+            simd.store(moved, out);
         }
-        let ones = Operand { all: &[1; 32], apart: &Apart::of(&[1; 32]) };
-        let mut codes = [[0; 32]; 8];
-        simd.store(simd.lookup(&table, simd.right(loaded, 0, 15)), &mut codes[2]);
-        let [[sums]] = simd.dot_signed([&codes], [ones]);
-        let ones = simd.factors([1; 8]);
-        let pairs = simd.pairs(-(S::SIGNED_OFFSET as i16), [ones, ones]);
-        simd.store_float(simd.to_float(simd.add_pairs(sums, pairs, [16, 16])), &mut out[3]);
-        let (&eight, _) = x.split_first_chunk().expect("32 bytes");
-        simd.store_float(simd.load_i8(eight), &mut out[4]);
-        let (sixteen, _) = x.split_first_chunk().expect("32 bytes");
-        simd.store_float(simd.load_f16(sixteen), &mut out[5]);
+        let (sixteen, _) = x.split_first_chunk().expect("16 bytes");
+        simd.store_float(simd.load_i8(sixteen), &mut out.floats[0]);
+        let (halves, _) = x.split_first_chunk().expect("32 bytes");
+        simd.store_float(simd.load_f16(halves), &mut out.floats[1]);
+        let two = simd.mul(simd.load_float(&out.floats[0]), simd.splat(2.0));
+        simd.store_float(simd.mul_add(two, simd.splat(3.0), two), &mut out.floats[2]);
     }
 
     #[test]
     fn bytes_move_alike_on_every_instruction_set() {
         let mut rng = Rng::new(21);
         for _ in 0..200 {
-            let mut x = [0; 32].map(|_: u8| rng.next() as u8);
-            for i in 0..8 {
+            let mut x = [0; BYTES].map(|_: u8| rng.next() as u8);
+            for i in 0..16 {
                 x[2 * i + 1] &= 0xbf; // finite halves
             }
-            let mut want = [[0.0; 8]; 6];
+            let zeros = Moved { bytes: [[0; BYTES]; 4], floats: [[0.0; LANES]; 3] };
+            let mut want = zeros.clone();
             move_bytes(Level::Baseline, &x, &mut want);
-            assert_eq!(want[4][3], f32::from(x[3] as i8));
-            let high: u8 = x[4..8].iter().map(|x| x >> 4).sum();
-            assert_eq!(want[0][1], f32::from(high));
+            assert_eq!(want.floats[0][3], f32::from(x[3] as i8));
+            assert_eq!(want.floats[2][3], 8.0 * f32::from(x[3] as i8));
+            assert_eq!(want.bytes[0], x.map(|x| x >> 4));
             for &level in Level::present() {
-                let mut got = [[0.0; 8]; 6];
+                let mut got = zeros.clone();
                 move_bytes(level, &x, &mut got);
                 assert_eq!(got, want, "{level:?}");
             }

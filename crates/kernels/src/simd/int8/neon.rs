@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Int8, Operand};
+use super::{Int8, Operand, Steps, TERM};
 use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
@@ -41,38 +41,13 @@ fn four(x: &[i8; 32], step: usize) -> int8x16_t {
 trait Products: Copy {
     type Under: Copy;
     fn zero(self) -> Self::Under;
-    /// Adds the products of one vector of codes with four `x` in every lane.
-    fn add(self, sums: Self::Under, codes: [int8x16_t; 2], x: int8x16_t) -> Self::Under;
-    fn finish(self, sums: Self::Under) -> [int32x4_t; 2];
+    /// Adds the products of four outputs' codes with four `x` in every lane.
+    fn add(self, sums: Self::Under, codes: int8x16_t, x: int8x16_t) -> Self::Under;
+    fn finish(self, sums: Self::Under) -> int32x4_t;
 }
 
 impl Products for Neon {
     /// Two sums for each lane.
-    type Under = [int32x4_t; 4];
-
-    #[inline(always)]
-    fn zero(self) -> Self::Under {
-        unsafe { [vdupq_n_s32(0); 4] }
-    }
-    #[inline(always)]
-    fn add(self, mut sums: Self::Under, codes: [int8x16_t; 2], x: int8x16_t) -> Self::Under {
-        unsafe {
-            for i in 0..2 {
-                let low = vmull_s8(vget_low_s8(codes[i]), vget_low_s8(x));
-                let high = vmull_high_s8(codes[i], x);
-                sums[2 * i] = vpadalq_s16(sums[2 * i], low);
-                sums[2 * i + 1] = vpadalq_s16(sums[2 * i + 1], high);
-            }
-            sums
-        }
-    }
-    #[inline(always)]
-    fn finish(self, [a, b, c, d]: Self::Under) -> [int32x4_t; 2] {
-        unsafe { [vpaddq_s32(a, b), vpaddq_s32(c, d)] }
-    }
-}
-
-impl Products for NeonDot {
     type Under = [int32x4_t; 2];
 
     #[inline(always)]
@@ -80,24 +55,42 @@ impl Products for NeonDot {
         unsafe { [vdupq_n_s32(0); 2] }
     }
     #[inline(always)]
-    fn add(self, [mut a, mut b]: Self::Under, codes: [int8x16_t; 2], x: int8x16_t) -> Self::Under {
+    fn add(self, [a, b]: Self::Under, codes: int8x16_t, x: int8x16_t) -> Self::Under {
+        unsafe {
+            let low = vmull_s8(vget_low_s8(codes), vget_low_s8(x));
+            let high = vmull_high_s8(codes, x);
+            [vpadalq_s16(a, low), vpadalq_s16(b, high)]
+        }
+    }
+    #[inline(always)]
+    fn finish(self, [a, b]: Self::Under) -> int32x4_t {
+        unsafe { vpaddq_s32(a, b) }
+    }
+}
+
+impl Products for NeonDot {
+    type Under = int32x4_t;
+
+    #[inline(always)]
+    fn zero(self) -> Self::Under {
+        unsafe { vdupq_n_s32(0) }
+    }
+    #[inline(always)]
+    fn add(self, mut sums: Self::Under, codes: int8x16_t, x: int8x16_t) -> Self::Under {
         // The instruction that the unstable intrinsic `vdotq_s32` stands for.
         unsafe {
             std::arch::asm!(
-                "sdot {a:v}.4s, {c:v}.16b, {x:v}.16b",
-                "sdot {b:v}.4s, {d:v}.16b, {x:v}.16b",
-                a = inout(vreg) a,
-                b = inout(vreg) b,
-                c = in(vreg) codes[0],
-                d = in(vreg) codes[1],
+                "sdot {sums:v}.4s, {codes:v}.16b, {x:v}.16b",
+                sums = inout(vreg) sums,
+                codes = in(vreg) codes,
                 x = in(vreg) x,
                 options(pure, nomem, nostack, preserves_flags),
             );
         }
-        [a, b]
+        sums
     }
     #[inline(always)]
-    fn finish(self, sums: Self::Under) -> [int32x4_t; 2] {
+    fn finish(self, sums: Self::Under) -> int32x4_t {
         sums
     }
 }
@@ -105,21 +98,22 @@ impl Products for NeonDot {
 macro_rules! neon {
     ($name:ident) => {
         impl Int8 for $name {
-            type Codes = [int8x16_t; 2];
-            type Sums = [int32x4_t; 2];
-            type F = [float32x4_t; 2];
-            type Factors = [int32x4_t; 2];
-            type Pairs = [[int32x4_t; 2]; 2];
-            const SIGNED_OFFSET: i32 = 0;
+            type Codes = [int8x16_t; 4];
+            type Sums = [int32x4_t; 4];
+            type F = [float32x4_t; 4];
+            const WIDE: bool = false;
+            const COUNTS_BITS: bool = false;
 
             #[inline(always)]
-            fn load(self, x: &[u8; 32]) -> Self::Codes {
+            fn load(self, x: &[u8; 64]) -> Self::Codes {
                 let (x, _) = x.as_chunks::<16>();
-                unsafe {
-                    [
-                        vreinterpretq_s8_u8(vld1q_u8(x[0].as_ptr())),
-                        vreinterpretq_s8_u8(vld1q_u8(x[1].as_ptr())),
-                    ]
+                [0, 1, 2, 3].map(|i| unsafe { vreinterpretq_s8_u8(vld1q_u8(x[i].as_ptr())) })
+            }
+            #[inline(always)]
+            fn store(self, x: Self::Codes, to: &mut [u8; 64]) {
+                let (to, _) = to.as_chunks_mut::<16>();
+                for i in 0..4 {
+                    unsafe { vst1q_u8(to[i].as_mut_ptr(), vreinterpretq_u8_s8(x[i])) }
                 }
             }
             #[inline(always)]
@@ -143,181 +137,115 @@ macro_rules! neon {
                 x
             }
             #[inline(always)]
-            fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes {
-                unsafe { [vorrq_s8(a[0], b[0]), vorrq_s8(a[1], b[1])] }
+            fn or(self, mut a: Self::Codes, b: Self::Codes) -> Self::Codes {
+                for i in 0..4 {
+                    a[i] = unsafe { vorrq_s8(a[i], b[i]) };
+                }
+                a
             }
             #[inline(always)]
             fn lookup(self, table: &[i8; 16], x: Self::Codes) -> Self::Codes {
-                unsafe {
-                    let table = vld1q_s8(table.as_ptr());
-                    [
-                        vqtbl1q_s8(table, vreinterpretq_u8_s8(x[0])),
-                        vqtbl1q_s8(table, vreinterpretq_u8_s8(x[1])),
-                    ]
-                }
+                let table = unsafe { vld1q_s8(table.as_ptr()) };
+                x.map(|x| unsafe { vqtbl1q_s8(table, vreinterpretq_u8_s8(x)) })
             }
             #[inline(always)]
-            fn store(self, x: Self::Codes, to: &mut [u8; 32]) {
-                let (to, _) = to.as_chunks_mut::<16>();
-                unsafe {
-                    vst1q_u8(to[0].as_mut_ptr(), vreinterpretq_u8_s8(x[0]));
-                    vst1q_u8(to[1].as_mut_ptr(), vreinterpretq_u8_s8(x[1]));
-                }
+            fn signed(self, x: Self::Codes) -> Self::Codes {
+                x
             }
 
             #[inline(always)]
-            fn dot_signed<const N: usize, const R: usize>(
-                self,
-                codes: [&[[u8; 32]; 8]; N],
-                x: [Operand<'_>; R],
-            ) -> [[Self::Sums; R]; N] {
-                let mut sums = [[self.zero_sums(); R]; N];
-                for n in 0..N {
-                    // The sums of one cell fill up to half of the registers.
-                    let mut under = [self.zero(); R];
-                    for step in 0..8 {
-                        let codes = self.load(&codes[n][step]);
-                        for r in 0..R {
-                            under[r] = self.add(under[r], codes, four(x[r].all, step));
-                        }
-                    }
-                    for r in 0..R {
-                        sums[n][r] = self.finish(under[r]);
-                    }
-                }
-                sums
-            }
-            #[inline(always)]
-            fn dot<const N: usize, const R: usize>(
+            fn dot<C: Steps<Self>, const COUNT: usize, const V: usize, const T: usize>(
                 self,
                 _bits: u32,
-                codes: [&[Self::Codes; 8]; N],
-                x: [&[i8; 32]; R],
-            ) -> [[Self::Sums; R]; N] {
-                let mut under = [[self.zero(); R]; N];
-                for step in 0..8 {
-                    for n in 0..N {
-                        for r in 0..R {
-                            under[n][r] = self.add(under[n][r], codes[n][step], four(x[r], step));
-                        }
-                    }
-                }
-                let mut sums = [[self.zero_sums(); R]; N];
-                for n in 0..N {
-                    for r in 0..R {
-                        sums[n][r] = self.finish(under[n][r]);
-                    }
-                }
-                sums
-            }
-            #[inline(always)]
-            fn dot_halves<const N: usize, const R: usize>(
-                self,
-                _bits: u32,
-                codes: [&[Self::Codes; 8]; N],
-                x: [&[i8; 32]; R],
-                factors: [[Self::Factors; 2]; N],
-            ) -> [[Self::Sums; R]; N] {
-                let mut sums = [[self.zero_sums(); R]; N];
-                for half in 0..2 {
-                    for n in 0..N {
-                        for r in 0..R {
-                            let mut under = self.zero();
-                            for step in half * 4..half * 4 + 4 {
-                                under = self.add(under, codes[n][step], four(x[r], step));
-                            }
-                            let part = self.finish(under);
-                            for i in 0..2 {
-                                let (sum, factors) = (&mut sums[n][r][i], factors[n][half][i]);
-                                *sum = unsafe { vmlaq_s32(*sum, part[i], factors) };
+                codes: &C,
+                from: usize,
+                x: [Operand<'_>; T],
+                first: [i32; T],
+            ) -> [[Self::Sums; T]; V] {
+                let mut under = [[[self.zero(); 4]; T]; V];
+                for step in from..from + COUNT {
+                    for v in 0..V {
+                        let codes = codes.codes(self, v, step);
+                        for t in 0..T {
+                            let x = four(x[t].all, step);
+                            for i in 0..4 {
+                                under[v][t][i] = self.add(under[v][t][i], codes[i], x);
                             }
                         }
                     }
                 }
-                sums
-            }
-
-            #[inline(always)]
-            fn factors(self, x: [u8; 8]) -> Self::Factors {
-                unsafe {
-                    let x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(x.as_ptr())));
-                    [vmovl_s16(vget_low_s16(x)), vmovl_high_s16(x)]
-                }
-            }
-            #[inline(always)]
-            fn pairs(self, by: i16, mut factors: [Self::Factors; 2]) -> Self::Pairs {
-                for factors in &mut factors {
-                    for factors in factors {
-                        *factors = unsafe { vmulq_n_s32(*factors, i32::from(by)) };
-                    }
-                }
-                factors
-            }
-            #[inline(always)]
-            fn add_pairs(
-                self,
-                mut sums: Self::Sums,
-                pairs: Self::Pairs,
-                x: [i16; 2],
-            ) -> Self::Sums {
-                for half in 0..2 {
-                    for i in 0..2 {
-                        let pairs = pairs[half][i];
-                        sums[i] = unsafe { vmlaq_n_s32(sums[i], pairs, i32::from(x[half])) };
+                let mut sums = [[unsafe { [vdupq_n_s32(0); 4] }; T]; V];
+                for v in 0..V {
+                    for t in 0..T {
+                        for i in 0..4 {
+                            let all = self.finish(under[v][t][i]);
+                            sums[v][t][i] = unsafe { vaddq_s32(all, vdupq_n_s32(first[t])) };
+                        }
                     }
                 }
                 sums
             }
             #[inline(always)]
-            fn zero_sums(self) -> Self::Sums {
-                unsafe { [vdupq_n_s32(0); 2] }
+            fn join(self, high: Self::Sums, mut low: Self::Sums) -> Self::Sums {
+                for i in 0..4 {
+                    low[i] = unsafe { vmlaq_n_s32(low[i], high[i], TERM) };
+                }
+                low
             }
 
             #[inline(always)]
             fn to_float(self, x: Self::Sums) -> Self::F {
-                unsafe { [vcvtq_f32_s32(x[0]), vcvtq_f32_s32(x[1])] }
+                x.map(|x| unsafe { vcvtq_f32_s32(x) })
             }
             #[inline(always)]
-            fn load_f16(self, x: &[u8; 16]) -> Self::F {
+            fn load_f16(self, x: &[u8; 32]) -> Self::F {
                 let (x, _) = x.as_chunks::<2>();
-                let mut halves = [[0; 4]; 2];
-                for lane in 0..8 {
+                let mut halves = [[0; 4]; 4];
+                for lane in 0..16 {
                     halves[lane / 4][lane % 4] = u16::from_le_bytes(x[lane]);
                 }
                 // Both traits of `Neon` have an operation of this name.
-                [
-                    crate::simd::Simd::load_f16(Neon, &halves[0]),
-                    crate::simd::Simd::load_f16(Neon, &halves[1]),
-                ]
+                halves.map(|halves| crate::simd::Simd::load_f16(Neon, &halves))
             }
             #[inline(always)]
-            fn load_i8(self, x: [u8; 8]) -> Self::F {
-                self.to_float(self.factors(x))
-            }
-            #[inline(always)]
-            fn load_float(self, x: &[f32; 8]) -> Self::F {
-                let (x, _) = x.as_chunks::<4>();
-                unsafe { [vld1q_f32(x[0].as_ptr()), vld1q_f32(x[1].as_ptr())] }
-            }
-            #[inline(always)]
-            fn store_float(self, x: Self::F, to: &mut [f32; 8]) {
-                let (to, _) = to.as_chunks_mut::<4>();
+            fn load_i8(self, x: &[u8; 16]) -> Self::F {
                 unsafe {
-                    vst1q_f32(to[0].as_mut_ptr(), x[0]);
-                    vst1q_f32(to[1].as_mut_ptr(), x[1]);
+                    let x = vreinterpretq_s8_u8(vld1q_u8(x.as_ptr()));
+                    let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x));
+                    let low = [vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low)];
+                    let high = [vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)];
+                    self.to_float([low[0], low[1], high[0], high[1]])
+                }
+            }
+            #[inline(always)]
+            fn load_float(self, x: &[f32; 16]) -> Self::F {
+                let (x, _) = x.as_chunks::<4>();
+                [0, 1, 2, 3].map(|i| unsafe { vld1q_f32(x[i].as_ptr()) })
+            }
+            #[inline(always)]
+            fn store_float(self, x: Self::F, to: &mut [f32; 16]) {
+                let (to, _) = to.as_chunks_mut::<4>();
+                for i in 0..4 {
+                    unsafe { vst1q_f32(to[i].as_mut_ptr(), x[i]) }
                 }
             }
             #[inline(always)]
             fn splat(self, x: f32) -> Self::F {
-                unsafe { [vdupq_n_f32(x); 2] }
+                unsafe { [vdupq_n_f32(x); 4] }
             }
             #[inline(always)]
-            fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-                unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+            fn mul(self, mut a: Self::F, b: Self::F) -> Self::F {
+                for i in 0..4 {
+                    a[i] = unsafe { vmulq_f32(a[i], b[i]) };
+                }
+                a
             }
             #[inline(always)]
-            fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-                unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
+            fn mul_add(self, a: Self::F, b: Self::F, mut c: Self::F) -> Self::F {
+                for i in 0..4 {
+                    c[i] = unsafe { vfmaq_f32(c[i], a[i], b[i]) };
+                }
+                c
             }
         }
     };

@@ -8,15 +8,14 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::four;
-use super::{Int8, Operand};
+use super::{Int8, Operand, Steps, TERM};
 use crate::simd::avx2::Avx2;
 
 /// Proof that the processor has AVX-VNNI, AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct AvxVnni(());
 
-/// Proof that the processor has AVX-512 VNNI and VL, AVX2, FMA and F16C.
+/// Proof that the processor has AVX-512 F, BW, VL and VNNI, AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Vnni(());
 
@@ -24,126 +23,199 @@ impl AvxVnni {
     pub(crate) fn present() -> bool {
         Avx2::present() && is_x86_feature_detected!("avxvnni")
     }
+
+    /// # Panics
+    ///
+    /// If the processor lacks one of the features.
+    #[inline(always)]
+    pub(crate) fn detected() -> Self {
+        assert!(Self::present(), "level: vnni on a processor without it");
+        Self(())
+    }
 }
 
 impl Avx512Vnni {
     pub(crate) fn present() -> bool {
         Avx2::present()
-            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+    }
+
+    /// # Panics
+    ///
+    /// If the processor lacks one of the features.
+    #[inline(always)]
+    pub(crate) fn detected() -> Self {
+        assert!(Self::present(), "level: vnni on a processor without it");
+        Self(())
     }
 }
 
-macro_rules! vnni {
-    ($name:ident, $dpbusd:ident) => {
-        impl $name {
-            /// # Panics
-            ///
-            /// If the processor lacks one of the features.
-            #[inline(always)]
-            pub(crate) fn detected() -> Self {
-                assert!(Self::present(), "level: vnni on a processor without it");
-                Self(())
-            }
-        }
-
-        impl Int8 for $name {
-            type Codes = __m256i;
-            type Sums = __m256i;
-            type F = __m256;
-            /// 8 x i32.
-            type Factors = __m256i;
-            /// 8 x 2 x i16.
-            type Pairs = __m256i;
-            const SIGNED_OFFSET: i32 = 128;
-
-            super::avx2_operations!();
-
-            #[inline(always)]
-            fn dot_signed<const N: usize, const R: usize>(
-                self,
-                codes: [&[[u8; 32]; 8]; N],
-                x: [Operand<'_>; R],
-            ) -> [[Self::Sums; R]; N] {
-                unsafe {
-                    let mut sums = [[_mm256_setzero_si256(); R]; N];
-                    for step in 0..8 {
-                        for n in 0..N {
-                            let code = self.load(&codes[n][step]);
-                            let code = _mm256_xor_si256(code, _mm256_set1_epi8(-128));
-                            for r in 0..R {
-                                sums[n][r] = $dpbusd(sums[n][r], code, four(x[r].all, step));
-                            }
-                        }
-                    }
-                    sums
-                }
-            }
-            #[inline(always)]
-            fn dot<const N: usize, const R: usize>(
-                self,
-                _bits: u32,
-                codes: [&[Self::Codes; 8]; N],
-                x: [&[i8; 32]; R],
-            ) -> [[Self::Sums; R]; N] {
-                unsafe {
-                    let mut sums = [[_mm256_setzero_si256(); R]; N];
-                    for step in 0..8 {
-                        for n in 0..N {
-                            for r in 0..R {
-                                let x = four(x[r], step);
-                                sums[n][r] = $dpbusd(sums[n][r], codes[n][step], x);
-                            }
-                        }
-                    }
-                    sums
-                }
-            }
-            #[inline(always)]
-            fn dot_halves<const N: usize, const R: usize>(
-                self,
-                _bits: u32,
-                codes: [&[Self::Codes; 8]; N],
-                x: [&[i8; 32]; R],
-                factors: [[Self::Factors; 2]; N],
-            ) -> [[Self::Sums; R]; N] {
-                unsafe {
-                    let mut sums = [[_mm256_setzero_si256(); R]; N];
-                    for half in 0..2 {
-                        let mut part = [[_mm256_setzero_si256(); R]; N];
-                        for step in half * 4..half * 4 + 4 {
-                            for n in 0..N {
-                                for r in 0..R {
-                                    let x = four(x[r], step);
-                                    part[n][r] = $dpbusd(part[n][r], codes[n][step], x);
-                                }
-                            }
-                        }
-                        for n in 0..N {
-                            for r in 0..R {
-                                let scaled = _mm256_mullo_epi32(part[n][r], factors[n][half]);
-                                sums[n][r] = _mm256_add_epi32(sums[n][r], scaled);
-                            }
-                        }
-                    }
-                    sums
-                }
-            }
-
-            #[inline(always)]
-            fn factors(self, x: [u8; 8]) -> Self::Factors {
-                unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())) }
-            }
-            #[inline(always)]
-            fn pairs(self, by: i16, [a, b]: [Self::Factors; 2]) -> Self::Pairs {
-                unsafe {
-                    let b = _mm256_slli_epi32::<16>(b);
-                    let both = _mm256_blend_epi16::<0b1010_1010>(a, b);
-                    _mm256_mullo_epi16(both, _mm256_set1_epi16(by))
-                }
-            }
-        }
-    };
+/// Four neighbouring integers of `x`, as the bits of one.
+#[inline(always)]
+fn four(x: &[i8; 32], step: usize) -> i32 {
+    i32::from_le_bytes(x.as_chunks().0[step].map(i8::cast_unsigned))
 }
-vnni!(AvxVnni, _mm256_dpbusd_avx_epi32);
-vnni!(Avx512Vnni, _mm256_dpbusd_epi32);
+
+impl Int8 for AvxVnni {
+    type Codes = [__m256i; 2];
+    type Sums = [__m256i; 2];
+    type F = [__m256; 2];
+    const WIDE: bool = false;
+    const COUNTS_BITS: bool = false;
+
+    super::avx2_operations!();
+
+    #[inline(always)]
+    fn signed(self, x: Self::Codes) -> Self::Codes {
+        x.map(|x| unsafe { _mm256_xor_si256(x, _mm256_set1_epi8(-128)) })
+    }
+    #[inline(always)]
+    fn dot<C: Steps<Self>, const COUNT: usize, const V: usize, const T: usize>(
+        self,
+        _bits: u32,
+        codes: &C,
+        from: usize,
+        x: [Operand<'_>; T],
+        first: [i32; T],
+    ) -> [[Self::Sums; T]; V] {
+        unsafe {
+            let mut sums = [[[_mm256_setzero_si256(); 2]; T]; V];
+            for v in 0..V {
+                for t in 0..T {
+                    sums[v][t] = [_mm256_set1_epi32(first[t]); 2];
+                }
+            }
+            super::each_step!(step in from, COUNT => {
+                for v in 0..V {
+                    let codes = codes.codes(self, v, step);
+                    for t in 0..T {
+                        let x = _mm256_set1_epi32(four(x[t].all, step));
+                        for i in 0..2 {
+                            sums[v][t][i] = _mm256_dpbusd_avx_epi32(sums[v][t][i], codes[i], x);
+                        }
+                    }
+                }
+            });
+            sums
+        }
+    }
+}
+
+impl Int8 for Avx512Vnni {
+    type Codes = __m512i;
+    type Sums = __m512i;
+    type F = __m512;
+    const WIDE: bool = true;
+    const COUNTS_BITS: bool = false;
+
+    super::prefetch!();
+
+    #[inline(always)]
+    fn load(self, x: &[u8; 64]) -> Self::Codes {
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn store(self, x: Self::Codes, to: &mut [u8; 64]) {
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
+    }
+    #[inline(always)]
+    fn right(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
+        unsafe {
+            let x = _mm512_srl_epi16(x, _mm_cvtsi32_si128(by.cast_signed()));
+            _mm512_and_si512(x, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    fn left(self, x: Self::Codes, by: u32, mask: u8) -> Self::Codes {
+        unsafe {
+            let x = _mm512_sll_epi16(x, _mm_cvtsi32_si128(by.cast_signed()));
+            _mm512_and_si512(x, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[i8; 16], x: Self::Codes) -> Self::Codes {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, x)
+        }
+    }
+    #[inline(always)]
+    fn signed(self, x: Self::Codes) -> Self::Codes {
+        unsafe { _mm512_xor_si512(x, _mm512_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    fn dot<C: Steps<Self>, const COUNT: usize, const V: usize, const T: usize>(
+        self,
+        _bits: u32,
+        codes: &C,
+        from: usize,
+        x: [Operand<'_>; T],
+        first: [i32; T],
+    ) -> [[Self::Sums; T]; V] {
+        unsafe {
+            let mut sums = [[_mm512_setzero_si512(); T]; V];
+            for v in 0..V {
+                for t in 0..T {
+                    sums[v][t] = _mm512_set1_epi32(first[t]);
+                }
+            }
+            super::each_step!(step in from, COUNT => {
+                let mut four_of = [_mm512_setzero_si512(); T];
+                for t in 0..T {
+                    four_of[t] = _mm512_set1_epi32(four(x[t].all, step));
+                }
+                for v in 0..V {
+                    let codes = codes.codes(self, v, step);
+                    for t in 0..T {
+                        sums[v][t] = _mm512_dpbusd_epi32(sums[v][t], codes, four_of[t]);
+                    }
+                }
+            });
+            sums
+        }
+    }
+    #[inline(always)]
+    fn join(self, high: Self::Sums, low: Self::Sums) -> Self::Sums {
+        unsafe { _mm512_add_epi32(_mm512_mullo_epi32(high, _mm512_set1_epi32(TERM)), low) }
+    }
+
+    #[inline(always)]
+    fn to_float(self, x: Self::Sums) -> Self::F {
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u8; 32]) -> Self::F {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::F {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn load_float(self, x: &[f32; 16]) -> Self::F {
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store_float(self, x: Self::F, to: &mut [f32; 16]) {
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+}
