@@ -1,5 +1,6 @@
 //! A conversation on its way to the engine, whichever door it came by.
 
+use std::slice;
 use std::sync::Arc;
 
 use axum::Json;
@@ -129,8 +130,10 @@ impl<B: Backend> Asked<B> {
         let (ids, begun, marks, state, turn, within) = match &asked.session {
             Some(name) => {
                 let messages = (!asked.continues).then_some(&*asked.messages);
-                let bytes = prompt::text_bytes(&asked.messages);
-                let memory = prompt::needed(bytes, most, "messages")?;
+                // Not every template writes thoughts, so they take memory and are no reason to refuse.
+                let of = |message: &Value| prompt::text_bytes(slice::from_ref(&message["content"]));
+                prompt::needed(asked.messages.iter().map(of).sum(), most, "messages")?;
+                let memory = prompt::text_bytes(&asked.messages).saturating_mul(prompt::ENCODING);
                 let mut turn = Turn::begin(loaded, name, messages, &template, memory)?;
                 let (ids, begun, marks, state) = turn.prompt();
                 prompt::check_context(loaded, &ids, most, "messages")?;

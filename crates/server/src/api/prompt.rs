@@ -11,7 +11,7 @@ use crate::desk::Taken;
 use crate::error::{ApiError, Result};
 
 /// Memory that encoding takes, for each byte of a text.
-const ENCODING: usize = 150;
+pub(crate) const ENCODING: usize = 150;
 /// Texts with more bytes than this for each token that a prompt may have are refused before they are encoded.
 const TOKEN_BYTES: usize = 8;
 /// A text that is not refused for its bytes, however few tokens a prompt may have.
