@@ -66,7 +66,7 @@ fn a_null_where_the_class_wants_a_value_is_an_error_that_names_the_field() {
         (
             "nemotron-h-moe-tiny",
             "layer_norm_epsilon max_position_embeddings n_groups ssm_state_size conv_kernel \
-             mamba_head_dim mamba_num_heads use_bias use_conv_bias mlp_bias attention_bias \
+             mamba_head_dim mamba_num_heads use_conv_bias mlp_bias attention_bias \
              num_key_value_heads head_dim n_group topk_group norm_topk_prob routed_scaling_factor \
              n_routed_experts num_experts_per_tok moe_intermediate_size \
              moe_shared_expert_intermediate_size",
