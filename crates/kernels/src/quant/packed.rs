@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! [features / 16, width / record] records: d x 16 | m x 16 | group scales | group minima | cells
-//! cell: low plane | high plane
+//! cell: vectors of the low and the high plane in turns, then the rest of the low plane
 //! ```
 //!
 //! A code is cut into planes: 2, 3, 4, 5, 6 and 8 bits are 2, 2 + 1, 4, 4 + 1, 4 + 2 and 8. Step `s` of
@@ -92,6 +92,17 @@ impl Layout {
     /// Values of a row in a record.
     pub(super) const fn values(self) -> usize {
         self.blocks * self.block
+    }
+
+    /// Where vector `i` of the low plane is in a cell. Vectors lie in the order in which steps first read them, so
+    /// that the processor fetches them ahead.
+    pub(super) const fn low_at(self, i: usize) -> usize {
+        (if i < self.high { 2 * i } else { self.high + i }) * BYTES
+    }
+
+    /// Where vector `i` of the high plane is.
+    pub(super) const fn high_at(self, i: usize) -> usize {
+        (2 * i + 1) * BYTES
     }
 
     /// Groups of a cell.
@@ -329,23 +340,28 @@ fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], i: usize, lane: us
     let codes = parts.codes[..layout.block].as_chunks::<CELL>().0;
     let cells = &mut cells[i * codes.len() * layout.cell..];
     for (cell, codes) in cells.chunks_exact_mut(layout.cell).zip(codes) {
-        let (low, high) = cell.split_at_mut(layout.low * BYTES);
         match layout.low {
-            2 => put_plane::<2>(codes, 0, low, lane),
-            4 => put_plane::<4>(codes, 0, low, lane),
-            _ => put_plane::<8>(codes, 0, low, lane),
+            2 => put_plane::<2>(codes, 0, cell, |i| layout.low_at(i), lane),
+            4 => put_plane::<4>(codes, 0, cell, |i| layout.low_at(i), lane),
+            _ => put_plane::<8>(codes, 0, cell, |i| layout.low_at(i), lane),
         }
         match layout.high {
             0 => (),
-            1 => put_plane::<1>(codes, layout.low, high, lane),
-            _ => put_plane::<2>(codes, layout.low, high, lane),
+            1 => put_plane::<1>(codes, layout.low, cell, |i| layout.high_at(i), lane),
+            _ => put_plane::<2>(codes, layout.low, cell, |i| layout.high_at(i), lane),
         }
     }
 }
 
-/// Writes bits `from..from + BITS` of the codes of a cell, four codes at a time.
+/// Writes bits `from..from + BITS` of the codes of a cell, four codes at a time, to vectors that lie at `at`.
 #[inline(always)]
-fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8], lane: usize) {
+fn put_plane<const BITS: usize>(
+    codes: &[u8; CELL],
+    from: usize,
+    cell: &mut [u8],
+    at: impl Fn(usize) -> usize,
+    lane: usize,
+) {
     let mask = u32::from_le_bytes([((1u32 << BITS) - 1) as u8; 4]);
     let steps = codes.as_chunks::<4>().0;
     for vector in 0..BITS {
@@ -354,7 +370,7 @@ fn put_plane<const BITS: usize>(codes: &[u8; CELL], from: usize, plane: &mut [u8
             let step = u32::from_le_bytes(steps[vector + BITS * field]);
             four |= (step >> from & mask) << (BITS * field);
         }
-        plane[vector * BYTES + lane * 4..][..4].copy_from_slice(&four.to_le_bytes());
+        cell[at(vector) + lane * 4..][..4].copy_from_slice(&four.to_le_bytes());
     }
 }
 
@@ -379,15 +395,21 @@ fn take_lane(layout: Layout, record: &[u8], i: usize, lane: usize) -> Parts {
     let codes = parts.codes[..layout.block].chunks_exact_mut(CELL);
     let cells = &record[layout.cells + i * codes.len() * layout.cell..];
     for (cell, codes) in cells.chunks_exact(layout.cell).zip(codes) {
-        let (low, high) = cell.split_at(layout.low * BYTES);
-        take_plane(low, layout.low, 0, lane, codes);
-        take_plane(high, layout.high, layout.low, lane, codes);
+        take_plane(cell, |i| layout.low_at(i), layout.low, 0, lane, codes);
+        take_plane(cell, |i| layout.high_at(i), layout.high, layout.low, lane, codes);
     }
     parts
 }
 
-/// Adds a plane of `bits` bits of a lane to its codes, as bits `to..`.
-fn take_plane(plane: &[u8], bits: usize, to: usize, lane: usize, codes: &mut [u8]) {
+/// Adds a plane of `bits` bits of a lane, whose vectors lie at `at`, to its codes, as bits `to..`.
+fn take_plane(
+    cell: &[u8],
+    at: impl Fn(usize) -> usize,
+    bits: usize,
+    to: usize,
+    lane: usize,
+    codes: &mut [u8],
+) {
     if bits == 0 {
         return;
     }
@@ -395,7 +417,7 @@ fn take_plane(plane: &[u8], bits: usize, to: usize, lane: usize, codes: &mut [u8
     for (k, code) in codes.iter_mut().enumerate() {
         let (step, byte) = (k / 4, k % 4);
         let (vector, field) = (step % bits, step / bits);
-        let stored = plane[vector * BYTES + lane * 4 + byte] >> (bits * field);
+        let stored = cell[at(vector) + lane * 4 + byte] >> (bits * field);
         *code |= (stored & mask) << to;
     }
 }

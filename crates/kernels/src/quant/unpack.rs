@@ -10,9 +10,6 @@ fn bytes<const N: usize>(from: &[u8], at: usize) -> &[u8; N] {
     from[at..][..N].try_into().expect("a slice of its length")
 }
 
-/// How far ahead of their use weights are fetched, in bytes.
-const AHEAD: usize = 4096;
-
 /// Records of `V` groups of sixteen outputs.
 pub(super) struct Records<'a, P, const V: usize> {
     groups: [&'a [u8]; V],
@@ -50,13 +47,6 @@ impl<'a, S: Int8, P: Packing, const V: usize> Cells<S> for Records<'a, P, V> {
         let block = c / (layout.block / CELL) * LANES * 2;
         for v in 0..V {
             records[v] = &self.groups[v][record * layout.record..][..layout.record];
-            // Two planes take turns within a cell, which the processor's own fetching ahead does not follow.
-            if layout.high > 0 {
-                for line in 0..layout.low + layout.high {
-                    let at = layout.cells + c * layout.cell + line * BYTES;
-                    simd.prefetch(records[v], at + AHEAD);
-                }
-            }
             d[v] = simd.load_f16(bytes(records[v], block));
             if layout.scheme.has_min {
                 let of_block = simd.load_f16(bytes(records[v], layout.m + block));
@@ -73,7 +63,7 @@ impl<S: Int8, P: Packing, const V: usize> Steps<S> for RecordCell<'_, S, P, V> {
         let Layout { low, high, scheme, .. } = P::LAYOUT;
         let cell = &self.records[v][P::LAYOUT.cells + self.c * P::LAYOUT.cell..][..P::LAYOUT.cell];
         // Step s has its low bits in vector s % low of the low plane, from bit low * (s / low) on.
-        let mut codes = simd.load(bytes(cell, step % low * BYTES));
+        let mut codes = simd.load(bytes(cell, P::LAYOUT.low_at(step % low)));
         if low < 8 {
             codes = simd.right(codes, (low * (step / low)) as u32, (1u8 << low) - 1);
         }
@@ -81,7 +71,7 @@ impl<S: Int8, P: Packing, const V: usize> Steps<S> for RecordCell<'_, S, P, V> {
         if high > 0 {
             let mask = ((1u8 << high) - 1) << low;
             let (from, to) = (high * (step / high), low);
-            let bits = simd.load(bytes(cell, (low + step % high) * BYTES));
+            let bits = simd.load(bytes(cell, P::LAYOUT.high_at(step % high)));
             let bits = if from > to {
                 simd.right(bits, (from - to) as u32, mask)
             } else {

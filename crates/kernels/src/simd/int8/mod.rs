@@ -11,25 +11,10 @@
     reason = "one argument for all: a value of an instruction set's type exists only where detection saw its features, and every pointer comes from a reference to an array of the vector's size"
 )]
 
-#[cfg(target_arch = "x86_64")]
-macro_rules! prefetch {
-    () => {
-        #[inline(always)]
-        fn prefetch(self, from: &[u8], ahead: usize) {
-            // A prefetch reads nothing that the program sees: any address will do.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.as_ptr().wrapping_add(ahead).cast()) }
-        }
-    };
-}
-#[cfg(target_arch = "x86_64")]
-pub(crate) use prefetch;
-
 /// What the x86-64 instruction sets with registers of 256 bits share, two of them to a vector: all but the products.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx2_operations {
     () => {
-        super::prefetch!();
-
         #[inline(always)]
         fn load(self, x: &[u8; 64]) -> Self::Codes {
             let (x, _) = x.as_chunks::<32>();
@@ -224,11 +209,6 @@ pub(crate) trait Int8: Copy + Send + Sync {
     /// Whether products of few bits are faster than those of many.
     const COUNTS_BITS: bool;
 
-    /// Asks for the cache line `ahead` bytes after the start of `from`, within it or not.
-    #[inline(always)]
-    fn prefetch(self, from: &[u8], ahead: usize) {
-        let _ = (from, ahead);
-    }
     fn load(self, x: &[u8; BYTES]) -> Self::Codes;
     fn store(self, x: Self::Codes, to: &mut [u8; BYTES]);
     /// Byte by byte `x >> by & mask`; what the shift brings in from the neighbour must be masked.

@@ -111,8 +111,6 @@ impl Int8 for Avx512Vnni {
     const WIDE: bool = true;
     const COUNTS_BITS: bool = false;
 
-    super::prefetch!();
-
     #[inline(always)]
     fn load(self, x: &[u8; 64]) -> Self::Codes {
         unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
