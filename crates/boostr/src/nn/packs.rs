@@ -28,7 +28,7 @@ const EXTENSION: &str = "packed";
 /// The tensor of checksums, in the order of the others' names.
 const CHECKSUMS: &str = "~crc32";
 /// What the file says of itself and what it was made of.
-const VERSION: (&str, &str) = ("boostr.packed", "2");
+const VERSION: (&str, &str) = ("boostr.packed", "3");
 const SOURCES: &str = "sources";
 
 /// A weight that is to be packed: matrices of blocks of one format, row under row.

@@ -191,7 +191,8 @@ impl RopeConfig {
     /// [`Error::Unsupported`] for factors of single frequencies, which only GGUF has.
     pub fn write_json(&self, json: &mut Map<String, Value>, headdim: usize) -> Result<()> {
         json.insert("rope_theta".into(), json!(self.theta));
-        let share = self.rotary_dim as f64 / headdim as f64;
+        // Of heads without a dimension, which are of models without attention, no part rotates.
+        let share = self.rotary_dim as f64 / headdim.max(1) as f64;
         json.insert("partial_rotary_factor".into(), json!(share));
         let scaling = match &self.scaling {
             RopeScaling::None => Value::Null,

@@ -37,6 +37,9 @@ pub struct CpuClient {
     level: Level,
 }
 
+/// Raised when kernels sum in another order than before, which changes last bits.
+const SUMS: u32 = 2;
+
 impl CpuClient {
     /// A client at a level that this processor has.
     ///
@@ -86,7 +89,8 @@ impl CpuClient {
             () if cfg!(target_env = "msvc") => "-msvc",
             () => "",
         };
-        format!("boostr {} {ARCH}-{OS}{libc} {}", env!("CARGO_PKG_VERSION"), self.level)
+        let version = env!("CARGO_PKG_VERSION");
+        format!("boostr {version} sums-{SUMS} {ARCH}-{OS}{libc} {}", self.level)
     }
 }
 

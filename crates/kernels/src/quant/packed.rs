@@ -15,6 +15,7 @@
 //!
 //! Nothing is rounded: rows decode to the bits that their blocks decode to. The size is that of the
 //! blocks but for scales of six bits, which take a byte each, and ends of cache lines: at most 6 % more.
+//! An odd number of blocks of 32 values in a row leaves half a record empty.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -45,12 +45,12 @@ use crate::rows::{Rows, column_blocks};
 use crate::simd::Level;
 use crate::simd::int8::{Int8, dispatch_int8};
 
-/// A task has a multiple of so many groups of sixteen outputs: those that few rows take in turns.
+/// A task has a multiple of so many groups of sixteen outputs: at most so many are taken in turns.
 const STREAMS: usize = 4;
 /// Up to so many rows read weights as they are packed.
 const FEW_ROWS: usize = 8;
-/// Cells of eight outputs and rows that are worth a task of their own.
-const TASK: usize = 2048;
+/// Cells of sixteen outputs, times rows, that are worth a task of their own.
+const TASK: usize = 1024;
 
 /// Adds `x · wᵀ` to `out`.
 ///
@@ -88,7 +88,7 @@ fn multiply(level: Level, x: Rows<'_>, w: &Packed, terms: usize, out: &mut [f32]
     let (rows, features) = (x.len(), w.features());
     assert!(rows == 0 || x.width() == w.width(), "x: width {} is not {}", x.width(), w.width());
     assert_eq!(out.len(), rows * features, "out");
-    if out.is_empty() {
+    if out.is_empty() || w.width() == 0 {
         return;
     }
     let layout = Layout::of(w.format());
@@ -101,7 +101,7 @@ fn multiply(level: Level, x: Rows<'_>, w: &Packed, terms: usize, out: &mut [f32]
     let x = Activations::new(level, x, Wanted { terms, groups: layout.groups(), offset, apart });
     // Small products stay in one task: waking a thread costs more than they do.
     let groups = features.div_ceil(LANES);
-    let tasks = 2 * groups * (w.width() / CELL) * rows / TASK;
+    let tasks = groups * (w.width() / CELL) * rows / TASK;
     let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
     let task = groups.div_ceil(tasks).next_multiple_of(STREAMS) * LANES;
     let mut blocks = column_blocks(out, features, task);
@@ -493,17 +493,22 @@ mod tests {
     fn instruction_sets_that_fuse_agree_to_the_bit() {
         let mut rng = Rng::new(53);
         let width = 512;
-        let x = activations(&mut rng, 3, width);
-        for format in formats() {
-            let w = Packed::new(format, &random_blocks(&mut rng, format, 20 * width), width);
-            let fused = Level::present().iter().copied().filter(|l| *l != Level::Baseline);
-            let mut outs = fused.map(|level| {
-                let mut out = vec![0.0; 3 * 20];
-                linear_quantized(level, Rows::dense(&x, width), &w, &mut out);
-                out
-            });
-            if let Some(first) = outs.next() {
-                assert!(outs.all(|out| out == first), "{}", format.name());
+        // Few rows, and as many as have a panel.
+        for rows in [3, FEW_ROWS + 3] {
+            let x = activations(&mut rng, rows, width);
+            for format in formats() {
+                let w = Packed::new(format, &random_blocks(&mut rng, format, 20 * width), width);
+                for (product, _) in PRODUCTS {
+                    let fused = Level::present().iter().filter(|l| **l != Level::Baseline);
+                    let mut outs = fused.map(|&level| {
+                        let mut out = vec![0.0; rows * 20];
+                        product(level, Rows::dense(&x, width), &w, &mut out);
+                        out
+                    });
+                    if let Some(first) = outs.next() {
+                        assert!(outs.all(|out| out == first), "{}", format.name());
+                    }
+                }
             }
         }
     }
@@ -514,12 +519,16 @@ mod tests {
         for format in formats() {
             let w = Packed::new(format, &random_blocks(&mut rng, format, 9 * 512), 512);
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut x = rng.floats(3 * 512);
-                x[512 + 300] = bad;
-                let mut out = vec![0.0; 3 * 9];
-                linear_quantized(Level::detect(), Rows::dense(&x, 512), &w, &mut out);
-                for (i, out) in out.iter().enumerate() {
-                    assert_eq!(out.is_nan(), (9..18).contains(&i), "{} {i}", format.name());
+                for (rows, (product, _)) in
+                    [3, FEW_ROWS + 3].into_iter().flat_map(|rows| PRODUCTS.map(|p| (rows, p)))
+                {
+                    let mut x = rng.floats(rows * 512);
+                    x[512 + 300] = bad;
+                    let mut out = vec![0.0; rows * 9];
+                    product(Level::detect(), Rows::dense(&x, 512), &w, &mut out);
+                    for (i, out) in out.iter().enumerate() {
+                        assert_eq!(out.is_nan(), (9..18).contains(&i), "{} {i}", format.name());
+                    }
                 }
             }
         }
@@ -532,6 +541,13 @@ mod tests {
         linear_quantized(Level::detect(), Rows::dense(&[1.0; 64], 32), &w, &mut []);
         let w = Packed::new(Format::Q8_0, &[0; 34], 32);
         linear_quantized(Level::detect(), Rows::dense(&[], 32), &w, &mut []);
+        // Sums of nothing.
+        let w = Packed::of_bytes(Format::Q8_0, [3, 0], std::sync::Arc::new([0u8; 0]), 0..0);
+        for (product, _) in PRODUCTS {
+            let mut out = [1.0; 6];
+            product(Level::detect(), Rows::new(&[], 2, 0, 0, 0), &w, &mut out);
+            assert_eq!(out, [1.0; 6]);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One function has every sum of floats, so an output has the same bits in a tile of any shape, whether its
-//! weights come from a [`Panel`](super::panel::Panel) or straight from where they are packed.
+//! weights come from a [`Panel`](super::unpack::Panel) or straight from where they are packed.
 
 use super::activations::{Activations, operand};
 use super::packed::{LANES, Layout};

@@ -25,7 +25,7 @@ pub enum Level {
     AvxVnni,
     /// x86-64 with AVX-512F, AVX2, FMA and F16C.
     Avx512,
-    /// The same with AVX-512 VNNI and VL: products of 8-bit integers in one instruction.
+    /// The same with AVX-512 BW, VL and VNNI: products of 8-bit integers in one instruction.
     Avx512Vnni,
     /// 64-bit Arm.
     Neon,
