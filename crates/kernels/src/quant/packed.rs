@@ -102,7 +102,7 @@ impl Layout {
     }
 
     /// Where vector `i` of the high plane is.
-    pub(super) const fn high_at(self, i: usize) -> usize {
+    pub(super) const fn high_at(i: usize) -> usize {
         (2 * i + 1) * BYTES
     }
 
@@ -348,8 +348,8 @@ fn put_lane(layout: Layout, parts: &Parts, record: &mut [u8], i: usize, lane: us
         }
         match layout.high {
             0 => (),
-            1 => put_plane::<1>(codes, layout.low, cell, |i| layout.high_at(i), lane),
-            _ => put_plane::<2>(codes, layout.low, cell, |i| layout.high_at(i), lane),
+            1 => put_plane::<1>(codes, layout.low, cell, Layout::high_at, lane),
+            _ => put_plane::<2>(codes, layout.low, cell, Layout::high_at, lane),
         }
     }
 }
@@ -397,7 +397,7 @@ fn take_lane(layout: Layout, record: &[u8], i: usize, lane: usize) -> Parts {
     let cells = &record[layout.cells + i * codes.len() * layout.cell..];
     for (cell, codes) in cells.chunks_exact(layout.cell).zip(codes) {
         take_plane(cell, |i| layout.low_at(i), layout.low, 0, lane, codes);
-        take_plane(cell, |i| layout.high_at(i), layout.high, layout.low, lane, codes);
+        take_plane(cell, Layout::high_at, layout.high, layout.low, lane, codes);
     }
     parts
 }

@@ -71,7 +71,7 @@ impl<S: Int8, P: Packing, const V: usize> Steps<S> for RecordCell<'_, S, P, V> {
         if high > 0 {
             let mask = ((1u8 << high) - 1) << low;
             let (from, to) = (high * (step / high), low);
-            let bits = simd.load(bytes(cell, P::LAYOUT.high_at(step % high)));
+            let bits = simd.load(bytes(cell, Layout::high_at(step % high)));
             let bits = if from > to {
                 simd.right(bits, (from - to) as u32, mask)
             } else {
