@@ -9,12 +9,13 @@ use boostr::convert::{Options, convert};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Model, Run};
 use boostr::ops::to_vec;
-use boostr::train::data::{Batch, Piece};
-use boostr::train::{AdamWConfig, LoraConfig, Schedule, ScheduleKind, TrainableModel, Trainer};
+use boostr::train::data::Batch;
+use boostr::train::{AdamWConfig, LoraConfig, TrainableModel, Trainer};
 use serde_json::{Value, json};
 
 use crate::common::{Folder, cpu};
 use crate::tiny::fixture;
+use crate::training::{constant, piece};
 
 /// What is learnt first, and what is learnt after it.
 const FIRST: &str =
@@ -43,20 +44,9 @@ fn ids(model: &TrainableModel, text: &str) -> Vec<u32> {
 
 /// Trains on one text for as many steps; the first loss and the last.
 fn learn(model: TrainableModel, text: &str, steps: usize, lr: f64) -> (TrainableModel, [f64; 2]) {
-    let row = ids(&model, text);
-    let tokens = row[..row.len() - 1].to_vec();
-    let piece = Piece { tokens, targets: row[1..].to_vec(), slot: 0, is_start: true, document: 0 };
-    let batch = Batch { pieces: vec![piece] };
-    let schedule = Schedule {
-        kind: ScheduleKind::Linear,
-        lr,
-        warmup_steps: 0,
-        total_steps: 1000,
-        floor: 1.0,
-        ..Schedule::default()
-    };
+    let batch = Batch { pieces: vec![piece(&ids(&model, text), 0)] };
     let mut trainer =
-        Trainer::new(model, AdamWConfig::default(), schedule, 1 << 20, false).unwrap();
+        Trainer::new(model, AdamWConfig::default(), constant(lr), 1 << 20, false).unwrap();
     let losses: Vec<f64> = (0..steps).map(|_| trainer.step(&batch).unwrap().loss).collect();
     (trainer.into_model(), [losses[0], losses[steps - 1]])
 }

@@ -63,6 +63,16 @@ fn forgetful(model: &Arc<Model<Cpu>>) -> Engine<Cpu> {
     Engine::start(model.clone(), config(0)).unwrap()
 }
 
+/// A model whose states of one prompt are in a folder, a prompt that goes on from there, and what it gives.
+fn spilled_and_longer(folder: &Path) -> (Arc<Model<Cpu>>, Vec<u32>, Got) {
+    let model = model("bamba-tiny");
+    let ids = tokens(5, 300, model.vocab_limit());
+    spilled(&model, folder, &[&ids]);
+    let longer = [&ids[..], &[1, 2]].concat();
+    let want = ask(&forgetful(&model), &model, &longer, 0);
+    (model, longer, want)
+}
+
 /// What a request gives: tokens, their log probabilities, the state after it, and where time went.
 #[derive(Debug)]
 struct Got {
@@ -529,12 +539,8 @@ fn states_of_weights_that_were_replaced_are_not_taken() {
 
 #[test]
 fn a_state_that_memory_does_not_hold_is_not_read() {
-    let model = model("bamba-tiny");
     let folder = Folder::new();
-    let ids = tokens(5, 300, model.vocab_limit());
-    spilled(&model, folder.path(), &[&ids]);
-    let longer = [&ids[..], &[1, 2]].concat();
-    let want = ask(&forgetful(&model), &model, &longer, 0);
+    let (model, longer, want) = spilled_and_longer(folder.path());
     let sizes = files(folder.path(), "state-");
     let small = sizes.iter().map(|path| fs::metadata(path).unwrap().len()).min().unwrap();
     for (limit, is_read) in [(small as usize / 2, false), (1 << 28, true)] {
@@ -577,12 +583,8 @@ fn with_a_segment_that_is_no_use_all_states_go_that_need_it() {
 
 #[test]
 fn a_request_that_is_cancelled_while_its_state_is_read_ends_and_others_go_on() {
-    let model = model("bamba-tiny");
     let folder = Folder::new();
-    let ids = tokens(5, 300, model.vocab_limit());
-    spilled(&model, folder.path(), &[&ids]);
-    let longer = [&ids[..], &[1, 2]].concat();
-    let want = ask(&forgetful(&model), &model, &longer, 0);
+    let (model, longer, want) = spilled_and_longer(folder.path());
     for _ in 0..10 {
         let (engine, _) = start(&model, config(1 << 28), folder.path(), ROOMY);
         let request =

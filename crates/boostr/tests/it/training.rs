@@ -32,7 +32,8 @@ fn all(name: &str) -> TrainableModel {
     model
 }
 
-fn constant(lr: f64) -> Schedule {
+/// As fast all the time.
+pub fn constant(lr: f64) -> Schedule {
     Schedule {
         kind: ScheduleKind::Linear,
         lr,
@@ -44,7 +45,7 @@ fn constant(lr: f64) -> Schedule {
 }
 
 /// A row that is predicted token by token.
-fn piece(row: &[u32], slot: usize) -> Piece {
+pub fn piece(row: &[u32], slot: usize) -> Piece {
     let (tokens, targets) = (row[..row.len() - 1].to_vec(), row[1..].to_vec());
     Piece { tokens, targets, slot, is_start: true, document: slot }
 }

@@ -38,7 +38,7 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Wanted};
 use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
-use super::tile::{Kind, Sums, tile};
+use super::tile::{Cells, Kind, Sums, tile};
 use super::unpack::{Panel, Records, Unpacked, unpack};
 use super::{Format, Values, formats, if_multiplied};
 use crate::rows::{Rows, column_blocks};
@@ -135,14 +135,14 @@ fn task_of<P: Packing>(
     }
     let group = records.len() / groups;
     let outputs = if level.is_wide() { 2 } else { 1 };
+    panel.reset(P::LAYOUT, x.cells(), outputs);
     for n in (0..groups).step_by(outputs) {
-        panel.reset(P::LAYOUT, x.cells(), outputs);
         for v in 0..outputs {
             // Where the last is alone, it stands in for the one that is missing.
             let records = &records[(n + v).min(groups - 1) * group..][..group];
             unpack::<P>(level, records, x.cells(), panel, v, outputs);
         }
-        many_rows(level, Kind::of(P::LAYOUT), x, panel, n * LANES, out);
+        many_rows(level, Kind::of(P::LAYOUT), x, panel, n, out);
     }
 }
 
@@ -184,34 +184,42 @@ fn in_turns<S: Int8, P: Packing, const V: usize>(
             streams[v] = &records[(n + v * part) * group..][..group];
         }
         let streams = Records::<P, V>::new(streams);
-        let kind = Kind::of(P::LAYOUT);
-        let mut first = 0;
-        /// Tiles of `$rows` rows while there are so many.
-        macro_rules! tiles {
-            ($($rows:literal)*, $terms:literal) => {
-                $(while out.len() - first >= $rows {
-                    let sums = tile::<S, _, V, $rows, { $rows * $terms }>(simd, kind, &streams, x, first);
-                    for (v, sums) in sums[..count].iter().enumerate() {
-                        for (r, sums) in sums.iter().enumerate() {
-                            add_sums(sums, &mut *out[first + r], n + v * part);
-                        }
-                    }
-                    first += $rows;
-                })*
-            };
-        }
-        match x.terms() {
-            1 => {
-                tiles!(2 1, 1);
-            }
-            _ => {
-                tiles!(2 1, 2);
-            }
+        let (kind, to) = (Kind::of(P::LAYOUT), (n, part));
+        if x.terms() == 1 {
+            let first = tiles::<S, _, V, 2, 2>(simd, kind, &streams, x, to, out, 0);
+            tiles::<S, _, V, 1, 1>(simd, kind, &streams, x, to, out, first);
+        } else {
+            let first = tiles::<S, _, V, 2, 4>(simd, kind, &streams, x, to, out, 0);
+            tiles::<S, _, V, 1, 2>(simd, kind, &streams, x, to, out, first);
         }
     }
 }
 
-/// Adds sums of group `n` of sixteen outputs, as many as there are.
+/// Tiles of `R` rows from `first` on while there are so many, added to groups `n`, `n + part`, .. of sixteen outputs: the
+/// first row that is left.
+#[inline(always)]
+fn tiles<S: Int8, C: Cells<S>, const V: usize, const R: usize, const T: usize>(
+    simd: S,
+    kind: Kind,
+    cells: &C,
+    x: &Activations,
+    (n, part): (usize, usize),
+    out: &mut [&mut [f32]],
+    mut first: usize,
+) -> usize {
+    while out.len() - first >= R {
+        let sums = tile::<S, C, V, R, T>(simd, kind, cells, x, first);
+        for (v, sums) in sums.iter().enumerate() {
+            for (r, sums) in sums.iter().enumerate() {
+                add_sums(sums, &mut *out[first + r], n + v * part);
+            }
+        }
+        first += R;
+    }
+    first
+}
+
+/// Adds sums of group `n` of sixteen outputs, as many as there are: none of a group that only stands in.
 #[inline(always)]
 fn add_sums(sums: &Sums, out: &mut [f32], n: usize) {
     let Some(out) = out.get_mut(n * LANES..) else { return };
@@ -227,9 +235,9 @@ fn add_sums(sums: &Sums, out: &mut [f32], n: usize) {
 }
 
 dispatch_int8! {
-    /// Adds the products of all rows with a panel to `out` from `column` on.
+    /// Adds the products of all rows with a panel to groups `n`.. of sixteen outputs.
     fn many_rows =
-        many_rows_body(kind: Kind, x: &Activations, panel: &Panel, column: usize, out: &mut [&mut [f32]])
+        many_rows_body(kind: Kind, x: &Activations, panel: &Panel, n: usize, out: &mut [&mut [f32]])
 }
 
 #[inline(always)]
@@ -238,7 +246,7 @@ fn many_rows_body<S: Int8>(
     kind: Kind,
     x: &Activations,
     panel: &Panel,
-    column: usize,
+    n: usize,
     out: &mut [&mut [f32]],
 ) {
     /// One instance for each kind that there is: what it says is known to the compiler inside.
@@ -247,7 +255,7 @@ fn many_rows_body<S: Int8>(
             match (kind.bits, kind.groups, kind.has_min) {
                 $(($bits, $groups, $has_min) => {
                     let kind = Kind { bits: $as, groups: $groups, has_min: $has_min };
-                    rows::<S, $groups>(simd, kind, x, panel, column, out);
+                    rows::<S, $groups>(simd, kind, x, panel, n, out);
                 })*
                 _ => unreachable!("{kind:?} is of no format"),
             }
@@ -281,38 +289,29 @@ fn rows<S: Int8, const G: usize>(
     kind: Kind,
     x: &Activations,
     panel: &Panel,
-    column: usize,
+    n: usize,
     out: &mut [&mut [f32]],
 ) {
-    let mut first = 0;
-    let n = column / LANES;
-    /// Tiles of `$rows` rows while there are so many.
-    macro_rules! tiles {
-        ($outputs:literal, $($rows:literal)*, $terms:literal) => {
-            $(while out.len() - first >= $rows {
-                let cells = Unpacked::<$outputs, G>(panel);
-                let sums = tile::<S, _, $outputs, $rows, { $rows * $terms }>(simd, kind, &cells, x, first);
-                for (v, sums) in sums.iter().enumerate() {
-                    for (r, sums) in sums.iter().enumerate() {
-                        add_sums(sums, &mut *out[first + r], n + v);
-                    }
-                }
-                first += $rows;
-            })*
-        };
-    }
-    match (S::WIDE, x.terms()) {
-        (true, 1) => {
-            tiles!(2, 6 2 1, 1);
+    let to = (n, 1);
+    if S::WIDE {
+        let cells = Unpacked::<2, G>(panel);
+        if x.terms() == 1 {
+            let first = tiles::<S, _, 2, 6, 6>(simd, kind, &cells, x, to, out, 0);
+            let first = tiles::<S, _, 2, 2, 2>(simd, kind, &cells, x, to, out, first);
+            tiles::<S, _, 2, 1, 1>(simd, kind, &cells, x, to, out, first);
+        } else {
+            let first = tiles::<S, _, 2, 4, 8>(simd, kind, &cells, x, to, out, 0);
+            let first = tiles::<S, _, 2, 2, 4>(simd, kind, &cells, x, to, out, first);
+            tiles::<S, _, 2, 1, 2>(simd, kind, &cells, x, to, out, first);
         }
-        (true, _) => {
-            tiles!(2, 4 2 1, 2);
-        }
-        (false, 1) => {
-            tiles!(1, 3 1, 1);
-        }
-        (false, _) => {
-            tiles!(1, 2 1, 2);
+    } else {
+        let cells = Unpacked::<1, G>(panel);
+        if x.terms() == 1 {
+            let first = tiles::<S, _, 1, 3, 3>(simd, kind, &cells, x, to, out, 0);
+            tiles::<S, _, 1, 1, 1>(simd, kind, &cells, x, to, out, first);
+        } else {
+            let first = tiles::<S, _, 1, 2, 4>(simd, kind, &cells, x, to, out, 0);
+            tiles::<S, _, 1, 1, 2>(simd, kind, &cells, x, to, out, first);
         }
     }
 }

@@ -18,16 +18,9 @@ impl Avx2 {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
     }
-
-    /// # Panics
-    ///
-    /// If the processor lacks one of the features.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: avx2 on a processor without it");
-        Self(())
-    }
 }
+
+super::detected!(Avx2, "avx2");
 
 impl Simd for Avx2 {
     type F = __m256;

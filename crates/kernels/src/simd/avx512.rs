@@ -17,16 +17,9 @@ impl Avx512 {
     pub(crate) fn present() -> bool {
         Avx2::present() && is_x86_feature_detected!("avx512f")
     }
-
-    /// # Panics
-    ///
-    /// If the processor lacks one of the features.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: avx512 on a processor without it");
-        Self(())
-    }
 }
+
+super::detected!(Avx512, "avx512");
 
 impl Simd for Avx512 {
     type F = __m512;

@@ -39,6 +39,25 @@ macro_rules! split_by_arrays {
 }
 pub(crate) use split_by_arrays;
 
+/// The only maker of a proof that the processor has what the type's `present` looks for.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! detected {
+    ($proof:ident, $level:literal) => {
+        impl $proof {
+            /// # Panics
+            ///
+            /// If the processor lacks one of the features.
+            #[inline(always)]
+            pub(crate) fn detected() -> Self {
+                assert!(Self::present(), concat!("level: ", $level, " on a processor without it"));
+                Self(())
+            }
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use detected;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]

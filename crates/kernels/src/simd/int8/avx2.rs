@@ -6,13 +6,13 @@
 
 use std::arch::x86_64::*;
 
-use super::{Int8, Operand, Steps};
+use super::{Int8, Operand, Steps, four};
 use crate::simd::avx2::Avx2;
 
-/// Four neighbouring bytes of `x` in every lane.
+/// Four neighbouring integers of `x` in every lane.
 #[inline(always)]
-fn four(x: &[u8; 32], step: usize) -> __m256i {
-    unsafe { _mm256_set1_epi32(i32::from_le_bytes(x.as_chunks().0[step])) }
+fn fours(x: &[i8; 32], step: usize) -> __m256i {
+    unsafe { _mm256_set1_epi32(four(x, step)) }
 }
 
 /// Adds the products of `PER` steps from `first` to sums.
@@ -33,7 +33,7 @@ fn add_products<C: Steps<Avx2>, const V: usize, const T: usize, const PER: usize
             for v in 0..V {
                 let codes = codes.codes(simd, v, step);
                 for t in 0..T {
-                    let x = four(&x[t].all.map(i8::cast_unsigned), step);
+                    let x = fours(x[t].all, step);
                     for i in 0..2 {
                         let products = _mm256_maddubs_epi16(codes[i], x);
                         pairs[v][t][i] = _mm256_add_epi16(pairs[v][t][i], products);
@@ -69,8 +69,8 @@ fn add_signed<C: Steps<Avx2>, const V: usize, const T: usize>(
         for v in 0..V {
             let codes = codes.codes(simd, v, step);
             for t in 0..T {
-                let size = four(&x[t].apart.sizes, step);
-                let sign = four(&x[t].apart.signs.map(i8::cast_unsigned), step);
+                let size = fours(&x[t].apart.sizes.map(u8::cast_signed), step);
+                let sign = fours(&x[t].apart.signs, step);
                 for i in 0..2 {
                     let products = _mm256_maddubs_epi16(size, _mm256_xor_si256(codes[i], sign));
                     let products = _mm256_madd_epi16(products, ones);

@@ -186,6 +186,13 @@ pub(crate) struct Operand<'a> {
     pub apart: &'a Apart,
 }
 
+/// Four neighbouring integers of `x`, as the bits of one.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+fn four(x: &[i8; 32], step: usize) -> i32 {
+    i32::from_le_bytes(x.as_chunks().0[step].map(i8::cast_unsigned))
+}
+
 /// The codes of 32 `k` of some times sixteen outputs, one step of four `k` after the other.
 pub(crate) trait Steps<S: Int8> {
     /// Step `step`, below 8, of outputs `16 v..`.

@@ -7,7 +7,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{Int8, Operand, Steps, TERM};
+use super::{Int8, Operand, Steps, TERM, four};
 use crate::simd::neon::Neon;
 
 /// Proof that the processor has dot products.
@@ -18,23 +18,14 @@ impl NeonDot {
     pub(crate) fn present() -> bool {
         std::arch::is_aarch64_feature_detected!("dotprod")
     }
-
-    /// # Panics
-    ///
-    /// If the processor lacks the feature.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: dotprod on a processor without it");
-        Self(())
-    }
 }
 
-/// Four neighbouring bytes of `x` in every lane.
+crate::simd::detected!(NeonDot, "dotprod");
+
+/// Four neighbouring integers of `x` in every lane.
 #[inline(always)]
-fn four(x: &[i8; 32], step: usize) -> int8x16_t {
-    let x: &[i8; 4] = &x.as_chunks().0[step];
-    let [a, b, c, d] = x.map(i8::cast_unsigned);
-    unsafe { vreinterpretq_s8_u32(vdupq_n_u32(u32::from_le_bytes([a, b, c, d]))) }
+fn fours(x: &[i8; 32], step: usize) -> int8x16_t {
+    unsafe { vreinterpretq_s8_s32(vdupq_n_s32(four(x, step))) }
 }
 
 /// Sums under way: as the instruction set keeps them until they are needed.
@@ -167,7 +158,7 @@ macro_rules! neon {
                     for v in 0..V {
                         let codes = codes.codes(self, v, step);
                         for t in 0..T {
-                            let x = four(x[t].all, step);
+                            let x = fours(x[t].all, step);
                             for i in 0..4 {
                                 under[v][t][i] = self.add(under[v][t][i], codes[i], x);
                             }

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Int8, Operand, Steps, TERM};
+use super::{Int8, Operand, Steps, TERM, four};
 use crate::simd::avx2::Avx2;
 
 /// Proof that the processor has AVX-VNNI, AVX2, FMA and F16C.
@@ -23,15 +23,6 @@ impl AvxVnni {
     pub(crate) fn present() -> bool {
         Avx2::present() && is_x86_feature_detected!("avxvnni")
     }
-
-    /// # Panics
-    ///
-    /// If the processor lacks one of the features.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: vnni on a processor without it");
-        Self(())
-    }
 }
 
 impl Avx512Vnni {
@@ -42,22 +33,10 @@ impl Avx512Vnni {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni")
     }
-
-    /// # Panics
-    ///
-    /// If the processor lacks one of the features.
-    #[inline(always)]
-    pub(crate) fn detected() -> Self {
-        assert!(Self::present(), "level: vnni on a processor without it");
-        Self(())
-    }
 }
 
-/// Four neighbouring integers of `x`, as the bits of one.
-#[inline(always)]
-fn four(x: &[i8; 32], step: usize) -> i32 {
-    i32::from_le_bytes(x.as_chunks().0[step].map(i8::cast_unsigned))
-}
+crate::simd::detected!(AvxVnni, "vnni");
+crate::simd::detected!(Avx512Vnni, "vnni");
 
 impl Int8 for AvxVnni {
     type Codes = [__m256i; 2];
