@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from run import ROOT, add_programs, ik_library, level, peer, peers, run
+from run import ROOT, add_programs, ik_library, ours_only, peer, peers, run
 
 # Rows that are compared at once.
 ROWS = 100
@@ -98,8 +98,9 @@ def quantized(args: argparse.Namespace, kind: str | None) -> Path:
 def programs(args: argparse.Namespace, file: Path, tokens: list[int]):
     """Name and logits of each program."""
     yield "boostr", ours(args, file, tokens)
-    if "--activations" in run(args.boostr, "logits", "--help"):
-        yield "boostr --activations 8", ours(args, file, tokens, "--activations", "8")
+    if not args.activations:
+        for bits in ["8", "16"]:
+            yield f"boostr --activations {bits}", ours(args, file, tokens, "--activations", bits)
     out = args.dir / "accuracy.f32"
     for who in peers(args):
         worker = peer(args, who, file, args.threads)
@@ -111,7 +112,7 @@ def programs(args: argparse.Namespace, file: Path, tokens: list[int]):
 
 def ours(args: argparse.Namespace, file: Path, tokens: list[int], *options: str) -> np.ndarray:
     out = args.dir / "accuracy.safetensors"
-    given = ["--tokens", ",".join(map(str, tokens)), "--out", out, "-t", args.threads, *level(args), *options]
+    given = ["--tokens", ",".join(map(str, tokens)), "--out", out, "-t", args.threads, *ours_only(args), *options]
     run(args.boostr, "logits", "-m", file, *given)
     with out.open("rb") as saved:
         (size,) = struct.unpack("<Q", saved.read(8))

@@ -130,14 +130,17 @@ def add_programs(option: Callable[..., object]) -> None:
     )
     option("--ik-options", default="flash,repack", help="see ik_worker.py (%(default)s)")
     option("--isa", help="level of boostr's instructions; the peers' is that of their builds")
+    option("--activations", help="bits of boostr's activations: 8, mixed or 16; the peers have 8")
 
 
 def peers(args: argparse.Namespace) -> list[str]:
     return ["ik_llama.cpp", "llama.cpp"] if args.ik else ["llama.cpp"]
 
 
-def level(args: argparse.Namespace) -> list[str]:
-    return ["--isa", args.isa] if args.isa else []
+def ours_only(args: argparse.Namespace) -> list[str]:
+    """Options of boostr that choose how it computes."""
+    given = [("--isa", args.isa), ("--activations", args.activations)]
+    return [word for option in given if option[1] for word in option]
 
 
 # Files.
@@ -344,7 +347,7 @@ def neighbours(
 def ours(args: argparse.Namespace, kind: str, test: str, threads: int, samples: Samples) -> None:
     what, n = test.split()
     lengths = ["-p", n, "-g", 0] if what == "prompt" else ["-p", 1, "-g", n]
-    options = [*lengths, "-t", threads, "-r", 1, "--json", *level(args)]
+    options = [*lengths, "-t", threads, "-r", 1, "--json", *ours_only(args)]
     out = run(args.boostr, "bench", gguf(args, kind), *options)
     (row,) = json.loads(out)[what]
     limit = "gemm_gflops" if what == "prompt" else "read_gigabytes_per_second"
@@ -384,7 +387,7 @@ def memory(args: argparse.Namespace, kind: str, samples: Samples) -> None:
 
 def complete(args: argparse.Namespace, kind: str, prompt: int, n: int) -> dict:
     tokens = ",".join(map(str, ids(prompt, VOCAB)))
-    options = ["--tokens", tokens, "-n", n, "--temp", 0, "-t", max(args.threads), "--json", *level(args)]
+    options = ["--tokens", tokens, "-n", n, "--temp", 0, "-t", max(args.threads), "--json", *ours_only(args)]
     return json.loads(run(args.boostr, "run", gguf(args, kind), *options))
 
 

@@ -13,7 +13,7 @@ pub use numr::dtype::DType;
 pub use numr::runtime::RuntimeClient;
 pub use numr::runtime::cpu::CpuRuntime as Cpu;
 
-pub use crate::ops::{CpuClient, KernelClient, Level, UnknownLevel};
+pub use crate::ops::{Activations, CpuClient, KernelClient, Level, UnknownLevel};
 
 /// A tensor of a backend.
 pub type Tensor<B> = numr::tensor::Tensor<<B as Backend>::Runtime>;

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use boostr::backend::{self, CpuClient, Level, UnknownLevel};
+use boostr::backend::{self, Activations, CpuClient, Level, UnknownLevel};
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::commands::batch;
@@ -74,9 +74,12 @@ fn skip_common(line: &[OsString]) -> usize {
     let mut at = 1.min(line.len());
     while let Some(word) = line.get(at).and_then(|word| word.to_str()) {
         match word {
-            "-t" | "--threads" | "--isa" | "--color" => at += 2,
+            "-t" | "--threads" | "--isa" | "--activations" | "--color" => at += 2,
             "--verbose" | "--quiet" => at += 1,
-            _ if ["--threads=", "--isa=", "--color="].iter().any(|o| word.starts_with(o)) => {
+            _ if ["--threads=", "--isa=", "--activations=", "--color="]
+                .iter()
+                .any(|o| word.starts_with(o)) =>
+            {
                 at += 1;
             }
             _ if word.len() > 2 && word.starts_with("-t") => at += 1,
@@ -109,6 +112,9 @@ pub struct Common {
     #[arg(long, global = true, value_name = "LEVEL", env = "BOOSTR_ISA", hide_env = true)]
     #[arg(value_parser = parse_isa)]
     pub isa: Option<CpuClient>,
+    /// Bits that activations are rounded to for quantized weights: 8, 16, or mixed (16 where it matters most)
+    #[arg(long, global = true, value_name = "BITS", default_value = "mixed")]
+    pub activations: Bits,
     /// Timings and choices on stderr
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -162,6 +168,26 @@ fn parse_threads(text: &str) -> Result<usize, String> {
     }
 }
 
+/// How activations are rounded for quantized weights.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Bits {
+    #[value(name = "8")]
+    Eight,
+    Mixed,
+    #[value(name = "16")]
+    Sixteen,
+}
+
+impl From<Bits> for Activations {
+    fn from(bits: Bits) -> Self {
+        match bits {
+            Bits::Eight => Self::Eight,
+            Bits::Mixed => Self::Mixed,
+            Bits::Sixteen => Self::Sixteen,
+        }
+    }
+}
+
 fn parse_isa(name: &str) -> Result<CpuClient, String> {
     let level: Level = name.parse().map_err(|error: UnknownLevel| error.to_string())?;
     backend::cpu_at(level).map_err(|error| error.to_string())
@@ -202,6 +228,8 @@ mod tests {
             ("boostr -n 5", false),
             ("boostr --isa baseline --color=off", true),
             ("boostr --isa=baseline -p hi", false),
+            ("boostr --activations 8 -t1", true),
+            ("boostr --activations=8 -p hi", false),
             ("boostr -t 2 -v -p hi", false),
             ("boostr run", false),
             ("boostr generate", false),

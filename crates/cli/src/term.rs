@@ -89,7 +89,11 @@ impl Term {
             stdout_tty: io::stdout().is_terminal(),
             quiet: common.quiet,
             verbose: common.verbose > 0,
-            cpu: common.isa.clone().unwrap_or_else(backend::cpu),
+            cpu: common
+                .isa
+                .clone()
+                .unwrap_or_else(backend::cpu)
+                .with_activations(common.activations.into()),
             color: chosen(common.color, |name| env::var(name).unwrap_or_default()),
             is_plain: is_plain(env::var_os("TERM").as_deref()),
         }

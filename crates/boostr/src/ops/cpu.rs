@@ -3,7 +3,6 @@
 mod attention;
 pub(super) mod delta;
 
-use boostr_kernels::quant::Packed;
 use boostr_kernels::{self as kernels, Level, Rows, Weights, ssd};
 use numr::dtype::DType;
 use numr::runtime::cpu::{self, CpuRuntime};
@@ -26,15 +25,46 @@ type Cpu = Tensor<CpuRuntime>;
 pub trait KernelClient: Client<CpuRuntime, Library = cpu::CpuClient> {
     /// The instruction set that the kernels use.
     fn level(&self) -> Level;
+
+    /// How activations are rounded for quantized weights.
+    fn activations(&self) -> Activations {
+        Activations::default()
+    }
 }
 
-/// A client of the CPU: the tensor library's, and the instruction set that kernels use.
+/// To how many bits the CPU rounds activations where they meet quantized weights.
+///
+/// Either way each 32 of a row share a scale. Weights of f32, bf16 and f16 round nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// To 8 bits everywhere: fastest.
+    Eight,
+    /// To 16 bits in the products that amplify rounding most, to 8 in the others.
+    #[default]
+    Mixed,
+    /// To 16 bits everywhere.
+    Sixteen,
+}
+
+impl Activations {
+    /// Whether two terms of 8 bits are used, in a product that amplifies rounding or in another.
+    fn are_precise(self, amplifies: bool) -> bool {
+        match self {
+            Self::Eight => false,
+            Self::Mixed => amplifies,
+            Self::Sixteen => true,
+        }
+    }
+}
+
+/// A client of the CPU: the tensor library's, the instruction set that kernels use, and how they round activations.
 ///
 /// It holds no threads: kernels run on the rayon pool of the calling thread.
 #[derive(Debug, Clone)]
 pub struct CpuClient {
     library: cpu::CpuClient,
     level: Level,
+    activations: Activations,
 }
 
 /// Raised when kernels sum in another order than before, which changes last bits.
@@ -62,7 +92,20 @@ impl CpuClient {
     }
 
     fn unchecked(level: Level) -> Self {
-        Self { library: CpuRuntime::default_client(&CpuRuntime::default_device()), level }
+        let library = CpuRuntime::default_client(&CpuRuntime::default_device());
+        Self { library, level, activations: Activations::default() }
+    }
+
+    /// The same client with another way to round activations for quantized weights.
+    ///
+    /// ```
+    /// use boostr::backend::{self, Activations};
+    /// let fast = backend::cpu().with_activations(Activations::Eight);
+    /// assert!(fast.numerics().contains(" activations-8 "));
+    /// ```
+    #[must_use]
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self { activations, ..self }
     }
 
     /// The instruction set that the kernels use.
@@ -71,7 +114,8 @@ impl CpuClient {
         self.level
     }
 
-    /// What the bits of results depend on: the version of boostr, the target and the level.
+    /// What the bits of results depend on: the version of boostr, the target, how activations are rounded where that is
+    /// not the default, and the level.
     ///
     /// Machines whose strings are equal compute the same bits.
     ///
@@ -89,8 +133,13 @@ impl CpuClient {
             () if cfg!(target_env = "msvc") => "-msvc",
             () => "",
         };
+        let activations = match self.activations {
+            Activations::Eight => " activations-8",
+            Activations::Mixed => "",
+            Activations::Sixteen => " activations-16",
+        };
         let version = env!("CARGO_PKG_VERSION");
-        format!("boostr {version} sums-{SUMS} {ARCH}-{OS}{libc} {}", self.level)
+        format!("boostr {version} sums-{SUMS} {ARCH}-{OS}{libc}{activations} {}", self.level)
     }
 }
 
@@ -105,6 +154,10 @@ impl Client<CpuRuntime> for CpuClient {
 impl KernelClient for CpuClient {
     fn level(&self) -> Level {
         self.level
+    }
+
+    fn activations(&self) -> Activations {
+        self.activations
     }
 }
 
@@ -447,14 +500,16 @@ pub(super) fn elements(w: &Cpu) -> Result<Weights<'_>> {
 }
 
 /// `x · wᵀ` plus a bias, added to `add_to`; `quantized` multiplies with packed blocks.
+/// A product, which may amplify the rounding of activations.
 fn product(
-    level: Level,
+    client: &impl KernelClient,
     x: &Cpu,
     w: &Weight<CpuRuntime>,
     bias: Option<&Cpu>,
     add_to: Option<Cpu>,
-    quantized: fn(Level, Rows<'_>, &Packed, &mut [f32]),
+    amplifies: bool,
 ) -> Result<Cpu> {
+    let level = client.level();
     let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
     let x = with_rows(x)?;
     let mut out = match add_to {
@@ -471,7 +526,10 @@ fn product(
     let x = host::rows("x", &x)?;
     match &w.storage {
         Storage::Dense(w, _) => kernels::linear(level, x, elements(w)?, to),
-        Storage::Packed(w) => quantized(level, x, w.get()?, to),
+        Storage::Packed(w) if client.activations().are_precise(amplifies) => {
+            kernels::quant::linear_quantized_precise(level, x, w.get()?, to);
+        }
+        Storage::Packed(w) => kernels::quant::linear_quantized(level, x, w.get()?, to),
     }
     Ok(out)
 }
@@ -519,7 +577,7 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized)
+        product(self, x, w, bias, add_to, false)
     }
 
     fn linear_precise(
@@ -529,7 +587,7 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized_precise)
+        product(self, x, w, bias, add_to, true)
     }
 
     fn cross_entropy(

@@ -50,7 +50,7 @@ pub use attention::{
 pub use boostr_kernels::quant::Format;
 pub use boostr_kernels::{Level, UnknownLevel};
 pub use conv::{CausalConv, CausalConvOps};
-pub use cpu::{CpuClient, KernelClient};
+pub use cpu::{Activations, CpuClient, KernelClient};
 pub use delta::{DecayGate, DeltaInput, DeltaOps};
 pub use linear::{IGNORE, LinearOps, decay_rate, log_of_rate};
 pub use norm::{GatedNorm, NormOps};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::common::{Folder, cpu};
 use crate::tiny::{fixture, message};
-use boostr::backend::Cpu;
+use boostr::backend::{Activations, Cpu};
 use boostr::chat;
 use boostr::checkpoint::{Bytes, Checkpoint, Dtype, gguf};
 use boostr::convert::{Options, Types, Written, convert};
-use boostr::load::LanguageModel;
+use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Config, Logits, Model, Run};
 use boostr::ops::{Format, to_vec};
 
@@ -147,6 +147,29 @@ fn each_type_changes_the_logits_by_no_more_than_is_stated() {
         let (d, n) = distance(&open(&out), &golden("mamba2-tiny"));
         println!("{dtype}: {d:.4} {n:.2e}");
         assert!(d <= largest && n.abs() <= nats, "{dtype}: {d} {n}");
+    }
+}
+
+#[test]
+fn the_fewer_bits_activations_have_the_further_logits_are_from_exact_ones() {
+    let folder = Folder::new();
+    let path = converted(&fixture("llama-tiny"), &folder, "q8_0.gguf", Some("q8_0"));
+    let ids = golden("llama-tiny").ids;
+    let options = OpenOptions { exact: true, ..Default::default() };
+    let exact = LanguageModel::open(&path, &options, cpu()).unwrap();
+    let exact = logits(&exact, &ids, 1);
+    let mut before = 0.0;
+    for activations in [Activations::Sixteen, Activations::Mixed, Activations::Eight] {
+        let client = cpu().with_activations(activations);
+        let lm = LanguageModel::open(&path, &Default::default(), client).unwrap();
+        let got = logits(&lm, &ids, 1);
+        let squares: f32 = got.iter().zip(&exact).map(|(a, b)| (a - b) * (a - b)).sum();
+        assert!(squares > 1.5 * before, "{activations:?}: {squares} after {before}");
+        assert_eq!(logits(&lm, &ids, 3), got, "{activations:?} in pieces");
+        if activations == Activations::Mixed {
+            assert_eq!(logits(&open(&path), &ids, 1), got, "the default");
+        }
+        before = squares;
     }
 }
 
@@ -402,7 +425,7 @@ fn a_given_tokenizer_helps_where_that_of_the_file_cannot_be_used() {
     let path = changed(&folder, |m| drop(m.set("tokenizer.ggml.pre", "martian")), |_, _, _, _| {});
     assert!(refused(&path).contains("martian"));
     let tokenizer = Some(fixture("mamba2-tiny").join("tokenizer.json"));
-    let options = boostr::load::OpenOptions { tokenizer, ..Default::default() };
+    let options = OpenOptions { tokenizer, ..Default::default() };
     let lm = LanguageModel::<Cpu>::open(&path, &options, cpu()).unwrap();
     assert!(!lm.encode("x").unwrap().is_empty());
 }
