@@ -68,7 +68,7 @@ pub struct CpuClient {
 }
 
 /// Raised when kernels sum in another order than before, which changes last bits.
-const SUMS: u32 = 2;
+const SUMS: u32 = 3;
 
 impl CpuClient {
     /// A client at a level that this processor has.

@@ -37,6 +37,7 @@ use rayon::prelude::*;
 use super::Attention;
 use super::online::{TILE, cap_scores, exp_not_above_one, score_tile, value_tile};
 use super::page::{PAGE, put_key};
+use super::panels::{Elements, F32};
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Simd, dispatch};
 
@@ -483,6 +484,7 @@ fn weigh<S: Simd>(simd: S, task: &Task<'_>, block: &Block, scratch: &mut Scratch
             let q = &q_left[first * padded..][..count * padded];
             let scores = &mut weights[first * PAGE..][..count * PAGE];
             // Scores of a tile, then the softcap with its slope, then the mask: as in the forward.
+            let keys = Elements::<S, F32>::new(S::chunks(keys), d_k);
             let seen = score_tile(simd, d_k, q, keys, &slots[..count], scores);
             for row in 0..count {
                 let scores = &mut scores[row * PAGE..][..PAGE];
@@ -557,6 +559,7 @@ fn score_gradients<S: Simd>(
         let dout = &dout_left[first * padded..][..count * padded];
         let ds = &mut ds[first * PAGE..][..count * PAGE];
         // dout·v `[count, 64]`, by the micro-kernel of scores with values in place of keys.
+        let values = Elements::<S, F32>::new(S::chunks(values), d_v);
         let seen = score_tile(simd, d_v, dout, values, &slots[..count], ds);
         for row in 0..count {
             let ds = &mut ds[row * PAGE..][..PAGE];
@@ -607,6 +610,7 @@ fn add_page<S: Simd>(simd: S, task: &Task<'_>, block: &Block, page: usize, scrat
         let slots = block.tile_slots(first, count, start);
         let ds = &ds[first * PAGE..][..count * PAGE];
         let dq = &mut dq[first * padded_k..][..count * padded_k];
+        let keys = Elements::<S, F32>::new(S::chunks(keys), PAGE);
         value_tile(simd, ds, keys, &slots[..count], dq);
     }
 }

@@ -23,9 +23,12 @@
 //!    skipped.
 //! 2. Keys lie with neighbouring positions in a vector, so scores need no sums across lanes; values
 //!    with neighbouring channels. Both products run in one micro-kernel of up to six queries.
-//! 3. Long contexts are computed by segments of 1024 positions, each from scratch, and combined at the
+//! 3. A page is read from one end to the other, once for its keys and once for its values, so that the processor
+//!    fetches ahead. Elements of fewer bits become floats in registers; where a page meets more than six queries,
+//!    in a buffer. Scales of q8_0 multiply sums of 32 channels of keys, and the weights of values.
+//! 4. Long contexts are computed by segments of 1024 positions, each from scratch, and combined at the
 //!    end. Segments of a single token's query run in parallel.
-//! 4. Tokens of this call are read back from the cache, so what a query sees of a token does not depend
+//! 5. Tokens of this call are read back from the cache, so what a query sees of a token does not depend
 //!    on the call in which that token came.
 //!
 //! Pages and segments lie at fixed positions, and each query sums its own positions in their order. So
@@ -46,6 +49,7 @@ mod mla;
 mod mla_backward;
 mod online;
 mod page;
+mod panels;
 mod reference;
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,8 @@ use std::ops::Range;
 
 use super::Attention;
 use super::cache::KvCache;
-use super::page::{Buffers, PAGE, Page};
+use super::page::{Buffers, PAGE, Page, Stored, with_keys, with_panels, with_values};
+use super::panels::{Bf16, Code, Elements, F16, F32, PanelRows, Panels, ScaledKeys, ScaledValues};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Simd, dispatch};
@@ -123,7 +124,9 @@ pub(super) struct Scratch {
     q: Vec<f32>,
     /// Scores of one KV head, then weights: `[rows, 64]`.
     weights: Vec<f32>,
-    panels: Buffers,
+    /// Panels that many queries share, as floats.
+    panels: Vec<f32>,
+    buffers: Buffers,
 }
 
 dispatch! {
@@ -189,65 +192,113 @@ fn attend_page<S: Simd>(
     online: &mut Online,
 ) {
     let layout = queries.cache.layout();
-    let (d_k, width) = (layout.d_k, layout.padded_d_v());
-    let padded = d_k.next_multiple_of(PAGE);
-    let (tokens, group) = (queries.q.len(), queries.heads_per_group());
-    let rows = tokens * group;
-    let top = (head - queries.heads.start) * rows;
-    let Scratch { q, weights, panels } = scratch;
+    let rows = queries.q.len() * queries.heads_per_group();
+    let Scratch { q, weights, panels, buffers } = scratch;
     weights.resize(rows * PAGE, 0.0);
+    let block = Block { queries, head, start, rows, top: (head - queries.heads.start) * rows };
+    // First pass, keys: every weight of the page. Several tiles share floats that are made once.
+    let mut keys = page.keys(layout, head);
+    if rows > TILE {
+        keys = keys.widened(simd, panels);
+    }
+    with_keys!(S, keys, layout.d_k, keys => block.weigh(simd, keys, q, weights, online));
+    // Second pass, values: outputs `[rows, d_v]`.
+    let mut values = page.values(simd, layout, head, buffers);
+    if rows > TILE {
+        values = values.widened(simd, panels);
+    }
+    with_values!(S, values, values => block.add_values(simd, values, weights, online));
+}
 
-    // First pass, keys: scores `[rows, 64]`, six queries at a time against all 64 positions.
-    let keys = page.keys(simd, layout, head, panels);
-    for first in (0..rows).step_by(TILE) {
-        let count = TILE.min(rows - first);
+/// The queries of one KV head before one page.
+struct Block<'a> {
+    queries: &'a Queries<'a>,
+    head: usize,
+    /// The first position of the page.
+    start: usize,
+    /// How many queries there are, and the first of them among those of all heads.
+    rows: usize,
+    top: usize,
+}
+
+impl Block<'_> {
+    /// The slots that each query of a tile sees, and how many queries it has.
+    #[inline(always)]
+    fn tile_slots(&self, first: usize) -> ([Range<usize>; TILE], usize) {
+        let (group, count) = (self.queries.heads_per_group(), TILE.min(self.rows - first));
         let mut slots = [const { 0..0 }; TILE];
         for row in 0..count {
-            slots[row] = queries.slots((first + row) / group, start);
+            slots[row] = self.queries.slots((first + row) / group, self.start);
         }
-        // The tile's scaled queries, and its rows of scores.
-        let q = &q[(top + first) * padded..][..count * padded];
-        let weights = &mut weights[first * PAGE..][..count * PAGE];
-        let seen = score_tile(simd, d_k, q, keys, &slots[..count], weights);
-        for row in 0..count {
-            if slots[row].is_empty() {
-                continue;
+        (slots, count)
+    }
+
+    /// Fills `weights` `[rows, 64]`, six queries at a time against all 64 positions, and moves their m, l and o on but
+    /// for the values.
+    #[inline(always)]
+    fn weigh<S: Simd, K: Panels<S>>(
+        &self,
+        simd: S,
+        keys: K,
+        q: &[f32],
+        weights: &mut [f32],
+        online: &mut Online,
+    ) {
+        let layout = self.queries.cache.layout();
+        let (d_k, width) = (layout.d_k, layout.padded_d_v());
+        let padded = d_k.next_multiple_of(PAGE);
+        for first in (0..self.rows).step_by(TILE) {
+            let (slots, count) = self.tile_slots(first);
+            // The tile's scaled queries, and its rows of scores.
+            let q = &q[(self.top + first) * padded..][..count * padded];
+            let weights = &mut weights[first * PAGE..][..count * PAGE];
+            let seen = score_tile(simd, d_k, q, keys, &slots[..count], weights);
+            for row in 0..count {
+                if slots[row].is_empty() {
+                    continue;
+                }
+                let weights = &mut weights[row * PAGE..][..PAGE];
+                // The softcap comes before the mask, so that masked scores stay -infinity.
+                if let Some(cap) = self.queries.kernel.softcap {
+                    cap_scores(simd, cap, &mut weights[seen.clone()]);
+                }
+                // What another query of the tile sees and this one does not.
+                weights[seen.start..slots[row].start].fill(f32::NEG_INFINITY);
+                weights[slots[row].end..seen.end].fill(f32::NEG_INFINITY);
+                let row = self.top + first + row;
+                let (max, sum) = (&mut online.max[row], &mut online.sum[row]);
+                let out = &mut online.out[row * width..][..width];
+                softmax_step(simd, &mut weights[seen.clone()], max, sum, out);
             }
-            let weights = &mut weights[row * PAGE..][..PAGE];
-            // The softcap comes before the mask, so that masked scores stay -infinity.
-            if let Some(cap) = queries.kernel.softcap {
-                cap_scores(simd, cap, &mut weights[seen.clone()]);
-            }
-            // What another query of the tile sees and this one does not.
-            weights[seen.start..slots[row].start].fill(f32::NEG_INFINITY);
-            weights[slots[row].end..seen.end].fill(f32::NEG_INFINITY);
-            let row = top + first + row;
-            let (max, sum) = (&mut online.max[row], &mut online.sum[row]);
-            let out = &mut online.out[row * width..][..width];
-            softmax_step(simd, &mut weights[seen.clone()], max, sum, out);
         }
     }
-    // Second pass, values: outputs `[rows, d_v]`, now that every weight of the page is known.
-    let values = page.values(simd, layout, head, panels);
-    for first in (0..rows).step_by(TILE) {
-        let count = TILE.min(rows - first);
-        let mut slots = [const { 0..0 }; TILE];
-        for row in 0..count {
-            slots[row] = queries.slots((first + row) / group, start);
+
+    /// Adds the weighted values of the page to the queries' outputs.
+    #[inline(always)]
+    fn add_values<S: Simd, V: Panels<S>>(
+        &self,
+        simd: S,
+        values: V,
+        weights: &[f32],
+        online: &mut Online,
+    ) {
+        let width = online.width;
+        for first in (0..self.rows).step_by(TILE) {
+            let (slots, count) = self.tile_slots(first);
+            let weights = &weights[first * PAGE..][..count * PAGE];
+            let out = &mut online.out[(self.top + first) * width..][..count * width];
+            value_tile(simd, weights, values, &slots[..count], out);
         }
-        let weights = &weights[first * PAGE..][..count * PAGE];
-        let out = &mut online.out[(top + first) * width..][..count * width];
-        value_tile(simd, weights, values, &slots[..count], out);
     }
 }
 
 /// Scores of a tile of queries; returns the slots, whole panels, that were computed.
 #[inline(always)]
-pub(super) fn score_tile<S: Simd>(
+pub(super) fn score_tile<S: Simd, K: Panels<S>>(
     simd: S,
     d_k: usize,
     q: &[f32],
-    keys: &[f32],
+    keys: K,
     slots: &[Range<usize>],
     scores: &mut [f32],
 ) -> Range<usize> {
@@ -263,68 +314,57 @@ pub(super) fn score_tile<S: Simd>(
     if first >= end {
         return 0..0;
     }
-    // Keys lie in panels of two vectors of positions; the instance keeps 12 accumulators or fewer.
+    // Keys lie in panels of two vectors of positions.
     let panels = first / width..end.div_ceil(width);
     match slots.len() {
-        1 => score_panels::<S, 1, 4>(simd, d_k, q, keys, panels.clone(), scores),
-        2 => score_panels::<S, 2, 2>(simd, d_k, q, keys, panels.clone(), scores),
-        3 => score_panels::<S, 3, 1>(simd, d_k, q, keys, panels.clone(), scores),
-        4 => score_panels::<S, 4, 1>(simd, d_k, q, keys, panels.clone(), scores),
-        5 => score_panels::<S, 5, 1>(simd, d_k, q, keys, panels.clone(), scores),
-        _ => score_panels::<S, 6, 1>(simd, d_k, q, keys, panels.clone(), scores),
+        1 => score_panels::<S, K, 1>(simd, d_k, q, keys, panels.clone(), scores),
+        2 => score_panels::<S, K, 2>(simd, d_k, q, keys, panels.clone(), scores),
+        3 => score_panels::<S, K, 3>(simd, d_k, q, keys, panels.clone(), scores),
+        4 => score_panels::<S, K, 4>(simd, d_k, q, keys, panels.clone(), scores),
+        5 => score_panels::<S, K, 5>(simd, d_k, q, keys, panels.clone(), scores),
+        _ => score_panels::<S, K, 6>(simd, d_k, q, keys, panels.clone(), scores),
     }
     panels.start * width..panels.end * width
 }
 
-/// Scores of `R` queries with the positions of `panels`, `P` panels at a time.
+/// Scores of `R` queries with the positions of `panels`.
+///
+/// One panel at a time: memory is then read from one end to the other, and the processor sees it coming.
 #[inline(always)]
-fn score_panels<S: Simd, const R: usize, const P: usize>(
+fn score_panels<S: Simd, K: Panels<S>, const R: usize>(
     simd: S,
     d_k: usize,
     q: &[f32],
-    keys: &[f32],
+    keys: K,
     panels: Range<usize>,
     scores: &mut [f32],
 ) {
-    let mut panel = panels.start;
-    while panel + P <= panels.end {
-        score_panel::<S, R, P>(simd, d_k, q, keys, panel, scores);
-        panel += P;
-    }
-    while panel < panels.end {
-        score_panel::<S, R, 1>(simd, d_k, q, keys, panel, scores);
-        panel += 1;
-    }
-}
-
-#[inline(always)]
-fn score_panel<S: Simd, const R: usize, const P: usize>(
-    simd: S,
-    d_k: usize,
-    q: &[f32],
-    keys: &[f32],
-    panel: usize,
-    scores: &mut [f32],
-) {
-    let keys = S::chunks(keys).0.as_chunks::<2>().0;
-    // R queries x P panels x two vectors of positions, along d_k in blocks of 64 channels.
-    let mut acc = [[[simd.splat(0.0); 2]; P]; R];
-    for (block, q) in q.chunks_exact(R * PAGE).enumerate() {
-        let first = block * PAGE;
-        let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
-        for p in 0..P {
-            let row = (panel + p) * d_k + first;
-            right[p] = &keys[row..][..PAGE.min(d_k - first)];
-        }
-        acc = add_product(simd, acc, q, 0, right);
-    }
     let scores = S::chunks_mut(scores).0.as_chunks_mut::<2>().0;
     let page = PAGE / (2 * S::LANES);
-    for r in 0..R {
-        for p in 0..P {
-            let to = &mut scores[r * page + panel + p];
-            simd.store(acc[r][p][0], &mut to[0]);
-            simd.store(acc[r][p][1], &mut to[1]);
+    for panel in panels {
+        // R queries x two vectors of positions, along d_k in blocks of 64 channels.
+        let mut acc = [[simd.splat(0.0); 2]; R];
+        for (block, q) in q.chunks_exact(R * PAGE).enumerate() {
+            let channels = block * PAGE..d_k.min((block + 1) * PAGE);
+            for first in channels.clone().step_by(K::SPAN) {
+                let rows = keys.rows(panel, first..channels.end.min(first + K::SPAN));
+                let at = first - channels.start;
+                let Some(scales) = keys.lane_scales(simd, panel, first) else {
+                    acc = add_product(simd, acc, q, at, rows);
+                    continue;
+                };
+                let part = add_product(simd, [[simd.splat(0.0); 2]; R], q, at, rows);
+                for r in 0..R {
+                    for i in 0..2 {
+                        acc[r][i] = simd.mul_add(scales[i], part[r][i], acc[r][i]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            let to = &mut scores[r * page + panel];
+            simd.store(acc[r][0], &mut to[0]);
+            simd.store(acc[r][1], &mut to[1]);
         }
     }
 }
@@ -352,10 +392,14 @@ fn softmax_step<S: Simd>(simd: S, x: &mut [f32], max: &mut f32, sum: &mut f32, o
     }
     let mut lanes = [f32::NEG_INFINITY; 16];
     simd.store(largest, &mut S::chunks_mut(&mut lanes).0[0]);
-    let mut new = *max;
-    for lane in &lanes[..S::LANES] {
-        new = new.max(*lane);
+    let mut half = S::LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = lanes[i].max(lanes[i + half]);
+        }
+        half /= 2;
     }
+    let new = max.max(lanes[0]);
     // Where all scores are -infinity, any finite number serves.
     let finite = if new == f32::NEG_INFINITY { 0.0 } else { new };
     // Scores become weights exp(s - m'), and their sum is kept in lanes.
@@ -399,10 +443,10 @@ pub(super) fn exp_not_above_one<S: Simd>(simd: S, x: S::F) -> S::F {
 
 /// Adds weighted values to the outputs `[count, width]` of at most six queries.
 #[inline(always)]
-pub(super) fn value_tile<S: Simd>(
+pub(super) fn value_tile<S: Simd, V: Panels<S>>(
     simd: S,
     weights: &[f32],
-    values: &[f32],
+    values: V,
     slots: &[Range<usize>],
     out: &mut [f32],
 ) {
@@ -419,18 +463,18 @@ pub(super) fn value_tile<S: Simd>(
         // Before the common slots: a window that starts earlier for the first queries.
         let slots = slots.start..slots.end.min(first);
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
+            value_panels::<S, V, 1>(simd, weights, values, slots, out);
         }
     }
     // The common slots, with as many queries in registers as the tile has.
     if first < end {
         match slots.len() {
-            1 => value_panels::<S, 1, 4>(simd, weights, values, first..end, out),
-            2 => value_panels::<S, 2, 2>(simd, weights, values, first..end, out),
-            3 => value_panels::<S, 3, 1>(simd, weights, values, first..end, out),
-            4 => value_panels::<S, 4, 1>(simd, weights, values, first..end, out),
-            5 => value_panels::<S, 5, 1>(simd, weights, values, first..end, out),
-            _ => value_panels::<S, 6, 1>(simd, weights, values, first..end, out),
+            1 => value_panels::<S, V, 1>(simd, weights, values, first..end, out),
+            2 => value_panels::<S, V, 2>(simd, weights, values, first..end, out),
+            3 => value_panels::<S, V, 3>(simd, weights, values, first..end, out),
+            4 => value_panels::<S, V, 4>(simd, weights, values, first..end, out),
+            5 => value_panels::<S, V, 5>(simd, weights, values, first..end, out),
+            _ => value_panels::<S, V, 6>(simd, weights, values, first..end, out),
         }
     }
     let rows = weights.chunks_exact(PAGE).zip(out.chunks_exact_mut(width)).zip(slots);
@@ -438,101 +482,83 @@ pub(super) fn value_tile<S: Simd>(
         // After them: later queries see more of the page.
         let slots = slots.start.max(end)..slots.end;
         if !slots.is_empty() {
-            value_panels::<S, 1, 4>(simd, weights, values, slots, out);
+            value_panels::<S, V, 1>(simd, weights, values, slots, out);
         }
     }
 }
 
-/// Adds the weighted values of `slots` to the outputs of `R` queries, `P` panels at a time.
+/// Adds the weighted values of `slots` to the outputs of `R` queries, one panel at a time.
 #[inline(always)]
-fn value_panels<S: Simd, const R: usize, const P: usize>(
+fn value_panels<S: Simd, V: Panels<S>, const R: usize>(
     simd: S,
     weights: &[f32],
-    values: &[f32],
+    values: V,
     slots: Range<usize>,
     out: &mut [f32],
 ) {
-    let panels = out.len() / R / (2 * S::LANES);
-    let mut panel = 0;
-    while panel + P <= panels {
-        value_panel::<S, R, P>(simd, weights, values, slots.clone(), panel, out);
-        panel += P;
-    }
-    while panel < panels {
-        value_panel::<S, R, 1>(simd, weights, values, slots.clone(), panel, out);
-        panel += 1;
-    }
-}
-
-#[inline(always)]
-fn value_panel<S: Simd, const R: usize, const P: usize>(
-    simd: S,
-    weights: &[f32],
-    values: &[f32],
-    slots: Range<usize>,
-    panel: usize,
-    out: &mut [f32],
-) {
-    let values = S::chunks(values).0.as_chunks::<2>().0;
     let out = S::chunks_mut(out).0.as_chunks_mut::<2>().0;
     let panels = out.len() / R;
-    let mut right: [&[[S::Chunk; 2]]; P] = [&[]; P];
-    for p in 0..P {
-        let row = (panel + p) * PAGE;
-        right[p] = &values[row..][slots.clone()];
-    }
-    // The outputs so far stay in registers while the slots pass.
-    let mut acc = [[[simd.splat(0.0); 2]; P]; R];
-    for r in 0..R {
-        for p in 0..P {
-            let out = &out[r * panels + panel + p];
-            acc[r][p] = [simd.load(&out[0]), simd.load(&out[1])];
+    for panel in 0..panels {
+        // The outputs so far stay in registers while the slots pass.
+        let mut acc = [[simd.splat(0.0); 2]; R];
+        for r in 0..R {
+            let out = &out[r * panels + panel];
+            acc[r] = [simd.load(&out[0]), simd.load(&out[1])];
         }
-    }
-    let acc = add_product(simd, acc, weights, slots.start, right);
-    for r in 0..R {
-        for p in 0..P {
-            let out = &mut out[r * panels + panel + p];
-            simd.store(acc[r][p][0], &mut out[0]);
-            simd.store(acc[r][p][1], &mut out[1]);
+        let rows = values.rows(panel, slots.clone());
+        acc = match values.row_scales(panel) {
+            None => add_product(simd, acc, weights, slots.start, rows),
+            Some(scales) => {
+                let weights = scaled::<S, R>(simd, weights, scales);
+                add_product(simd, acc, weights.as_flattened(), slots.start, rows)
+            }
+        };
+        for r in 0..R {
+            let out = &mut out[r * panels + panel];
+            simd.store(acc[r][0], &mut out[0]);
+            simd.store(acc[r][1], &mut out[1]);
         }
     }
 }
 
-/// The micro-kernel: `acc[r][p] += sum over k of left[r][first + k] * right[p][k]`, in the order of k.
+/// Weights `[R, 64]` times the factors of their slots.
+#[inline(always)]
+fn scaled<S: Simd, const R: usize>(simd: S, weights: &[f32], scales: &[f32]) -> [[f32; PAGE]; R] {
+    let mut scaled = [[0.0; PAGE]; R];
+    for (to, weights) in scaled.iter_mut().zip(weights.chunks_exact(PAGE)) {
+        let factors = S::chunks(weights).0.iter().zip(S::chunks(scales).0);
+        for (to, (weights, scales)) in S::chunks_mut(to).0.iter_mut().zip(factors) {
+            simd.store(simd.mul(simd.load(weights), simd.load(scales)), to);
+        }
+    }
+    scaled
+}
+
+/// The micro-kernel: `acc[r] += sum over k of left[r][first + k] * right[k]`, in the order of k.
 ///
 /// `left` is a `[R, 64]`: with rows at fixed distances one register addresses them all.
 #[inline(always)]
-fn add_product<S: Simd, const R: usize, const P: usize>(
+fn add_product<S: Simd, W: PanelRows<S>, const R: usize>(
     simd: S,
-    mut acc: [[[S::F; 2]; P]; R],
+    mut acc: [[S::F; 2]; R],
     left: &[f32],
     first: usize,
-    right: [&[[S::Chunk; 2]]; P],
-) -> [[[S::F; 2]; P]; R] {
+    right: W,
+) -> [[S::F; 2]; R] {
     // One length, so that bounds are checked once.
-    let len = right[0].len();
+    let len = right.len();
     let left = &left[..R * PAGE];
     let mut rows: [&[f32]; R] = [&[]; R];
     for r in 0..R {
         rows[r] = &left[r * PAGE..][..PAGE][first..][..len];
     }
-    let mut panels = right;
-    for p in 0..P {
-        panels[p] = &right[p][..len];
-    }
-    // For each k: 2 P vectors of the right side, and R broadcast numbers of the left.
+    // For each k: two vectors of the right side, and R broadcast numbers of the left.
     for k in 0..len {
-        let mut vectors = [[simd.splat(0.0); 2]; P];
-        for p in 0..P {
-            vectors[p] = [simd.load(&panels[p][k][0]), simd.load(&panels[p][k][1])];
-        }
+        let vectors = right.row(simd, k);
         for r in 0..R {
             let x = simd.splat(rows[r][k]);
-            for p in 0..P {
-                acc[r][p][0] = simd.mul_add(x, vectors[p][0], acc[r][p][0]);
-                acc[r][p][1] = simd.mul_add(x, vectors[p][1], acc[r][p][1]);
-            }
+            acc[r][0] = simd.mul_add(x, vectors[0], acc[r][0]);
+            acc[r][1] = simd.mul_add(x, vectors[1], acc[r][1]);
         }
     }
     acc

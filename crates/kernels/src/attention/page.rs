@@ -13,13 +13,14 @@
 
 use half::slice::HalfFloatSliceExt;
 
+use super::panels::{Bf16, Code, Elements, F16, F32, PanelRows, Panels, ScaledKeys, ScaledValues};
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
 /// Positions of a page of a [`KvCache`](super::KvCache): a multiple of every W.
 pub const PAGE: usize = 64;
 /// Values that share a scale in q8_0.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,12 +144,14 @@ fn panel_width_body<S: Simd>(_simd: S) -> usize {
     2 * S::LANES
 }
 
-/// Panels of f32 that are made of what a page stores.
+/// What [`Page::stored_values`] makes of what a page stores.
 #[derive(Default)]
 pub(super) struct Buffers {
-    panels: Vec<f32>,
-    /// Values that are made of keys.
+    /// Keys as floats, and the values that are made of them.
+    keys: Vec<f32>,
     values: Vec<f32>,
+    /// Scales of values as floats.
+    scales: Vec<f32>,
 }
 
 /// The first `len` elements of a buffer that grows as needed.
@@ -239,38 +242,18 @@ impl Page {
         }
     }
 
-    /// The panels of a head's keys: the page's own if it stores f32.
+    /// A head's keys.
     #[inline(always)]
-    pub(super) fn keys<'a, S: Simd>(
-        &'a self,
-        simd: S,
-        layout: &Layout,
-        head: usize,
-        buffers: &'a mut Buffers,
-    ) -> &'a [f32] {
+    pub(super) fn keys<'a>(&'a self, layout: &Layout, head: usize) -> Keys<'a> {
         let (first, len) = (head * layout.head(), layout.keys());
-        match self {
-            Self::F32(data) => &data[first..][..len],
-            Self::Half(data) => {
-                let panels = sized(&mut buffers.panels, len);
-                widen(simd, layout.kind, &data[first..][..len], panels);
-                panels
-            }
-            Self::Q8_0(codes, scales) => {
-                let panels = sized(&mut buffers.panels, len);
-                let scales = &scales[head * layout.head_scales()..][..layout.key_scales()];
-                let panel = layout.d_k * layout.width;
-                let codes = codes[first..][..len].chunks_exact(panel);
-                let scales = scales.chunks_exact(scales.len() * layout.width / PAGE);
-                for ((codes, scales), to) in codes.zip(scales).zip(panels.chunks_exact_mut(panel)) {
-                    decode_keys(simd, codes, scales, to);
-                }
-                panels
-            }
-        }
+        let scales = match self {
+            Self::Q8_0(_, scales) => &scales[head * layout.head_scales()..][..layout.key_scales()],
+            _ => &[],
+        };
+        Keys { stored: self.stored(layout.kind, first, len), scales }
     }
 
-    /// The panels of a head's values: the page's own if it stores f32.
+    /// A head's values; those that are channels of the keys are made in buffers.
     #[inline(always)]
     pub(super) fn values<'a, S: Simd>(
         &'a self,
@@ -278,33 +261,184 @@ impl Page {
         layout: &Layout,
         head: usize,
         buffers: &'a mut Buffers,
-    ) -> &'a [f32] {
+    ) -> Values<'a> {
         let len = layout.padded_d_v() * PAGE;
         if layout.shared {
-            let mut values = std::mem::take(&mut buffers.values);
-            let keys = self.keys(simd, layout, head, buffers);
-            transpose(simd, layout.d_k, keys, sized(&mut values, len));
-            buffers.values = values;
-            return &buffers.values[..len];
+            let keys = self.keys(layout, head).decoded(simd, layout.d_k, &mut buffers.keys);
+            let values = sized(&mut buffers.values, len);
+            transpose(simd, layout.d_k, keys, values);
+            return Values { stored: Stored::F32(values), scales: &[] };
         }
         let first = head * layout.head() + layout.keys();
-        match self {
-            Self::F32(data) => &data[first..][..len],
-            Self::Half(data) => {
-                let panels = sized(&mut buffers.panels, len);
-                widen(simd, layout.kind, &data[first..][..len], panels);
-                panels
+        let scales: &[f32] = match self {
+            Self::Q8_0(_, scales) => {
+                let scales = &scales[head * layout.head_scales()..][..layout.head_scales()];
+                let scales = Stored::F16(&scales[layout.key_scales()..]);
+                scales.floats(simd, &mut buffers.scales)
             }
-            Self::Q8_0(codes, scales) => {
-                let panels = sized(&mut buffers.panels, len);
-                let scales = &scales[head * layout.head_scales() + layout.key_scales()..];
-                let panel = layout.width * PAGE;
-                let codes = codes[first..][..len].chunks_exact(panel);
-                for ((i, codes), to) in codes.enumerate().zip(panels.chunks_exact_mut(panel)) {
-                    let scales = &scales[i * layout.width / BLOCK * PAGE..][..PAGE];
-                    decode_values(simd, codes, scales, to);
+            _ => &[],
+        };
+        Values { stored: self.stored(layout.kind, first, len), scales }
+    }
+
+    /// Elements of panels.
+    #[inline(always)]
+    fn stored(&self, kind: KvType, first: usize, len: usize) -> Stored<'_> {
+        match self {
+            Self::F32(data) => Stored::F32(&data[first..][..len]),
+            Self::Half(data) if kind == KvType::Bf16 => Stored::Bf16(&data[first..][..len]),
+            Self::Half(data) => Stored::F16(&data[first..][..len]),
+            Self::Q8_0(codes, _) => Stored::Code(&codes[first..][..len]),
+        }
+    }
+}
+
+/// Elements of panels.
+#[derive(Clone, Copy)]
+pub(super) enum Stored<'a> {
+    F32(&'a [f32]),
+    /// Bits of f16.
+    F16(&'a [u16]),
+    /// Bits of bf16.
+    Bf16(&'a [u16]),
+    Code(&'a [i8]),
+}
+
+/// Keys `[64 / W][d_k, W]`, and bits of the f16 scales `[64 / W][d_k / 32, W]` of codes.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub stored: Stored<'a>,
+    pub scales: &'a [u16],
+}
+
+/// Values `[d_v / W][64, W]`, and the scales `[d_v / 32, 64]` of codes.
+#[derive(Clone, Copy)]
+pub(super) struct Values<'a> {
+    pub stored: Stored<'a>,
+    pub scales: &'a [f32],
+}
+
+/// Evaluates an expression with the panels of keys or values; where they are codes, or floats of them, with what
+/// another expression makes of those.
+macro_rules! with_panels {
+    ($simd:ident, $of:expr, $height:expr, $codes:ident => $scaled:expr, $panels:ident => $body:expr) => {
+        match $of.stored {
+            Stored::F32(x) if $of.scales.is_empty() => {
+                let $panels = Elements::<$simd, F32>::new($simd::chunks(x), $height);
+                $body
+            }
+            Stored::F32(x) => {
+                let $codes = Elements::<$simd, F32>::new($simd::chunks(x), $height);
+                let $panels = $scaled;
+                $body
+            }
+            Stored::F16(x) => {
+                let $panels = Elements::<$simd, F16>::new($simd::halves(x), $height);
+                $body
+            }
+            Stored::Bf16(x) => {
+                let $panels = Elements::<$simd, Bf16>::new($simd::halves(x), $height);
+                $body
+            }
+            Stored::Code(x) => {
+                let $codes = Elements::<$simd, Code>::new($simd::codes(x), $height);
+                let $panels = $scaled;
+                $body
+            }
+        }
+    };
+}
+/// [`with_panels`] of keys.
+macro_rules! with_keys {
+    ($simd:ident, $keys:expr, $d_k:expr, $panels:ident => $body:expr) => {
+        with_panels!($simd, $keys, $d_k, codes => ScaledKeys::new(codes, $keys.scales, $d_k), $panels => $body)
+    };
+}
+/// [`with_panels`] of values.
+macro_rules! with_values {
+    ($simd:ident, $values:expr, $panels:ident => $body:expr) => {
+        with_panels!($simd, $values, PAGE, codes => ScaledValues::new(codes, $values.scales), $panels => $body)
+    };
+}
+pub(super) use {with_keys, with_panels, with_values};
+
+impl<'a> Stored<'a> {
+    /// The elements as floats: themselves, or made in a buffer.
+    #[inline(always)]
+    fn floats<S: Simd>(self, simd: S, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        let len = match self {
+            Self::F32(x) => return x,
+            Self::F16(x) | Self::Bf16(x) => x.len(),
+            Self::Code(x) => x.len(),
+        };
+        let to = sized(buffer, len);
+        let plain = Keys { stored: self, scales: &[] };
+        // One panel of as many rows as there are.
+        let height = len / (2 * S::LANES);
+        with_panels!(S, plain, height, codes => codes, panels => decode(simd, panels, height, to));
+        to
+    }
+}
+
+impl<'a> Keys<'a> {
+    /// The same with floats in place of other elements.
+    #[inline(always)]
+    pub(super) fn widened<S: Simd>(self, simd: S, buffer: &'a mut Vec<f32>) -> Self {
+        Self { stored: Stored::F32(self.stored.floats(simd, buffer)), ..self }
+    }
+
+    /// What they stand for.
+    #[inline(always)]
+    fn decoded<S: Simd>(self, simd: S, d_k: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        if self.scales.is_empty() {
+            return self.stored.floats(simd, buffer);
+        }
+        let to = sized(buffer, d_k * PAGE);
+        with_keys!(S, self, d_k, panels => decode(simd, panels, d_k, to));
+        to
+    }
+}
+
+impl<'a> Values<'a> {
+    /// The same with floats in place of other elements.
+    #[inline(always)]
+    pub(super) fn widened<S: Simd>(self, simd: S, buffer: &'a mut Vec<f32>) -> Self {
+        Self { stored: Stored::F32(self.stored.floats(simd, buffer)), ..self }
+    }
+
+    /// What they stand for.
+    #[inline(always)]
+    fn decoded<S: Simd>(self, simd: S, len: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        if self.scales.is_empty() {
+            return self.stored.floats(simd, buffer);
+        }
+        let to = sized(buffer, len);
+        with_values!(S, self, panels => decode(simd, panels, PAGE, to));
+        to
+    }
+}
+
+/// Makes floats of panels of so many rows.
+#[inline(always)]
+fn decode<S: Simd, P: Panels<S>>(simd: S, panels: P, height: usize, to: &mut [f32]) {
+    let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
+    for (panel, to) in to.chunks_exact_mut(height).enumerate() {
+        let of_rows = panels.row_scales(panel);
+        for (span, to) in to.chunks_mut(P::SPAN).enumerate() {
+            let first = span * P::SPAN;
+            let of_lanes = panels.lane_scales(simd, panel, first);
+            let rows = panels.rows(panel, first..first + to.len());
+            for (row, to) in to.iter_mut().enumerate() {
+                let mut x = rows.row(simd, row);
+                for i in 0..2 {
+                    if let Some(scales) = of_lanes {
+                        x[i] = simd.mul(scales[i], x[i]);
+                    }
+                    if let Some(scales) = of_rows {
+                        x[i] = simd.mul(simd.splat(scales[first + row]), x[i]);
+                    }
+                    simd.store(x[i], &mut to[i]);
                 }
-                panels
             }
         }
     }
@@ -335,21 +469,6 @@ fn narrow(kind: KvType, x: &[f32], to: &mut [u16]) {
     }
 }
 
-/// Widens bits of f16 or bf16, whole chunks of them.
-#[inline(always)]
-fn widen<S: Simd>(simd: S, kind: KvType, bits: &[u16], to: &mut [f32]) {
-    let (bits, to) = (S::halves(bits).0, S::chunks_mut(to).0);
-    if kind == KvType::Bf16 {
-        for (bits, to) in bits.iter().zip(to) {
-            simd.store(simd.load_bf16(bits), to);
-        }
-    } else {
-        for (bits, to) in bits.iter().zip(to) {
-            simd.store(simd.load_f16(bits), to);
-        }
-    }
-}
-
 /// Rounds |x| < 2^22 to the nearest integer, ties to even, where it is added and taken away.
 const ROUND: f32 = 12_582_912.0;
 
@@ -374,48 +493,6 @@ fn quantize_body<S: Simd>(_simd: S, x: &[f32], codes: &mut [i8], scales: &mut [u
             let rounded = (x / scale).clamp(-127.0, 127.0) + ROUND;
             *code = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i8;
         }
-    }
-}
-
-/// Two vectors of codes as floats.
-#[inline(always)]
-fn floats<S: Simd>(simd: S, codes: &[i8]) -> [S::F; 2] {
-    // A copy of its own, which the compiler can make in vectors.
-    let mut wide = [0.0; 32];
-    let codes = &codes[..2 * S::LANES];
-    for i in 0..2 * S::LANES {
-        wide[i] = f32::from(codes[i]);
-    }
-    let chunks = S::chunks(&wide).0;
-    [simd.load(&chunks[0]), simd.load(&chunks[1])]
-}
-
-/// Decodes a panel of keys: row d is multiplied by row d / 32 of the scales.
-#[inline(always)]
-fn decode_keys<S: Simd>(simd: S, codes: &[i8], scales: &[u16], to: &mut [f32]) {
-    let width = 2 * S::LANES;
-    let blocks = codes.chunks(BLOCK * width).zip(to.chunks_mut(BLOCK * width));
-    for ((codes, to), scales) in blocks.zip(S::halves(scales).0.as_chunks::<2>().0) {
-        let scales = [simd.load_f16(&scales[0]), simd.load_f16(&scales[1])];
-        let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
-        for (codes, to) in codes.chunks_exact(width).zip(to) {
-            let x = floats(simd, codes);
-            simd.store(simd.mul(scales[0], x[0]), &mut to[0]);
-            simd.store(simd.mul(scales[1], x[1]), &mut to[1]);
-        }
-    }
-}
-
-/// Decodes a panel of values: row j is multiplied by the scale of position j.
-#[inline(always)]
-fn decode_values<S: Simd>(simd: S, codes: &[i8], scales: &[u16], to: &mut [f32]) {
-    let mut wide = [0.0; PAGE];
-    widen(simd, KvType::F16, scales, &mut wide);
-    let to = S::chunks_mut(to).0.as_chunks_mut::<2>().0;
-    for ((codes, to), scale) in codes.chunks_exact(2 * S::LANES).zip(to).zip(wide) {
-        let (scale, x) = (simd.splat(scale), floats(simd, codes));
-        simd.store(simd.mul(scale, x[0]), &mut to[0]);
-        simd.store(simd.mul(scale, x[1]), &mut to[1]);
     }
 }
 
@@ -453,15 +530,16 @@ fn unpack_body<S: Simd>(
     values: &mut [f32],
 ) {
     let Layout { nheads, d_k, d_v, width, .. } = *layout;
-    let mut buffers = Buffers::default();
-    let key_panels = page.keys(simd, layout, head, &mut buffers);
+    let (mut buffers, mut panels) = (Buffers::default(), Vec::new());
+    let key_panels = page.keys(layout, head).decoded(simd, d_k, &mut panels);
     for (slot, row) in keys.chunks_exact_mut(nheads * d_k).enumerate() {
         let panel = &key_panels[slot / width * width * d_k..][..width * d_k];
         for (to, x) in row[head * d_k..][..d_k].iter_mut().zip(panel.chunks_exact(width)) {
             *to = x[slot % width];
         }
     }
-    let value_panels = page.values(simd, layout, head, &mut buffers);
+    let stored = page.values(simd, layout, head, &mut buffers);
+    let value_panels = stored.decoded(simd, layout.padded_d_v() * PAGE, &mut panels);
     for (slot, row) in values.chunks_exact_mut(nheads * d_v).enumerate() {
         let row = row[head * d_v..][..d_v].chunks_mut(width);
         for (to, panel) in row.zip(value_panels.chunks_exact(PAGE * width)) {

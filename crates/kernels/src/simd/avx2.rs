@@ -26,6 +26,7 @@ impl Simd for Avx2 {
     type F = __m256;
     type Chunk = [f32; 8];
     type Half = [u16; 8];
+    type Codes = [i8; 8];
     const LANES: usize = 8;
     const ZERO: [f32; 8] = [0.0; 8];
 
@@ -54,6 +55,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn load_f16(self, x: &Self::Half) -> Self::F {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &Self::Codes) -> Self::F {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
     }
     #[inline(always)]
     fn store(self, x: Self::F, to: &mut Self::Chunk) {

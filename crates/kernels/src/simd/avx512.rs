@@ -25,6 +25,7 @@ impl Simd for Avx512 {
     type F = __m512;
     type Chunk = [f32; 16];
     type Half = [u16; 16];
+    type Codes = [i8; 16];
     const LANES: usize = 16;
     const ZERO: [f32; 16] = [0.0; 16];
 
@@ -53,6 +54,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn load_f16(self, x: &Self::Half) -> Self::F {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &Self::Codes) -> Self::F {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
     }
     #[inline(always)]
     fn store(self, x: Self::F, to: &mut Self::Chunk) {

@@ -14,6 +14,7 @@ impl Simd for Baseline {
     type F = [f32; 4];
     type Chunk = [f32; 4];
     type Half = [u16; 4];
+    type Codes = [i8; 4];
     const LANES: usize = 4;
     const ZERO: [f32; 4] = [0.0; 4];
 
@@ -36,6 +37,10 @@ impl Simd for Baseline {
     #[inline(always)]
     fn load_f16(self, x: &Self::Half) -> Self::F {
         x.map(|x| half::f16::from_bits(x).to_f32())
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &Self::Codes) -> Self::F {
+        x.map(f32::from)
     }
     #[inline(always)]
     fn store(self, x: Self::F, to: &mut Self::Chunk) {

@@ -20,6 +20,10 @@ macro_rules! split_by_arrays {
             x.as_chunks()
         }
         #[inline(always)]
+        fn codes(x: &[i8]) -> (&[Self::Codes], &[i8]) {
+            x.as_chunks()
+        }
+        #[inline(always)]
         fn tail(x: &[f32]) -> Self::Chunk {
             let mut chunk = [0.0; $lanes];
             chunk[..x.len()].copy_from_slice(x);
@@ -81,6 +85,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     type Chunk: Copy + Send + Sync;
     /// `[u16; LANES]`, bits of bf16 or f16 values.
     type Half: Copy + Send + Sync;
+    /// `[i8; LANES]`, small integers.
+    type Codes: Copy + Send + Sync;
     const LANES: usize;
     const ZERO: Self::Chunk;
 
@@ -88,6 +94,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
     fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);
     fn halves(x: &[u16]) -> (&[Self::Half], &[u16]);
+    fn codes(x: &[i8]) -> (&[Self::Codes], &[i8]);
     /// The rest of a split, filled up with zeros.
     fn tail(x: &[f32]) -> Self::Chunk;
     fn tail_half(x: &[u16]) -> Self::Half;
@@ -107,6 +114,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load(self, x: &Self::Chunk) -> Self::F;
     fn load_bf16(self, x: &Self::Half) -> Self::F;
     fn load_f16(self, x: &Self::Half) -> Self::F;
+    fn load_i8(self, x: &Self::Codes) -> Self::F;
     fn store(self, x: Self::F, to: &mut Self::Chunk);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;

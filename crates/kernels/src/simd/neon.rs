@@ -15,6 +15,7 @@ impl Simd for Neon {
     type F = float32x4_t;
     type Chunk = [f32; 4];
     type Half = [u16; 4];
+    type Codes = [i8; 4];
     const LANES: usize = 4;
     const ZERO: [f32; 4] = [0.0; 4];
 
@@ -55,6 +56,14 @@ impl Simd for Neon {
                 vorrq_u32(vreinterpretq_u32_f32(value), exponent),
                 sign,
             ))
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &Self::Codes) -> Self::F {
+        // Four bytes at once, then twice as wide, and again.
+        unsafe {
+            let codes = vcreate_s8(u64::from(u32::from_ne_bytes(x.map(i8::cast_unsigned))));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(codes))))
         }
     }
     #[inline(always)]
