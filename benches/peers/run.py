@@ -55,6 +55,8 @@ LLAMA_FTYPES = {
     "iq4_xs": 30,
 }
 TYPES = [*FOLDERS, *LLAMA_FTYPES]
+# boostr with all activations in 8 bits.
+EIGHT = "boostr at 8 bits"
 # Ids below this are tokens of any model that is measured.
 VOCAB = 32000
 
@@ -97,6 +99,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
+    option("--eight", action="store_true", help="measure boostr with --activations 8 too")
     add_programs(option)
     option("--shape", choices=SHAPES, default="mamba2-130m", help="of the model (%(default)s)")
     option("--model", type=Path, help="measure this GGUF file in place of the made-up model")
@@ -131,6 +134,11 @@ def add_programs(option: Callable[..., object]) -> None:
     option("--ik-options", default="flash,repack", help="see ik_worker.py (%(default)s)")
     option("--isa", help="level of boostr's instructions; the peers' is that of their builds")
     option("--activations", help="bits of boostr's activations: 8, mixed or 16; the peers have 8")
+
+
+def us(args: argparse.Namespace) -> list[str]:
+    """boostr, once or twice."""
+    return [] if args.only_llama else ["boostr", *[EIGHT] * args.eight]
 
 
 def peers(args: argparse.Namespace) -> list[str]:
@@ -335,26 +343,29 @@ def neighbours(
     number: int,
 ) -> None:
     """Each once, one after the other; who comes first changes from round to round."""
-    turns = [*([] if args.only_llama else ["boostr"]), *peers(args)]
+    turns = [*us(args), *peers(args)]
     first = number % len(turns)
     for who in turns[first:] + turns[:first]:
-        if who == "boostr":
-            ours(args, kind, test, threads, samples)
+        if who in us(args):
+            ours(args, who, kind, test, threads, samples)
         else:
             samples[Case(who, kind, test, threads)].append(workers[who, kind].rate(test, threads))
 
 
-def ours(args: argparse.Namespace, kind: str, test: str, threads: int, samples: Samples) -> None:
+def ours(
+    args: argparse.Namespace, who: str, kind: str, test: str, threads: int, samples: Samples
+) -> None:
     what, n = test.split()
     lengths = ["-p", n, "-g", 0] if what == "prompt" else ["-p", 1, "-g", n]
-    options = [*lengths, "-t", threads, "-r", 1, "--json", *ours_only(args)]
+    bits = ["--activations", 8] if who == EIGHT else []
+    options = [*lengths, "-t", threads, "-r", 1, "--json", *ours_only(args), *bits]
     out = run(args.boostr, "bench", gguf(args, kind), *options)
     (row,) = json.loads(out)[what]
     limit = "gemm_gflops" if what == "prompt" else "read_gigabytes_per_second"
     share = "ratio_to_gemm" if what == "prompt" else "ratio_to_read"
-    samples[Case("boostr", kind, test, threads)].append(row["tokens_per_second"])
-    samples[Case("boostr", kind, f"limit of {test}", threads)].append(row[limit])
-    samples[Case("boostr", kind, f"share of limit in {test}", threads)].append(row[share])
+    samples[Case(who, kind, test, threads)].append(row["tokens_per_second"])
+    samples[Case(who, kind, f"limit of {test}", threads)].append(row[limit])
+    samples[Case(who, kind, f"share of limit in {test}", threads)].append(row[share])
 
 
 def first_token(args: argparse.Namespace, kind: str, samples: Samples) -> None:
@@ -450,7 +461,7 @@ def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
         names = text.split(", ")
         return ["", row(*names), row(*["---"] * len(names))]
 
-    sides = ["boostr", *peers(args), *(["transformers"] if args.torch else [])]
+    sides = [*us(args), *peers(args), *(["transformers"] if args.torch else [])]
     has_f32 = "f32" in args.types
     lines = [
         f"{report['machine']['cpu']}, {report['machine']['processors']} processors. "
@@ -458,7 +469,8 @@ def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
         + f". {report['date'][:10]}, {report['rounds']} rounds. `{report['command']}`",
         *heading(
             ", ".join(
-                ["weights, test, threads", *sides, *(f"over {who}" for who in peers(args)), "of limit"]
+                ["weights, test, threads", *sides, *(f"over {who}" for who in peers(args))]
+                + [*(f"8 bits over {who}" for who in peers(args) if args.eight), "of limit"]
                 + ["over our f32"] * has_f32
             )
         ),
@@ -476,11 +488,13 @@ def markdown(args: argparse.Namespace, report: dict, samples: Samples) -> str:
                         str(threads),
                         *(show(median(side, *case), 1) for side in sides),
                         *(show(ratio(ours, values(who, *case)), 2) for who in peers(args)),
+                        *(show(ratio(values(EIGHT, *case), values(who, *case)), 2) for who in peers(args) if args.eight),
                         show(median("boostr", kind, f"share of limit in {test}", threads), 2),
                         *[show(over_f32, 2)] * has_f32,
                     )
                 )
     threads = max(args.threads)
+    sides = [side for side in sides if side != EIGHT]
     others = ", ".join(sides[1:])
     lines += heading(
         f"weights, file MB, first token s: boostr, {others}, peak MB: boostr, less file and state, {others}"
