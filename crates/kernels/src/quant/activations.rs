@@ -11,6 +11,8 @@
 //! instruction set multiplies unsigned by signed integers, codes are also taken apart into sizes and signs.
 //! A NaN or an infinity makes the scale NaN, and so every product with it.
 
+use std::cell::Cell;
+
 use rayon::prelude::*;
 
 use crate::rows::Rows;
@@ -47,16 +49,51 @@ pub(super) struct Wanted {
     pub apart: bool,
 }
 
+/// Memory of quantized rows, which may be longer than they are.
+#[derive(Default)]
+struct Buffers {
+    codes: Vec<[i8; BLOCK]>,
+    apart: Vec<Apart>,
+    scales: Vec<OfBlock>,
+}
+
+impl Buffers {
+    fn size_in_bytes(&self) -> usize {
+        size_of_val(&*self.codes) + size_of_val(&*self.apart) + size_of_val(&*self.scales)
+    }
+}
+
+thread_local! {
+    /// Memory of the last product of this thread. A fresh one would be cleared each time, though all of it is
+    /// written.
+    static SPARE: Cell<Buffers> = Cell::default();
+}
+
+/// Larger buffers go back at once.
+const KEPT: usize = 16 << 20;
+
+/// Makes a buffer at least so long.
+fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, zero: T) {
+    if buffer.len() < len {
+        buffer.resize(len, zero);
+    }
+}
+
 /// Quantized rows.
 pub(super) struct Activations {
-    /// `[rows, width / 32, terms]`, high terms first.
-    codes: Vec<[i8; BLOCK]>,
-    /// The same taken apart, for products that take them so.
-    apart: Vec<Apart>,
-    /// `[rows, width / 32]`.
-    scales: Vec<OfBlock>,
+    /// `codes`: `[rows, width / 32, terms]`, high terms first. `apart`: the same taken apart, for products that take them
+    /// so. `scales`: `[rows, width / 32]`.
+    buffers: Buffers,
     wanted: Wanted,
     cells: usize,
+}
+
+impl Drop for Activations {
+    fn drop(&mut self) {
+        if self.buffers.size_in_bytes() <= KEPT {
+            SPARE.set(std::mem::take(&mut self.buffers));
+        }
+    }
 }
 
 impl Activations {
@@ -64,9 +101,14 @@ impl Activations {
     pub(super) fn new(level: Level, x: Rows<'_>, wanted: Wanted) -> Self {
         let (rows, cells) = (x.len(), x.width() / BLOCK);
         let of_row = cells * wanted.terms;
-        let mut codes = vec![[0; BLOCK]; rows * of_row];
-        let mut apart = vec![Apart::ZERO; if wanted.apart { codes.len() } else { 0 }];
-        let mut scales = vec![OfBlock::default(); rows * cells];
+        let mut buffers = SPARE.take();
+        grow(&mut buffers.codes, rows * of_row, [0; BLOCK]);
+        let taken_apart = if wanted.apart { rows * of_row } else { 0 };
+        grow(&mut buffers.apart, taken_apart, Apart::ZERO);
+        grow(&mut buffers.scales, rows * cells, OfBlock::default());
+        let codes = &mut buffers.codes[..rows * of_row];
+        let apart = &mut buffers.apart[..taken_apart];
+        let scales = &mut buffers.scales[..rows * cells];
         if rows > 1 && rows * x.width() >= FEW {
             let all = codes.par_chunks_mut(of_row).zip(scales.par_chunks_mut(cells));
             all.enumerate().for_each(|(m, (codes, scales))| {
@@ -79,9 +121,9 @@ impl Activations {
             for (m, (codes, scales)) in all.enumerate() {
                 quantize(level, x.row(m), wanted, codes, scales);
             }
-            take_apart(level, &codes, &mut apart);
+            take_apart(level, codes, apart);
         }
-        Self { codes, apart, scales, wanted, cells }
+        Self { buffers, wanted, cells }
     }
 
     /// Terms of each integer.
@@ -99,20 +141,20 @@ impl Activations {
     #[inline(always)]
     pub(super) fn codes(&self, row: usize) -> &[[i8; BLOCK]] {
         let of_row = self.cells * self.wanted.terms;
-        &self.codes[row * of_row..][..of_row]
+        &self.buffers.codes[row * of_row..][..of_row]
     }
 
     /// The same taken apart; empty where nobody takes them so.
     #[inline(always)]
     pub(super) fn apart(&self, row: usize) -> &[Apart] {
-        let of_row = if self.apart.is_empty() { 0 } else { self.cells * self.wanted.terms };
-        &self.apart[row * of_row..][..of_row]
+        let of_row = if self.wanted.apart { self.cells * self.wanted.terms } else { 0 };
+        &self.buffers.apart[row * of_row..][..of_row]
     }
 
     /// The scales of a row, `[width / 32]`.
     #[inline(always)]
     pub(super) fn scales(&self, row: usize) -> &[OfBlock] {
-        &self.scales[row * self.cells..][..self.cells]
+        &self.buffers.scales[row * self.cells..][..self.cells]
     }
 }
 
@@ -177,8 +219,15 @@ fn quantize_block(
     x: &[f32; BLOCK],
     most: f32,
     high: &mut [i8; BLOCK],
-    low: Option<&mut [i8; BLOCK]>,
+    mut low: Option<&mut [i8; BLOCK]>,
 ) -> (f32, [i32; 2]) {
+    // Of zeros, and where there is no scale: what was in the memory before is not read.
+    let mut clear = || {
+        high.fill(0);
+        if let Some(low) = &mut low {
+            low.fill(0);
+        }
+    };
     // Without their sign, bits of floats are in the order of the floats; those of NaN come last.
     let mut largest = 0;
     for x in x {
@@ -186,11 +235,13 @@ fn quantize_block(
     }
     let largest = f32::from_bits(largest.cast_unsigned());
     if !largest.is_finite() {
+        clear();
         return (f32::NAN, [0; 2]);
     }
     let inverse = most / largest;
     if !inverse.is_finite() {
         // Zeros, or too small for their inverse.
+        clear();
         return (0.0, [0; 2]);
     }
     let mut integers = [0; BLOCK];

@@ -129,7 +129,7 @@ fn task_of<P: Packing>(
 ) {
     let groups = out[0].len().div_ceil(LANES);
     let records = w.groups(first / LANES, groups);
-    if out.len() <= FEW_ROWS {
+    if out.len() <= FEW_ROWS && level.unpacks_in_registers() {
         few_rows::<P>(level, x, records, out);
         return;
     }
@@ -157,10 +157,10 @@ fn few_rows_body<S: Int8, P: Packing>(
     records: &[u8],
     out: &mut [&mut [f32]],
 ) {
-    if S::WIDE {
-        in_turns::<S, P, 4>(simd, x, records, out);
-    } else {
-        in_turns::<S, P, 2>(simd, x, records, out);
+    match S::STREAMS {
+        4 => in_turns::<S, P, 4>(simd, x, records, out),
+        2 => in_turns::<S, P, 2>(simd, x, records, out),
+        _ => unreachable!("levels that read panels only"),
     }
 }
 

@@ -26,6 +26,8 @@ impl Int8 for Baseline {
     type Sums = [i32; LANES];
     type F = [f32; LANES];
     const WIDE: bool = false;
+    // Without vector registers there is nothing to win, and the code would be long.
+    const STREAMS: usize = 0;
     const COUNTS_BITS: bool = false;
 
     #[inline(always)]

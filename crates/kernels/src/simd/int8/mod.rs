@@ -213,6 +213,9 @@ pub(crate) trait Int8: Copy + Send + Sync {
     type F: Copy;
     /// Whether a vector is one of 32 registers; else it takes several.
     const WIDE: bool;
+    /// Groups of sixteen outputs that few rows take in turns, unpacking weights in registers; 0 where they are unpacked to
+    /// memory for any number of rows.
+    const STREAMS: usize = if Self::WIDE { 4 } else { 2 };
     /// Whether products of few bits are faster than those of many.
     const COUNTS_BITS: bool;
 
@@ -262,6 +265,11 @@ impl Level {
     /// What [`Int8::signed`] adds to a code.
     pub(crate) fn signed_offset(self) -> i32 {
         if matches!(self, Self::AvxVnni | Self::Avx512Vnni) { 128 } else { 0 }
+    }
+
+    /// Whether its [`Int8::STREAMS`] are not 0.
+    pub(crate) fn unpacks_in_registers(self) -> bool {
+        self != Self::Baseline
     }
 
     /// Its [`Int8::WIDE`].
