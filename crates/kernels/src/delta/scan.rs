@@ -14,16 +14,18 @@
 //! 3. Few tokens go through the state where it lies: then each pass is from memory.
 //! 4. Heads go in parallel. Rows of tokens lie pages apart, so those of the next tokens are prefetched.
 
-use rayon::prelude::*;
-
 use super::Delta;
 use crate::aligned::{Aligned, LINE};
 use crate::math::exp;
+use crate::parallel;
 use crate::rows::column_blocks;
 use crate::simd::{Simd, dispatch};
 
 /// Fewer tokens than this go through the state where it lies.
 const FEW: usize = 4;
+/// Picoseconds of an element of the state, for each token; and of an exponential.
+const COST: usize = 300;
+const EXP: usize = 1000;
 /// How many tokens ahead rows are prefetched.
 const AHEAD: usize = 2;
 /// How many rows of a state ahead the first read of it prefetches.
@@ -72,7 +74,8 @@ pub fn delta_rule(input: &Delta<'_>, runs: &[usize], states: &mut [&mut [f32]], 
         (first, rest) = (first + len, after);
     }
     let run = |block: &mut Aligned, task: Task<'_>| scan(input.level, &call, task, block);
-    tasks.into_par_iter().for_each_init(Aligned::default, run);
+    let ns = call.input.v.len() * value_heads * input.state_len() * COST / 1000;
+    parallel::for_each(tasks, ns, Aligned::default, run);
 }
 
 /// What is the same for all tasks.
@@ -86,10 +89,9 @@ impl<'a> Call<'a> {
     pub(super) fn new(input: &'a Delta<'a>) -> Self {
         let (rows, width) = (input.g.len(), input.g.width());
         let mut decay = vec![0.0; rows * width];
-        let tasks = decay.par_chunks_mut(width.max(1) * 64).enumerate();
-        tasks.for_each(|(task, decay)| {
+        parallel::for_rows(&mut decay, width, EXP, |first, decay| {
             for (i, decay) in decay.chunks_exact_mut(width).enumerate() {
-                decay.copy_from_slice(input.g.row(task * 64 + i));
+                decay.copy_from_slice(input.g.row(first + i));
             }
             exp(input.level, decay);
         });

@@ -20,12 +20,11 @@
 //!
 //! An infinity or NaN reaches its own token and later ones, never earlier ones.
 
-use rayon::prelude::*;
-
 use super::cumsum::timestep;
 use crate::activation::{Activation, gate, gate_row_body};
 use crate::aligned::Aligned;
 use crate::math::exp;
+use crate::parallel;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
@@ -37,6 +36,8 @@ const FEW: usize = 4;
 const PIECE: usize = 128;
 /// Rows whose sums are added up together.
 const ROWS: usize = 4;
+/// Picoseconds of an element of the state, for each token.
+const COST: usize = 150;
 
 /// Inputs of [`ssd`] for the tokens of all runs, one after another.
 #[derive(Debug, Clone, Copy)]
@@ -185,8 +186,19 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         let groups: Vec<Group> = if pieces.iter().all(|piece| piece.len < FEW) {
             Vec::new()
         } else {
-            let groups = (0..pieces.len() * ngroups).into_par_iter();
-            groups.map(|i| Group::new(level, input, i % ngroups, &pieces[i / ngroups])).collect()
+            let mut groups = Vec::new();
+            groups.resize_with(pieces.len() * ngroups, Group::default);
+            let tasks = groups.iter_mut().enumerate().collect();
+            let of_group = 2 * dstate * pieces.iter().map(|piece| piece.len).sum::<usize>();
+            parallel::for_each(
+                tasks,
+                of_group * ngroups,
+                || (),
+                |(), (i, group)| {
+                    *group = Group::new(level, input, i % ngroups, &pieces[i / ngroups]);
+                },
+            );
+            groups
         };
         // A task is one head of one piece: its state `[P, N]` and its columns of y, `[len][P]`.
         let mut tasks = Vec::new();
@@ -199,7 +211,8 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
             }
         }
         let scan = |block: &mut Block, task| scan(&call, task, block);
-        tasks.into_par_iter().for_each_init(Block::default, scan);
+        let tokens: usize = tasks.iter().map(|task: &Task<'_>| task.y.len()).sum();
+        parallel::for_each(tasks, tokens * headdim * dstate * COST / 1000, Block::default, scan);
         left.retain(|run| !run.y.is_empty());
     }
 }
@@ -351,6 +364,7 @@ fn token_body<S: Simd>(
 }
 
 /// b and c of one group for the tokens of a piece, laid out for the inner loop; heads share it.
+#[derive(Default)]
 struct Group {
     blocks: Vec<[Aligned; 2]>,
 }

@@ -79,8 +79,11 @@ pub enum Geometry {
 /// # Errors
 ///
 /// When the model cannot be opened.
-pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
+pub fn run(args: &BenchArgs, threads: &[usize], pin: bool, cpu: &CpuClient) -> Result<()> {
     let pools = pools(threads)?;
+    if pin {
+        pools.iter().try_for_each(|pool| pool.install(boostr::threads::pin))?;
+    }
     // A folder of that name is a model.
     let named =
         |name: &str| args.model.as_deref() == Some(Path::new(name)) && !Path::new(name).exists();
@@ -97,7 +100,7 @@ pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
 
 /// Pools of the asked numbers of threads; by default of one thread and of all there are.
 fn pools(threads: &[usize]) -> Result<Vec<rayon::ThreadPool>> {
-    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let all = boostr::threads::processors();
     let both = if all > 1 { vec![1, all] } else { vec![1] };
     let counts = if threads.is_empty() { &both } else { threads };
     counts.iter().map(|&n| Ok(rayon::ThreadPoolBuilder::new().num_threads(n).build()?)).collect()
