@@ -75,6 +75,16 @@ pub(crate) fn share(count: usize, parts: usize, i: usize) -> Range<usize> {
     i * count / parts..(i + 1) * count / parts
 }
 
+/// In how many parts each of `count` tasks is cut where threads are more: a power of 2 up to 4, for which `can_cut`.
+pub(crate) fn parts(count: usize, can_cut: impl Fn(usize) -> bool) -> usize {
+    let threads = rayon::current_num_threads();
+    let mut parts = 1;
+    while threads > 1 && parts < 4 && count * parts < 2 * threads && can_cut(2 * parts) {
+        parts *= 2;
+    }
+    parts
+}
+
 /// How many tasks are made of work that takes one core `ns` nanoseconds.
 pub(crate) fn pieces(ns: usize) -> usize {
     let threads = rayon::current_num_threads();

@@ -167,7 +167,16 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         return;
     }
 
-    let call = Call::new(input);
+    // Rows of a head's state are tasks of their own where heads are fewer than threads: as if each part were a head.
+    let cut = |parts: usize| headdim.is_multiple_of(parts * ROWS);
+    let parts = parallel::parts(runs.len() * nheads, cut);
+    let (heads, rows) = (nheads * parts, headdim / parts);
+    let d: Option<Vec<f32>> = input.d.filter(|d| parts > 1 && d.len() == nheads).map(|d| {
+        let of_head = |&d| std::iter::repeat_n(d, headdim);
+        d.iter().flat_map(of_head).collect()
+    });
+    let input = &Ssd { nheads: heads, headdim: rows, d: d.as_deref().or(input.d), ..*input };
+    let call = Call::new(input, parts);
     let row = nheads * headdim;
     // Each run with tokens, its state and its rows of y.
     let mut left = Vec::with_capacity(runs.len());
@@ -203,8 +212,8 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         // A task is one head of one piece: its state `[P, N]` and its columns of y, `[len][P]`.
         let mut tasks = Vec::new();
         for (i, piece) in pieces.into_iter().enumerate() {
-            let heads = piece.state.chunks_exact_mut(headdim * dstate);
-            let columns = column_blocks(piece.y, row, headdim);
+            let heads = piece.state.chunks_exact_mut(rows * dstate);
+            let columns = column_blocks(piece.y, row, rows);
             for (head, (state, y)) in heads.zip(columns).enumerate() {
                 let group = groups.get(i * ngroups + input.group(head));
                 tasks.push(Task { head, group, first: piece.first, state, y });
@@ -212,7 +221,7 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         }
         let scan = |block: &mut Block, task| scan(&call, task, block);
         let tokens: usize = tasks.iter().map(|task: &Task<'_>| task.y.len()).sum();
-        parallel::for_each(tasks, tokens * headdim * dstate * COST / 1000, Block::default, scan);
+        parallel::for_each(tasks, tokens * rows * dstate * COST / 1000, Block::default, scan);
         left.retain(|run| !run.y.is_empty());
     }
 }
@@ -224,26 +233,28 @@ struct Call<'a> {
     dt: Vec<f32>,
     /// `exp(dt a)`, `[T, H]`
     decay: Vec<f32>,
+    /// Heads of the input that are one in the two above.
+    parts: usize,
 }
 
 impl<'a> Call<'a> {
-    fn new(input: &'a Ssd<'a>) -> Self {
+    fn new(input: &'a Ssd<'a>, parts: usize) -> Self {
         // Steps `[T, H]` are dense from here on; the caller's may be columns of a wider matrix.
-        let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.nheads);
+        let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.a.len());
         (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
         timestep(input.level, &mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
         // exp(dt a) of every token and head: one pass of vectors, outside of the inner loop.
-        let rows = dt.chunks_exact(input.nheads);
+        let rows = dt.chunks_exact(input.a.len());
         let mut decay: Vec<f32> =
             rows.flat_map(|row| row.iter().zip(input.a).map(|(dt, a)| dt * a)).collect();
         exp(input.level, &mut decay);
-        Self { input, dt, decay }
+        Self { input, dt, decay, parts }
     }
 
     /// Step and decay of a token for a head.
     #[inline(always)]
     fn step(&self, t: usize, head: usize) -> (f32, f32) {
-        let at = t * self.input.nheads + head;
+        let at = t * self.input.a.len() + head / self.parts;
         (self.dt[at], self.decay[at])
     }
 }

@@ -9,6 +9,7 @@ mod machine;
 mod model;
 mod peer;
 mod ssd;
+mod steps;
 mod together;
 
 use std::path::{Path, PathBuf};
@@ -52,6 +53,13 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 7)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeat: u32,
+    /// Only so many of the layers of synthetic weights
+    #[arg(long, value_name = "N", requires = "synthetic")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub layers: Option<u32>,
+    /// The steps of a token instead: their tasks and times
+    #[arg(long)]
+    pub steps: bool,
     /// One JSON object on stdout
     #[arg(long)]
     pub json: bool,
@@ -72,6 +80,8 @@ pub enum Geometry {
     Mamba2_2_7b,
     #[value(name = "qwen3.5-0.8b")]
     Qwen3_5_0_8b,
+    #[value(name = "qwen3.5-9b")]
+    Qwen3_5_9b,
 }
 
 /// Runs the benchmark that the arguments name, on each number of threads, and prints its report.
@@ -93,6 +103,8 @@ pub fn run(args: &BenchArgs, threads: &[usize], pin: bool, cpu: &CpuClient) -> R
         attention::run(args, &pools, cpu.level())
     } else if named("delta") {
         delta::run(args, &pools, cpu.level())
+    } else if args.steps {
+        steps::run(args, &pools, cpu)
     } else {
         model::run(args, &pools, cpu)
     }
