@@ -131,7 +131,9 @@ pub(crate) fn for_each_of<T: Send, S>(
     let _step = Watch::new(tasks.len(), is_region);
     if !is_region {
         let mut kept = init();
-        tasks.into_iter().for_each(|task| run(&mut kept, task));
+        for task in tasks {
+            run(&mut kept, task);
+        }
         return;
     }
     let shares = (0..threads).map(|i| of(threads, i));
@@ -168,7 +170,9 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let Some((step, begun)) = self.0 else { return };
         STEPS.with_borrow_mut(|steps| {
-            steps.iter_mut().for_each(|steps| steps.push(Step { took: begun.elapsed(), ..step }));
+            if let Some(steps) = steps {
+                steps.push(Step { took: begun.elapsed(), ..step });
+            }
         });
     }
 }

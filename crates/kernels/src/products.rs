@@ -65,7 +65,7 @@ pub(crate) fn watched(
     shares.resize_with(threads, Vec::new);
     for (number, (product, operand)) in products.iter_mut().zip(&operands).enumerate() {
         let cuts = operand.cuts(threads);
-        let bands = columns_to(product.out, operand.features(), cuts.iter().map(|(_, end)| *end));
+        let bands = columns_to(product.out, operand.features(), &cuts.iter().map(|(_, end)| *end));
         let mut first = 0;
         for (&(thread, end), out) in cuts.iter().zip(bands) {
             shares[thread].push(Task { number, first, out });
@@ -300,7 +300,7 @@ mod tests {
             let multiplied_by = watch(threads, |seen| {
                 let (x, w) = (Rows::dense(&input, width), Matrix::Quantized(&weight));
                 watched(Level::detect(), vec![Product { x, w, out: &mut out }], &|_, rows| {
-                    seen(rows)
+                    seen(rows);
                 });
             });
             assert!(multiplied_by.len() >= features / PIECES, "{}", multiplied_by.len());

@@ -90,18 +90,19 @@ impl<'a> Rows<'a> {
 
 /// Cuts a `[rows, width]` matrix into bands of `block` columns: for each band, its piece of each row.
 pub(crate) fn column_blocks(out: &mut [f32], width: usize, block: usize) -> Vec<Vec<&mut [f32]>> {
-    columns_to(out, width, (1..=width.div_ceil(block)).map(|i| width.min(i * block)))
+    columns_to(out, width, &(1..=width.div_ceil(block)).map(|i| width.min(i * block)))
 }
 
 /// Cuts a `[rows, width]` matrix into bands of columns, each up to one of `ends`: for each band, its piece of each
 /// row.
-pub(crate) fn columns_to(
-    out: &mut [f32],
+pub(crate) fn columns_to<'a>(
+    out: &'a mut [f32],
     width: usize,
-    ends: impl Iterator<Item = usize> + Clone,
-) -> Vec<Vec<&mut [f32]>> {
+    ends: &(impl Iterator<Item = usize> + Clone),
+) -> Vec<Vec<&'a mut [f32]>> {
     let rows = out.len() / width;
-    let mut bands: Vec<Vec<&mut [f32]>> = ends.clone().map(|_| Vec::with_capacity(rows)).collect();
+    let mut bands: Vec<Vec<&'a mut [f32]>> =
+        ends.clone().map(|_| Vec::with_capacity(rows)).collect();
     for mut row in out.chunks_exact_mut(width) {
         let mut first = 0;
         for (end, band) in ends.clone().zip(&mut bands) {
