@@ -27,6 +27,7 @@ use crate::simd::{Simd, dispatch};
 pub(super) const TILE: usize = 6;
 
 /// Queries of neighbouring tokens that use the same KV heads.
+#[derive(Clone)]
 pub(super) struct Queries<'a> {
     pub kernel: Attention,
     pub cache: &'a KvCache,
@@ -195,7 +196,7 @@ fn attend_page<S: Simd>(
     let rows = queries.q.len() * queries.heads_per_group();
     let Scratch { q, weights, panels, buffers } = scratch;
     weights.resize(rows * PAGE, 0.0);
-    let block = Block { queries, head, start, rows, top: (head - queries.heads.start) * rows };
+    let block = Block { queries, start, rows, top: (head - queries.heads.start) * rows };
     // First pass, keys: every weight of the page. Several tiles share floats that are made once.
     let mut keys = page.keys(layout, head);
     if rows > TILE {
@@ -213,7 +214,6 @@ fn attend_page<S: Simd>(
 /// The queries of one KV head before one page.
 struct Block<'a> {
     queries: &'a Queries<'a>,
-    head: usize,
     /// The first position of the page.
     start: usize,
     /// How many queries there are, and the first of them among those of all heads.

@@ -11,10 +11,9 @@
 //! instruction set multiplies unsigned by signed integers, codes are also taken apart into sizes and signs.
 //! A NaN or an infinity makes the scale NaN, and so every product with it.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
-use rayon::prelude::*;
-
+use crate::parallel;
 use crate::rows::Rows;
 use crate::simd::Level;
 use crate::simd::int8::{Apart, Int8, Operand, TERM, dispatch_int8};
@@ -22,8 +21,8 @@ use crate::simd::int8::{Apart, Int8, Operand, TERM, dispatch_int8};
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// With fewer values, one thread quantizes them.
-const FEW: usize = 1 << 14;
+/// Picoseconds to quantize a value into a term.
+const COST: usize = 300;
 
 /// What weights need to know of 32 neighbouring values of a row, beside their codes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -64,13 +63,14 @@ impl Buffers {
 }
 
 thread_local! {
-    /// Memory of the last product of this thread. A fresh one would be cleared each time, though all of it is
-    /// written.
-    static SPARE: Cell<Buffers> = Cell::default();
+    /// Memory of the last products of this thread. A fresh one would be cleared each time, though all of it is written.
+    static SPARE: RefCell<Vec<Buffers>> = RefCell::default();
 }
 
-/// Larger buffers go back at once.
-const KEPT: usize = 16 << 20;
+/// So many buffers are kept, the products of one step.
+const KEPT: usize = 4;
+/// Larger ones go back at once.
+const KEPT_BYTES: usize = 8 << 20;
 
 /// Makes a buffer at least so long.
 fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, zero: T) {
@@ -80,7 +80,7 @@ fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, zero: T) {
 }
 
 /// Quantized rows.
-pub(super) struct Activations {
+pub(crate) struct Activations {
     /// `codes`: `[rows, width / 32, terms]`, high terms first. `apart`: the same taken apart, for products that take them
     /// so. `scales`: `[rows, width / 32]`.
     buffers: Buffers,
@@ -90,8 +90,12 @@ pub(super) struct Activations {
 
 impl Drop for Activations {
     fn drop(&mut self) {
-        if self.buffers.size_in_bytes() <= KEPT {
-            SPARE.set(std::mem::take(&mut self.buffers));
+        if self.buffers.size_in_bytes() <= KEPT_BYTES {
+            SPARE.with_borrow_mut(|spare| {
+                if spare.len() < KEPT {
+                    spare.push(std::mem::take(&mut self.buffers));
+                }
+            });
         }
     }
 }
@@ -101,28 +105,37 @@ impl Activations {
     pub(super) fn new(level: Level, x: Rows<'_>, wanted: Wanted) -> Self {
         let (rows, cells) = (x.len(), x.width() / BLOCK);
         let of_row = cells * wanted.terms;
-        let mut buffers = SPARE.take();
+        let mut buffers = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
         grow(&mut buffers.codes, rows * of_row, [0; BLOCK]);
         let taken_apart = if wanted.apart { rows * of_row } else { 0 };
         grow(&mut buffers.apart, taken_apart, Apart::ZERO);
         grow(&mut buffers.scales, rows * cells, OfBlock::default());
-        let codes = &mut buffers.codes[..rows * of_row];
-        let apart = &mut buffers.apart[..taken_apart];
+        let ns = rows * x.width() * wanted.terms * COST / 1000;
+        let many = rows.div_ceil(parallel::pieces(ns));
+        let mut codes_left = &mut buffers.codes[..rows * of_row];
+        let mut apart_left = &mut buffers.apart[..taken_apart];
         let scales = &mut buffers.scales[..rows * cells];
-        if rows > 1 && rows * x.width() >= FEW {
-            let all = codes.par_chunks_mut(of_row).zip(scales.par_chunks_mut(cells));
-            all.enumerate().for_each(|(m, (codes, scales))| {
-                quantize(level, x.row(m), wanted, codes, scales);
-            });
-            let all = codes.par_chunks(of_row).zip(apart.par_chunks_mut(of_row));
-            all.for_each(|(codes, apart)| take_apart(level, codes, apart));
-        } else {
-            let all = codes.chunks_mut(of_row).zip(scales.chunks_mut(cells));
-            for (m, (codes, scales)) in all.enumerate() {
-                quantize(level, x.row(m), wanted, codes, scales);
-            }
-            take_apart(level, codes, apart);
-        }
+        let blocks = scales.chunks_mut(many * cells).enumerate().map(|(i, scales)| {
+            let count = scales.len() / cells * of_row;
+            let apart_count = count.min(apart_left.len());
+            let (codes, apart);
+            (codes, codes_left) = std::mem::take(&mut codes_left).split_at_mut(count);
+            (apart, apart_left) = std::mem::take(&mut apart_left).split_at_mut(apart_count);
+            (i * many, scales, codes, apart)
+        });
+        let blocks = blocks.collect();
+        parallel::for_each(
+            blocks,
+            ns,
+            || (),
+            |(), (first, scales, codes, apart)| {
+                let all = codes.chunks_mut(of_row).zip(scales.chunks_mut(cells));
+                for (i, (codes, scales)) in all.enumerate() {
+                    quantize(level, x.row(first + i), wanted, codes, scales);
+                }
+                take_apart(level, codes, apart);
+            },
+        );
         Self { buffers, wanted, cells }
     }
 
