@@ -145,18 +145,25 @@ macro_rules! define_formats {
             }
         }
 
-        #[inline(always)]
-        fn encode_body<S: Simd>(simd: S, format: Format, x: &[f32], w: &[f32], blocks: &mut [u8]) {
+        /// Fills `blocks`. Each format is compiled by itself: in one function they would take the compiler minutes.
+        fn encode_blocks(level: Level, format: Format, x: &[f32], w: &[f32], blocks: &mut [u8]) {
             match format {
                 $(Format::$format => if_multiplied!(
                     { $($fit)* }
                     {
-                        let blocks = blocks.chunks_exact_mut($module::BYTES);
-                        for (i, block) in blocks.enumerate() {
-                            let values = $module::LEN * i..$module::LEN * (i + 1);
-                            let w = if w.is_empty() { w } else { &w[values.clone()] };
-                            $module::pack(&($($fit)*(simd, &x[values], w)), block);
+                        dispatch! {
+                            fn encode = encode_body(x: &[f32], w: &[f32], blocks: &mut [u8])
                         }
+                        #[inline(always)]
+                        fn encode_body<S: Simd>(simd: S, x: &[f32], w: &[f32], blocks: &mut [u8]) {
+                            let blocks = blocks.chunks_exact_mut($module::BYTES);
+                            for (i, block) in blocks.enumerate() {
+                                let values = $module::LEN * i..$module::LEN * (i + 1);
+                                let w = if w.is_empty() { w } else { &w[values.clone()] };
+                                $module::pack(&($($fit)*(simd, &x[values], w)), block);
+                            }
+                        }
+                        encode(level, x, w, blocks);
                     },
                     unreachable!("checked by encode")
                 ),)*
@@ -270,8 +277,4 @@ pub fn encode_weighted(level: Level, format: Format, x: &[f32], w: &[f32], block
     assert!(w.is_empty() || w.len() == x.len(), "w: {} weights of {} values", w.len(), x.len());
     assert_eq!(blocks.len(), count * format.block_bytes(), "blocks: {count} of {}", format.name());
     encode_blocks(level, format, x, w, blocks);
-}
-
-dispatch! {
-    fn encode_blocks = encode_body(format: Format, x: &[f32], w: &[f32], blocks: &mut [u8])
 }
