@@ -107,7 +107,8 @@ fn the_steps_of_a_token_are_shown_for_each_number_of_threads() {
         let steps = tokens[i]["steps"].as_array().unwrap();
         steps.iter().filter(|step| step["is_region"] == true).count()
     };
-    assert_eq!((&tokens[0]["threads"], &tokens[1]["threads"]), (&1.into(), &3.into()));
+    assert_eq!(tokens[0]["threads"], 1);
+    assert_eq!(tokens[1]["threads"], 3);
     // Three a layer, one of the head, and maybe one that clears the logits.
     assert_eq!(regions(0), 0);
     assert!((7..=8).contains(&regions(1)), "{}", regions(1));
