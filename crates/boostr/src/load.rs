@@ -131,6 +131,8 @@ struct Base<B: Backend> {
     options: OpenOptions,
     /// The weights' file, if it is part of the program.
     embedded: Option<Checkpoint>,
+    /// The file of packed experts.
+    packs: Option<Arc<Packs>>,
     /// What went wrong with files since.
     notices: Arc<Notices>,
 }
@@ -348,10 +350,9 @@ impl<B: Backend> LanguageModel<B> {
                 let reason = "the weights were changed since they were opened";
                 return Err(Error::damaged(&self.path, reason));
             }
-            let made = (&self.base.weights, &self.base.notices);
-            weights.model(config, tied, client, made, &files, &fingerprint)
+            let made = (&self.base.weights, self.base.packs.clone());
+            weights.model(config, tied, client, made, &files)
         })?;
-        let (model, _) = model;
         Ok(Self {
             path: self.path.clone(),
             files: self.files.clone(),
@@ -450,9 +451,10 @@ impl Weights<'_> {
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.prepare(&config)?;
         let (weights, notices) = (SharedWeights::default(), Arc::default());
-        let made = (&weights, &notices);
-        let (model, warning) = self.model(config, tied, client, made, &files, &fingerprint)?;
-        let base = Arc::new(Base { weights, fingerprint, options, embedded, notices });
+        let (packs, warning) = self.packs::<B>(&config, &client, &fingerprint, &notices)?;
+        let model = self.model(config, tied, client, (&weights, packs.clone()), &files)?;
+        let base = Base { weights, fingerprint, options, embedded, packs, notices };
+        let base = Arc::new(base);
         Ok(Opened { model: Arc::new(model), base, warning })
     }
 
@@ -463,7 +465,7 @@ impl Weights<'_> {
         client: &B::Client,
         fingerprint: &Fingerprint,
         notices: &Arc<Notices>,
-    ) -> Result<(Option<Packs>, Option<String>)> {
+    ) -> Result<(Option<Arc<Packs>>, Option<String>)> {
         if self.options.no_mmap || self.options.no_pack_cache {
             return Ok((None, None));
         }
@@ -471,7 +473,7 @@ impl Weights<'_> {
         let name = || fingerprint.text().to_owned();
         let Some(path) = Packs::path_for::<B>(&list, client, name) else { return Ok((None, None)) };
         if let Some(packs) = Packs::open(&path, &list, notices) {
-            return Ok((Some(packs), None));
+            return Ok((Some(Arc::new(packs)), None));
         }
         let written = Packs::write::<B>(&path, &list, client, |part| self.checkpoint.taken(part));
         match (written, Packs::open(&path, &list, notices)) {
@@ -485,7 +487,10 @@ impl Weights<'_> {
             (Ok(()), packs) => {
                 let size = fs::metadata(&path).map_or(0, |file| file.len() >> 20);
                 let path = path.display();
-                Ok((packs, Some(format!("packed experts are written to `{path}`: {size} MiB"))))
+                Ok((
+                    packs.map(Arc::new),
+                    Some(format!("packed experts are written to `{path}`: {size} MiB")),
+                ))
             }
         }
     }
@@ -503,22 +508,20 @@ impl Weights<'_> {
         config: Config,
         tied: bool,
         client: B::Client,
-        (shared, notices): (&SharedWeights<B>, &Arc<Notices>),
+        (shared, packs): (&SharedWeights<B>, Option<Arc<Packs>>),
         files: &Checkpoint,
-        fingerprint: &Fingerprint,
-    ) -> Result<(Model<B>, Option<String>)> {
-        let (packs, warning) = self.packs::<B>(&config, &client, fingerprint, notices)?;
+    ) -> Result<Model<B>> {
         let Self { mut checkpoint, adapter, options, .. } = self;
         if let Some(adapters) = &adapter {
             adapters.put_beside(&config, &mut checkpoint)?;
         }
-        let sources = (Some(shared), packs.as_ref());
-        let model = Model::sharing(config, &checkpoint, tied, client, sources)?;
+        let made = (Some(shared), packs);
+        let model = Model::sharing(config, &checkpoint, tied, client, made)?;
         checkpoint.all_taken();
         files.check_unchanged()?;
         adapter.as_ref().map_or(Ok(()), Adapters::check_unchanged)?;
         let model = model.with_kv_type(options.kv_type.unwrap_or(KvType::F32));
-        Ok((model.with_context(options.context).with_threads(options.threads.clone()), warning))
+        Ok(model.with_context(options.context).with_threads(options.threads.clone()))
     }
 }
 

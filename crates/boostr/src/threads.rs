@@ -1,4 +1,4 @@
-//! Threads that compute, as a handle that models, engines and trainers share.
+//! Threads that compute, as a handle that models, engines and trainers share, and their binding to processors.
 
 use std::sync::Arc;
 
@@ -32,7 +32,27 @@ impl Threads {
         let pool =
             ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("boostr-{i}"));
         let pool = pool.build().map_err(|error| cannot_start(&error))?;
+        let _ = processors(); // Before a thread is bound to one.
         Ok(Self(Arc::new(pool)))
+    }
+
+    /// The same, each thread [bound](pin) to a processor: memory that it wrote first stays near it.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); [`Error::Unsupported`] and [`Error::Argument`] as [`pin`].
+    ///
+    /// ```no_run
+    /// use boostr::load::OpenOptions;
+    /// use boostr::threads::Threads;
+    ///
+    /// let options = OpenOptions { threads: Some(Threads::pinned(0)?), ..OpenOptions::default() };
+    /// # Ok::<(), boostr::Error>(())
+    /// ```
+    pub fn pinned(count: usize) -> Result<Self> {
+        let threads = Self::new(count)?;
+        threads.install(pin)?;
+        Ok(threads)
     }
 
     /// How many there are.
@@ -66,4 +86,99 @@ impl Threads {
 /// The error of threads that the system refuses.
 pub(crate) fn cannot_start(error: &dyn std::fmt::Display) -> Error {
     Error::Argument { name: "threads", reason: format!("cannot start them: {error}") }
+}
+
+/// How many processors the process may use: all, or as many as the system allows it (a set of processors, the quota of
+/// a control group).
+#[must_use]
+pub fn processors() -> usize {
+    boostr_kernels::parallel::processors()
+}
+
+/// Binds each thread of the caller's rayon pool to one processor of those that the process may use: the first thread to
+/// the first of them, and from the start again when there are more threads.
+///
+/// Threads that a bound thread starts are bound as it is. Waits until all threads of the pool have come.
+///
+/// # Errors
+///
+/// [`Error::Unsupported`] on other systems than Linux; [`Error::Argument`] when the system refuses.
+pub fn pin() -> Result<()> {
+    let _ = processors(); // Before a thread is bound to one.
+    let allowed = affinity::allowed()?;
+    let bound = rayon::broadcast(|thread| affinity::bind(allowed[thread.index() % allowed.len()]));
+    bound.into_iter().collect()
+}
+
+#[cfg(target_os = "linux")]
+mod affinity {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    use crate::error::{Error, Result};
+
+    /// The processors that the calling thread may use, at least one.
+    pub(super) fn allowed() -> Result<Vec<usize>> {
+        let set = sched_getaffinity(None).map_err(|error| cannot("be read", error))?;
+        let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&i| set.is_set(i)).collect();
+        if all.is_empty() {
+            return Err(cannot("be read", "there are none"));
+        }
+        Ok(all)
+    }
+
+    /// Binds the calling thread to a processor.
+    pub(super) fn bind(processor: usize) -> Result<()> {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        let text = format!("be bound to processor {processor}");
+        sched_setaffinity(None, &set).map_err(|error| cannot(&text, error))
+    }
+
+    fn cannot(what: &str, error: impl std::fmt::Display) -> Error {
+        Error::Argument {
+            name: "pin",
+            reason: format!("the threads' processors cannot {what}: {error}"),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod affinity {
+    use crate::error::{Error, Result};
+
+    pub(super) fn allowed() -> Result<Vec<usize>> {
+        Err(Error::Unsupported { what: "threads bound to processors on this system".into() })
+    }
+
+    pub(super) fn bind(_: usize) -> Result<()> {
+        allowed().map(drop)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_threads_are_bound_to_one_allowed_processor_each_in_turn() {
+        let allowed = affinity::allowed().unwrap();
+        let threads = Threads::pinned(allowed.len() + 1).unwrap();
+        let bound = threads.install(|| rayon::broadcast(|_| affinity::allowed().unwrap()));
+        let turns = allowed.iter().chain(&allowed).take(bound.len()).map(|&i| vec![i]);
+        assert_eq!(bound, turns.collect::<Vec<_>>());
+        // The caller is not.
+        assert_eq!(affinity::allowed().unwrap(), allowed);
+    }
+
+    #[test]
+    fn a_pool_within_a_smaller_set_of_processors_is_bound_to_that() {
+        let first = affinity::allowed().unwrap()[0];
+        // The set of a thread is that of those that it starts.
+        let bound = std::thread::spawn(move || {
+            affinity::bind(first).unwrap();
+            let threads = Threads::pinned(2).unwrap();
+            threads.install(|| rayon::broadcast(|_| affinity::allowed().unwrap()))
+        });
+        assert_eq!(bound.join().unwrap(), [[first], [first]]);
+    }
 }

@@ -75,7 +75,7 @@ fn skip_common(line: &[OsString]) -> usize {
     while let Some(word) = line.get(at).and_then(|word| word.to_str()) {
         match word {
             "-t" | "--threads" | "--isa" | "--color" => at += 2,
-            "--verbose" | "--quiet" => at += 1,
+            "--pin" | "--verbose" | "--quiet" => at += 1,
             _ if ["--threads=", "--isa=", "--color="].iter().any(|o| word.starts_with(o)) => {
                 at += 1;
             }
@@ -105,6 +105,9 @@ pub struct Common {
     #[arg(short, long, global = true, value_name = "N", env = "BOOSTR_THREADS", hide_env = true)]
     #[arg(value_parser = parse_threads, value_delimiter = ',')]
     pub threads: Vec<usize>,
+    /// Binds each thread to a processor (Linux): for machines whose memory is in several parts
+    #[arg(long, global = true)]
+    pub pin: bool,
     /// Instruction set, as baseline or avx2; the best of this machine by default
     #[arg(long, global = true, value_name = "LEVEL", env = "BOOSTR_ISA", hide_env = true)]
     #[arg(value_parser = parse_isa)]

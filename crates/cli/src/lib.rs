@@ -76,7 +76,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Runs the command inside a pool of the wished number of threads.
 fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
     if let Command::Bench(args) = &cli.command {
-        return bench::run(args, &cli.common.threads, &term.cpu);
+        return bench::run(args, &cli.common.threads, cli.common.pin, &term.cpu);
     }
     let threads = match cli.common.threads[..] {
         [] => 0,
@@ -84,16 +84,19 @@ fn dispatch(cli: Cli, bare: bool, term: &Term) -> anyhow::Result<()> {
         _ => return Err(exit::usage("--threads: only `boostr bench` takes several numbers")),
     };
     if let Command::Serve(args) = &cli.command {
-        return serve::run(args, threads, term);
+        return serve::run(args, threads, cli.common.pin, term);
     }
     if let Command::Batch(args) = &cli.command {
-        return batch::run(args, threads, term);
+        return batch::run(args, threads, cli.common.pin, term);
     }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .stack_size(STACK)
         .build()
         .context("starting threads")?;
+    if cli.common.pin {
+        pool.install(boostr::threads::pin)?;
+    }
     pool.install(|| match cli.command {
         Command::Run(args) => run::run(&args, bare, term),
         Command::Chat(args) => chat::run(&args, term),

@@ -11,16 +11,17 @@
 //! `gelu(x) = max(x, 0) - |x| Phi(-|x|)` has no cancellation. `Phi(-a) = exp(-a² / 2) g(a)`, where g falls from 1/2
 //! like 1 / a: it is a polynomial in `1 / (1 + a / 4)`, fitted so that Phi is within 2e-9.
 
-use rayon::prelude::*;
-
 pub use crate::activation_backward::{
     ACTIVATION_DERIVATIVE_MAX_ERROR, activate_backward, glu_backward,
 };
 use crate::math::{exp_lanes, silu_lanes};
+use crate::parallel::for_rows;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Elements per parallel task, about.
+/// Picoseconds of an element.
+const COST: usize = 500;
+/// Elements per parallel task of gradients, about.
 pub(crate) const TASK: usize = 1 << 14;
 
 /// A function of one number.
@@ -99,13 +100,9 @@ pub fn scale_columns(x: Rows<'_>, factors: &[f32], out: &mut [f32]) {
 fn by_rows(x: Rows<'_>, out: &mut [f32], row: impl Fn(&[f32], usize, &mut [f32]) + Sync) {
     let width = x.width();
     assert_eq!(out.len(), x.len() * width, "out");
-    if out.is_empty() {
-        return;
-    }
-    let rows = (TASK / width).max(1);
-    out.par_chunks_mut(rows * width).enumerate().for_each(|(task, out)| {
+    for_rows(out, width, COST, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let t = task * rows + i;
+            let t = first + i;
             row(x.row(t), t, out);
         }
     });

@@ -8,14 +8,15 @@
 //! before, zeros for a new sequence. Tap K - 1 meets the current token. Weights are `[K, C]`, taps
 //! first, so that a vector holds neighbouring channels.
 
-use rayon::prelude::*;
-
 use crate::math::silu;
+use crate::parallel;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Rows per parallel task.
+/// Most rows of a parallel task.
 const ROW_BLOCK: usize = 16;
+/// Picoseconds of an element.
+const COST: usize = 1000;
 
 /// A causal depthwise convolution of C channels with K taps.
 #[derive(Debug, Clone, Copy)]
@@ -62,22 +63,33 @@ pub fn conv1d(
     assert!(windows.iter().all(|w| w.len() == (taps - 1) * channels), "windows");
     assert_eq!(out.len(), x.len() * channels, "out");
 
-    let mut first = 0;
-    let mut rest = out;
-    for (&len, window) in runs.iter().zip(windows) {
+    let ns = out.len().saturating_mul(COST) / 1000;
+    let mut tasks = Vec::new();
+    let (mut first, mut rest) = (0, out);
+    for (&len, window) in runs.iter().zip(windows.iter()) {
         let (out, others) = rest.split_at_mut(len * channels);
-        rest = others;
-        let x = x.slice(first, len);
-        first += len;
-        let inputs = Inputs { before: window, x };
-        out.par_chunks_mut(ROW_BLOCK * channels).enumerate().for_each(|(block, out)| {
+        let inputs = Inputs { before: window, x: x.slice(first, len) };
+        let blocks = out.chunks_mut(ROW_BLOCK * channels).enumerate();
+        tasks.extend(blocks.map(|(block, out)| (inputs, block * ROW_BLOCK, out)));
+        (first, rest) = (first + len, others);
+    }
+    parallel::for_each(
+        tasks,
+        ns,
+        || (),
+        |(), (inputs, first, out)| {
             for (i, out) in out.chunks_exact_mut(channels).enumerate() {
-                convolve(level, inputs, block * ROW_BLOCK + i, weight, bias, out);
+                convolve(level, inputs, first + i, weight, bias, out);
                 if is_silu {
                     silu(level, out);
                 }
             }
-        });
+        },
+    );
+    let mut first = 0;
+    for (&len, window) in runs.iter().zip(windows) {
+        let x = x.slice(first, len);
+        first += len;
         let kept = taps - 1;
         if len < kept {
             window.copy_within(len * channels.., 0);

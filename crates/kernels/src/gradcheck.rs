@@ -56,7 +56,7 @@ pub(crate) fn widen(x: &[f32]) -> Vec<f64> {
     x.iter().copied().map(f64::from).collect()
 }
 
-/// Asserts that `f` returns the same in pools of 1, 2 and 3 threads.
+/// Asserts that `f` returns the same in pools of 1, 2, 3 and 64 threads.
 #[track_caller]
 pub(crate) fn assert_threads_do_not_matter<T: PartialEq + std::fmt::Debug + Send>(
     f: impl Fn() -> T + Sync,
@@ -68,4 +68,5 @@ pub(crate) fn assert_threads_do_not_matter<T: PartialEq + std::fmt::Debug + Send
     let one = with(1);
     assert_eq!(with(2), one, "2 threads");
     assert_eq!(with(3), one, "3 threads");
+    assert_eq!(with(64), one, "64 threads");
 }

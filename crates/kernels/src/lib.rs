@@ -21,8 +21,10 @@ mod linear_backward;
 pub mod math;
 mod norm;
 mod norm_backward;
+pub mod parallel;
 pub mod probe;
 mod product;
+mod products;
 pub mod quant;
 mod rope;
 mod rows;
@@ -41,6 +43,7 @@ pub use linear_backward::{
 };
 pub use norm::{GatedNorm, gated_rms_norm, l2_norm, rms_norm};
 pub use norm_backward::{gated_rms_norm_backward, l2_norm_backward, rms_norm_backward};
+pub use products::{Matrix, Product, products};
 pub use rope::{Rope, RopeScaling, RopeStyle, Yarn, rope, rope_backward};
 pub use rows::Rows;
 pub use simd::{Level, UnknownLevel};

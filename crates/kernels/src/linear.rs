@@ -19,9 +19,8 @@
 //! The order in which an output is summed depends on the width of `x` and the instruction set alone:
 //! neither on the number of rows nor of threads. A row gives the same bits alone and in any batch.
 
-use rayon::prelude::*;
-
-use crate::rows::{Rows, column_blocks};
+use crate::products::{Matrix, Product, products};
+use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
 /// A weight matrix `[out, in]`, row-major, in its stored type.
@@ -74,6 +73,14 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// Bytes of an element.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::F32(_) => 4,
+            Self::Bf16(_) | Self::F16(_) => 2,
+        }
+    }
+
     fn rows(&self, first: usize, count: usize, width: usize) -> Weights<'a> {
         let range = first * width..(first + count) * width;
         match self {
@@ -84,8 +91,8 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Outputs per parallel task: their weights fit the second-level cache as f32.
-const OUT_BLOCK: usize = 64;
+/// Most outputs of a parallel task: their weights fit the second-level cache as f32.
+pub(crate) const OUT_BLOCK: usize = 64;
 /// Most elements of a row that a tile runs through at once.
 const K_BLOCK: usize = 1024;
 /// The length at which rows of `width` are cut: equal pieces of whole cache lines.
@@ -119,48 +126,45 @@ const FEW_ROWS: usize = 3;
 /// If the lengths disagree.
 #[track_caller]
 pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
+    products(level, vec![Product { x, w: Matrix::Floats(w), out }]);
+}
+
+/// What is made of the rows of a product before its tasks.
+pub(crate) fn prepare(x: Rows<'_>) -> Option<Vec<f32>> {
     let (rows, width) = (x.len(), x.width());
-    if rows == 0 || width == 0 {
-        return;
-    }
-    let features = w.len() / width;
-    assert_eq!(w.len(), features * width, "w: not whole rows of {width}");
-    assert_eq!(out.len(), rows * features, "out");
-    if features == 0 {
-        return;
-    }
-    // One row: outputs are neighbours, so a task is a slice of them.
-    if rows == 1 {
-        out.par_chunks_mut(OUT_BLOCK).enumerate().for_each(|(i, out)| {
-            let w = w.rows(i * OUT_BLOCK, out.len(), width);
-            few_rows(level, x, w, &mut [out]);
-        });
-        return;
-    }
     // With many rows, those of `x` too are made whole chunks, which no real model needs.
     let padded = width.next_multiple_of(MAX_LANES);
-    let mut copy = Vec::new();
-    let x = if rows > FEW_ROWS && padded > width {
-        // Zeros at the end of each row add nothing to a sum.
-        copy.resize(rows * padded, 0.0);
-        for (i, row) in copy.chunks_exact_mut(padded).enumerate() {
-            row[..width].copy_from_slice(x.row(i));
-        }
-        Rows::dense(&copy, padded)
+    if rows <= FEW_ROWS || padded == width {
+        return None;
+    }
+    // Zeros at the end of each row add nothing to a sum.
+    let mut copy = vec![0.0; rows * padded];
+    for (i, row) in copy.chunks_exact_mut(padded).enumerate() {
+        row[..width].copy_from_slice(x.row(i));
+    }
+    Some(copy)
+}
+
+/// Adds the products with features `first..` of `w` `[out, width]`, as many as rows of `out` are long, at most
+/// [`OUT_BLOCK`]; `prepared` is of [`prepare`], and `panel` is kept from task to task.
+pub(crate) fn task(
+    level: Level,
+    x: Rows<'_>,
+    prepared: Option<&[f32]>,
+    w: Weights<'_>,
+    first: usize,
+    out: &mut [&mut [f32]],
+    panel: &mut Vec<f32>,
+) {
+    let (rows, width) = (x.len(), x.width());
+    let w = w.rows(first, out[0].len(), width);
+    let x = prepared.map_or(x, |copy| Rows::dense(copy, copy.len() / rows));
+    // Weights in place up to three rows; from four on, unpacking them once pays.
+    if rows <= FEW_ROWS {
+        few_rows(level, x, w, out);
     } else {
-        x
-    };
-    // A task is 64 outputs of every row; `panel` holds their weights and is kept from task to task.
-    let blocks = column_blocks(out, features, OUT_BLOCK);
-    blocks.into_par_iter().enumerate().for_each_init(Vec::new, |panel, (i, mut out)| {
-        let w = w.rows(i * OUT_BLOCK, out[0].len(), width);
-        // Weights in place up to three rows; from four on, unpacking them once pays.
-        if rows <= FEW_ROWS {
-            few_rows(level, x, w, &mut out);
-        } else {
-            many_rows(level, x, w, width, &mut out, panel);
-        }
-    });
+        many_rows(level, x, w, width, out, panel);
+    }
 }
 
 /// `x · wᵀ` of few features in one task, added to pieces of rows: for products inside other kernels.

@@ -11,14 +11,14 @@
 //! sum likewise. Each group is its own sum, in an order that depends on its width and the instruction
 //! set alone. With eps inside the root `l2_norm` and its gradient are finite for a row of zeros.
 
-use rayon::prelude::*;
-
 use crate::activation::{self, Activation};
+use crate::parallel::for_rows;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Rows per parallel task.
-const ROW_BLOCK: usize = 8;
+/// Picoseconds of an element, without a gate and with one.
+const COST: usize = 250;
+const GATED: usize = 1000;
 
 /// Normalises each row of `x` `[T, width]` to `out` `[T, width]`; `weight` is `[width]`.
 ///
@@ -30,9 +30,9 @@ pub fn rms_norm(level: Level, x: Rows<'_>, weight: &[f32], eps: f32, out: &mut [
     let width = x.width();
     assert_eq!(weight.len(), width, "weight");
     assert_eq!(out.len(), x.len() * width, "out");
-    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+    for_rows(out, width, COST, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            out.copy_from_slice(x.row(block * ROW_BLOCK + i));
+            out.copy_from_slice(x.row(first + i));
             normalize(level, out, weight, eps);
         }
     });
@@ -80,9 +80,9 @@ pub fn gated_rms_norm(y: Rows<'_>, z: Rows<'_>, norm: GatedNorm<'_>, out: &mut [
     assert_eq!(out.len(), y.len() * width, "out");
     let ones = vec![1.0; if norm.weight.is_none() { group } else { 0 }];
     let weight = norm.weight.unwrap_or(&ones);
-    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+    for_rows(out, width, GATED, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let row = block * ROW_BLOCK + i;
+            let row = first + i;
             out.copy_from_slice(y.row(row));
             if !norm.norm_before_gate {
                 activation::gate(level, norm.activation, out, z.row(row));
@@ -109,9 +109,9 @@ pub fn l2_norm(level: Level, x: Rows<'_>, group: usize, eps: f32, out: &mut [f32
     let width = x.width();
     assert!(group > 0 && width.is_multiple_of(group), "group");
     assert_eq!(out.len(), x.len() * width, "out");
-    out.par_chunks_mut(ROW_BLOCK * width.max(1)).enumerate().for_each(|(block, out)| {
+    for_rows(out, width, COST, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let x = x.row(block * ROW_BLOCK + i);
+            let x = x.row(first + i);
             for (out, x) in out.chunks_exact_mut(group).zip(x.chunks_exact(group)) {
                 let length = (dot(level, x, x) + eps).sqrt();
                 out.iter_mut().zip(x).for_each(|(out, x)| *out = x / length);

@@ -15,12 +15,11 @@
 
 use std::f64::consts::PI;
 
-use rayon::prelude::*;
-
+use crate::parallel::for_rows;
 use crate::rows::Rows;
 
-/// Rows per parallel task.
-const ROW_BLOCK: usize = 16;
+/// Picoseconds of an element.
+const COST: usize = 1000;
 
 /// Which channels are a pair, of d that turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -368,28 +367,26 @@ fn turn(
         return;
     }
     let pairs = rope.frequencies.len();
-    out.par_chunks_mut(ROW_BLOCK * width).enumerate().for_each_init(
-        || vec![0.0; 2 * pairs],
-        |turns, (block, out)| {
-            let (cos, sin) = turns.split_at_mut(pairs);
-            for (i, out) in out.chunks_exact_mut(width).enumerate() {
-                let t = block * ROW_BLOCK + i;
-                rope.turns(positions[t], cos, sin);
-                if back {
-                    for sin in sin.iter_mut() {
-                        *sin = -*sin;
-                    }
-                }
-                let heads = x.row(t).chunks_exact(headdim).zip(out.chunks_exact_mut(headdim));
-                for (x, out) in heads {
-                    match rope.style {
-                        RopeStyle::Half => turn_halves(x, cos, sin, out),
-                        RopeStyle::Interleaved => turn_neighbours(x, cos, sin, out),
-                    }
+    for_rows(out, width, COST, |first, out| {
+        let mut turns = vec![0.0; 2 * pairs];
+        let (cos, sin) = turns.split_at_mut(pairs);
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let t = first + i;
+            rope.turns(positions[t], cos, sin);
+            if back {
+                for sin in sin.iter_mut() {
+                    *sin = -*sin;
                 }
             }
-        },
-    );
+            let heads = x.row(t).chunks_exact(headdim).zip(out.chunks_exact_mut(headdim));
+            for (x, out) in heads {
+                match rope.style {
+                    RopeStyle::Half => turn_halves(x, cos, sin, out),
+                    RopeStyle::Interleaved => turn_neighbours(x, cos, sin, out),
+                }
+            }
+        }
+    });
 }
 
 /// Plain loops, which the compiler makes vectors of.

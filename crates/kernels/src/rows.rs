@@ -90,13 +90,26 @@ impl<'a> Rows<'a> {
 
 /// Cuts a `[rows, width]` matrix into bands of `block` columns: for each band, its piece of each row.
 pub(crate) fn column_blocks(out: &mut [f32], width: usize, block: usize) -> Vec<Vec<&mut [f32]>> {
+    columns_to(out, width, &(1..=width.div_ceil(block)).map(|i| width.min(i * block)))
+}
+
+/// Cuts a `[rows, width]` matrix into bands of columns, each up to one of `ends`: for each band, its piece of each
+/// row.
+pub(crate) fn columns_to<'a>(
+    out: &'a mut [f32],
+    width: usize,
+    ends: &(impl Iterator<Item = usize> + Clone),
+) -> Vec<Vec<&'a mut [f32]>> {
     let rows = out.len() / width;
-    let mut blocks: Vec<Vec<&mut [f32]>> =
-        (0..width.div_ceil(block)).map(|_| Vec::with_capacity(rows)).collect();
-    for row in out.chunks_exact_mut(width) {
-        for (piece, band) in row.chunks_mut(block).zip(&mut blocks) {
+    let mut bands: Vec<Vec<&'a mut [f32]>> =
+        ends.clone().map(|_| Vec::with_capacity(rows)).collect();
+    for mut row in out.chunks_exact_mut(width) {
+        let mut first = 0;
+        for (end, band) in ends.clone().zip(&mut bands) {
+            let (piece, rest) = row.split_at_mut(end - first);
             band.push(piece);
+            (first, row) = (end, rest);
         }
     }
-    blocks
+    bands
 }

@@ -32,6 +32,12 @@ use super::json::{UniqueMap, duplicate, named};
 use super::{Bytes, Contents, Dtype, TensorEntry, atomic_write};
 use crate::error::{Error, Result};
 
+/// Bytes of the header's length.
+const LENGTH: usize = 8;
+
+/// What the format's library begins the tensors at a multiple of.
+const ALIGNMENT: usize = 8;
+
 /// Longest header that the format allows.
 const MAX_HEADER: usize = 100_000_000;
 
@@ -366,10 +372,21 @@ pub fn write_each<D: Deref<Target = [u8]>>(
     path: &Path,
     tensors: &[(&str, Dtype, &[usize])],
     metadata: &BTreeMap<String, String>,
+    data: impl FnMut(usize) -> Result<D>,
+) -> Result<()> {
+    write_aligned(path, ALIGNMENT, tensors, metadata, data)
+}
+
+/// As [`write_each`]; the tensors begin at a multiple of `alignment` in the file.
+pub(crate) fn write_aligned<D: Deref<Target = [u8]>>(
+    path: &Path,
+    alignment: usize,
+    tensors: &[(&str, Dtype, &[usize])],
+    metadata: &BTreeMap<String, String>,
     mut data: impl FnMut(usize) -> Result<D>,
 ) -> Result<()> {
     let mut failure = None;
-    let written = plan(tensors, metadata).and_then(|plan| {
+    let written = plan(tensors, metadata, alignment).and_then(|plan| {
         atomic_write(path, |out| {
             plan.write(out, &mut data).unwrap_or_else(|error| {
                 failure = Some(error);
@@ -391,7 +408,7 @@ pub fn to_bytes<D: Deref<Target = [u8]>>(
     mut data: impl FnMut(usize) -> Result<D>,
 ) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let written = plan(tensors, metadata)?.write(&mut bytes, &mut data)?;
+    let written = plan(tensors, metadata, ALIGNMENT)?.write(&mut bytes, &mut data)?;
     written.map_err(|error| argument(error.to_string()))?;
     Ok(bytes)
 }
@@ -402,8 +419,12 @@ struct Plan<'a> {
     order: Vec<(usize, Item<'a>)>,
 }
 
-/// The file of `tensors`, once it is found that they have one.
-fn plan<'a>(tensors: &[Item<'a>], metadata: &BTreeMap<String, String>) -> Result<Plan<'a>> {
+/// The file of `tensors`, once it is found that they have one. Spaces after the header align them.
+fn plan<'a>(
+    tensors: &[Item<'a>],
+    metadata: &BTreeMap<String, String>,
+    alignment: usize,
+) -> Result<Plan<'a>> {
     let mut names = BTreeSet::from([METADATA]);
     for &(name, dtype, _) in tensors {
         if !names.insert(name) {
@@ -423,7 +444,8 @@ fn plan<'a>(tensors: &[Item<'a>], metadata: &BTreeMap<String, String>) -> Result
     let infos: Vec<Item<'_>> = order.iter().map(|&(_, info)| info).collect();
     let mut header = serde_json::to_vec(&Written { tensors: &infos, metadata })
         .map_err(|e| argument(e.to_string()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
+    let begin = (LENGTH + header.len()).next_multiple_of(alignment);
+    header.resize(begin - LENGTH, b' ');
     if header.len() > MAX_HEADER {
         return Err(argument(format!(
             "the header would have {} bytes, at most {MAX_HEADER} are allowed",

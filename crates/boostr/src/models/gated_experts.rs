@@ -7,7 +7,7 @@ use super::fields::{Fields, Need::Class, Need::Missing};
 use super::gguf::{mlp_table, moe_table};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::nn::{LayerSpec, MlpConfig, MoeConfig, MoePart, Routing, Row, SharedExpert};
+use crate::nn::{GatedMixture, LayerSpec, MlpConfig, MoeConfig, MoePart, Routing, Row};
 
 /// The parameters of the part.
 const MLP: &str = "model.layers.#.mlp";
@@ -64,8 +64,8 @@ impl GatedExperts {
     pub(super) fn add_to(&self, layer: LayerSpec) -> LayerSpec {
         let Self { moe, shared } = self.clone();
         layer
-            .and("mlp", MoePart { moe, shared: Some(shared.clone()) })
-            .beside("mlp", SharedExpert(shared))
+            .described(MoePart { moe: moe.clone(), shared: Some(shared.clone()) })
+            .beside("mlp", GatedMixture { moe, shared })
     }
 
     /// The rows of a folder whose experts are stacked.

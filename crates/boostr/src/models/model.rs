@@ -80,6 +80,7 @@ pub struct Model<B: Backend> {
     threads: Option<Threads>,
     fingerprint: Option<Fingerprint>,
     placed: [usize; 2],
+    packs: Option<Arc<Packs>>,
 }
 
 impl<B: Backend> Model<B> {
@@ -120,11 +121,11 @@ impl<B: Backend> Model<B> {
         checkpoint: &Checkpoint,
         tied: bool,
         client: B::Client,
-        (shared, packs): (Option<&SharedWeights<B>>, Option<&Packs>),
+        (shared, packs): (Option<&SharedWeights<B>>, Option<Arc<Packs>>),
     ) -> Result<Self> {
         let fingerprint = Fingerprint::new(&config, checkpoint, tied);
-        let model = Self::of_params(config, checkpoint, tied, client, (shared, packs))?;
-        Ok(Self { fingerprint: Some(fingerprint), ..model })
+        let model = Self::of_params(config, checkpoint, tied, client, (shared, packs.as_deref()))?;
+        Ok(Self { fingerprint: Some(fingerprint), packs, ..model })
     }
 
     /// The same without a fingerprint, as for weights that are borrowed to be trained.
@@ -164,6 +165,7 @@ impl<B: Backend> Model<B> {
             threads: None,
             fingerprint: None,
             placed: params.placed(),
+            packs: None,
             client,
             config,
             frame,
@@ -613,6 +615,9 @@ impl<B: Backend> Model<B> {
         pass: &[(usize, usize)],
     ) -> Result<Tensor<B>> {
         let client = &self.client;
+        if let Some(packs) = &self.packs {
+            packs.look();
+        }
         let ids: Vec<u32> = pass
             .iter()
             .flat_map(|&(run, len)| &runs[run].tokens[done[run]..done[run] + len])

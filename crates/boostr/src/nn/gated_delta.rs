@@ -223,9 +223,9 @@ struct Gates<B: Backend> {
     /// in_proj_a and in_proj_b; or f_a_proj, in_proj_b and g_a_proj
     first: Joined<B>,
     /// f_b_proj, where each channel decays by itself
-    decay: Option<Linear<B>>,
+    decay: Option<Joined<B>>,
     /// in_proj_z or g_b_proj
-    gate: Linear<B>,
+    gate: Joined<B>,
 }
 
 /// What the rule reads of the tokens of all runs, and the gate of its output.
@@ -337,7 +337,7 @@ impl<B: Backend> GatedDelta<B> {
     /// Everything before the rule.
     fn inputs(&self, client: &B::Client, u: &Tensor<B>, batch: &mut Batch<B>) -> Result<Inputs<B>> {
         let config = &self.config;
-        let qkv = self.qkv_proj.forward_whole(client, u)?; // [T, conv_dim]
+        let (qkv, [a, b, z]) = self.project(client, u)?;
         let conv = CausalConv { weight: &self.conv1d_weight, bias: None, silu: true };
         let (runs, mut windows) = batch.tensors("conv")?;
         let qkv = client.causal_conv1d(&qkv, &conv, runs, &mut windows)?;
@@ -346,7 +346,6 @@ impl<B: Backend> GatedDelta<B> {
         let qk = client.l2norm(&qkv.narrow(1, 0, 2 * width)?, config.d_key, QK_EPS)?;
         let v = qkv.narrow(1, 2 * width, config.value_width())?;
 
-        let [a, b, z] = self.gates.forward(client, u)?;
         let decay = DecayGate { a: &a, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let g = client.decay_gate(&decay)?;
         let beta = client.activate(Activation::Sigmoid, &b)?;
@@ -361,6 +360,26 @@ impl<B: Backend> GatedDelta<B> {
             },
             z,
         })
+    }
+
+    /// What enters the convolution, `[T, conv_dim]`; and the decay, beta and the gate before their functions.
+    fn project(&self, client: &B::Client, u: &Tensor<B>) -> Result<(Tensor<B>, [Tensor<B>; 3])> {
+        let Gates { first, decay, gate } = &self.gates;
+        let mut layers = [self.qkv_proj.of(u), first.of(u)].concat();
+        if decay.is_none() {
+            layers.extend(gate.of(u));
+        }
+        let mut outputs = Linear::forward_all(client, &layers)?.into_iter();
+        let qkv = self.qkv_proj.whole(client, &mut outputs)?;
+        let Some(decay) = decay else {
+            let ([a, b], [z]) = (first.split(&mut outputs)?, gate.split(&mut outputs)?);
+            return Ok((qkv, [a, b, z]));
+        };
+        let [f, b, g] = first.split(&mut outputs)?;
+        let layers = [decay.of(&f), gate.of(&g)].concat();
+        let mut outputs = Linear::forward_all(client, &layers)?.into_iter();
+        let ([a], [z]) = (decay.split(&mut outputs)?, gate.split(&mut outputs)?);
+        Ok((qkv, [a, b, z]))
     }
 
     /// What the queries read, `[T, Hv Dv]`.
@@ -393,17 +412,17 @@ impl<B: Backend> GatedDelta<B> {
 impl<B: Backend> Gates<B> {
     fn load(config: &DeltaConfig, params: &Params<'_, B>) -> Result<Self> {
         let &DeltaConfig { d_model, nheads, d_key, d_value, .. } = config;
-        let linear = |name, shape| Linear::load(&params.under(name), shape, false);
+        let joined = |layers: &[_], width| Joined::load(params, layers, width, false);
         let width = config.value_width();
         // What decays is multiplied token after token.
         let (first, gate) = if config.by_channel {
             let first = [("f_a_proj", d_key), ("in_proj_b", nheads), ("g_a_proj", d_value)];
-            (first.to_vec(), linear("g_b_proj", [width, d_value])?)
+            (first.to_vec(), joined(&[("g_b_proj", width)], d_value)?)
         } else {
             let first = [("in_proj_a", nheads), ("in_proj_b", nheads)];
-            (first.to_vec(), linear("in_proj_z", [width, d_model])?)
+            (first.to_vec(), joined(&[("in_proj_z", width)], d_model)?)
         };
-        let decay = || Ok::<_, Error>(linear("f_b_proj", [config.decays(), d_key])?.precise());
+        let decay = || Ok::<_, Error>(joined(&[("f_b_proj", config.decays())], d_key)?.precise());
         Ok(Self {
             first: Joined::load(params, &first, d_model, false)?.precise(),
             decay: config.by_channel.then(decay).transpose()?,
@@ -411,23 +430,9 @@ impl<B: Backend> Gates<B> {
         })
     }
 
-    /// Of the decay, of beta and of the gate.
-    fn forward(&self, client: &B::Client, u: &Tensor<B>) -> Result<[Tensor<B>; 3]> {
-        match &self.decay {
-            None => {
-                let [a, b] = self.first.forward(client, u)?;
-                Ok([a, b, self.gate.forward(client, u)?])
-            }
-            Some(decay) => {
-                let [f, b, g] = self.first.forward(client, u)?;
-                Ok([decay.forward(client, &f)?, b, self.gate.forward(client, &g)?])
-            }
-        }
-    }
-
     fn weight_bytes(&self) -> usize {
-        let of = |linear: &Linear<B>| linear.weight().size_in_bytes();
-        self.first.weight_bytes() + self.decay.as_ref().map_or(0, of) + of(&self.gate)
+        let decay = self.decay.as_ref().map_or(0, Joined::weight_bytes);
+        self.first.weight_bytes() + decay + self.gate.weight_bytes()
     }
 }
 
@@ -554,7 +559,7 @@ mod tests {
             let rows = ops::tensor(&client, &hidden, &[hidden.len() / width, width]).unwrap();
             let u = first.norm.forward(&client, &rows).unwrap();
             let mut batch = first.batch(&rows);
-            let conv_in = first.mixer.qkv_proj.forward_whole(&client, &u).unwrap();
+            let conv_in = first.mixer.project(&client, &u).unwrap().0;
             let inputs = first.mixer.inputs(&client, &u, &mut batch).unwrap();
             let o = first.mixer.rule(&client, &inputs, &mut batch).unwrap();
             let Inputs { q, k, v, g, beta, z } = &inputs;

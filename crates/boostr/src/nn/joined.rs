@@ -68,9 +68,26 @@ impl<B: Backend> Joined<B> {
         client: &B::Client,
         x: &Tensor<B>,
     ) -> Result<[Tensor<B>; N]> {
+        self.split(Linear::forward_all(client, &self.of(x))?)
+    }
+
+    /// Its products of `x`, for [`Linear::forward_all`].
+    pub fn of<'a>(&'a self, x: &'a Tensor<B>) -> Vec<(&'a Linear<B>, &'a Tensor<B>)> {
+        self.products.iter().map(|(linear, _)| (linear, x)).collect()
+    }
+
+    /// What each layer gives, of what its products gave.
+    ///
+    /// # Errors
+    ///
+    /// When there are not N layers.
+    pub fn split<const N: usize>(
+        &self,
+        outputs: impl IntoIterator<Item = Tensor<B>>,
+    ) -> Result<[Tensor<B>; N]> {
         let mut out = Vec::with_capacity(N);
-        for (linear, of) in &self.products {
-            let y = linear.forward(client, x)?;
+        // As many outputs as there are products: what comes after them is left.
+        for ((_, of), y) in self.products.iter().zip(outputs) {
             let mut column = 0;
             for &width in &self.widths[of.clone()] {
                 out.push(y.narrow(1, column, width)?);
@@ -81,21 +98,19 @@ impl<B: Backend> Joined<B> {
         out.try_into().map_err(|_| no_projections(N, count))
     }
 
-    /// The same side by side: `[T, sum of out]`.
+    /// What all layers give, side by side: `[T, sum of out]`, of what the products gave.
     ///
     /// # Errors
     ///
-    /// When the width disagrees, there is no layer, or memory is short.
-    pub fn forward_whole(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let mut whole = None;
-        for (linear, _) in &self.products {
-            let y = linear.forward(client, x)?;
-            whole = Some(match whole {
-                None => y,
-                Some(left) => client.concat_columns(&left, &y)?,
-            });
-        }
-        whole.ok_or_else(|| no_projections(1, 0))
+    /// When there is no layer, or memory is short.
+    pub fn whole(
+        &self,
+        client: &B::Client,
+        outputs: impl IntoIterator<Item = Tensor<B>>,
+    ) -> Result<Tensor<B>> {
+        let mut outputs = self.products.iter().zip(outputs).map(|(_, y)| y);
+        let first = outputs.next().ok_or_else(|| no_projections(1, 0))?;
+        outputs.try_fold(first, |left, y| client.concat_columns(&left, &y))
     }
 
     /// Bytes that a pass over the matrices reads.

@@ -3,7 +3,7 @@
 use super::params::Params;
 use crate::backend::{Backend, Tensor, Weight};
 use crate::error::Result;
-use crate::ops::{self, ActivationOps, LinearOps, NormOps};
+use crate::ops::{self, ActivationOps, LinearOps, NormOps, Projection};
 
 /// `x · wᵀ` plus a bias; hides the type that the weight is stored in.
 ///
@@ -126,6 +126,33 @@ impl<B: Backend> Linear<B> {
     #[must_use]
     pub fn precise(self) -> Self {
         Self { precise: true, ..self }
+    }
+
+    /// Several layers, each of its own input `[T, in]`, as one step: what each gives.
+    ///
+    /// # Errors
+    ///
+    /// When a width disagrees or memory is short.
+    pub fn forward_all(
+        client: &B::Client,
+        layers: &[(&Self, &Tensor<B>)],
+    ) -> Result<Vec<Tensor<B>>> {
+        let projections: Vec<Projection<'_, B::Runtime>> = layers
+            .iter()
+            .map(|(layer, x)| Projection {
+                x,
+                w: &layer.weight,
+                bias: layer.bias.as_ref(),
+                is_precise: layer.precise,
+            })
+            .collect();
+        let outputs = client.linear_all(&projections)?.into_iter().zip(layers);
+        outputs
+            .map(|(y, (layer, x))| match &layer.adapter {
+                None => Ok(y),
+                Some(adapter) => adapter.add_to(client, y, x, 1.0),
+            })
+            .collect()
     }
 
     fn product(

@@ -121,15 +121,34 @@ impl<B: Backend> Mlp<B> {
 
     /// What the last projection gets: `[T, d_ff]`.
     fn hidden(&self, client: &B::Client, x: &Tensor<B>) -> Result<Tensor<B>> {
+        self.between(client, Linear::forward_all(client, &self.wide(x))?)
+    }
+
+    /// The first products, of `x` `[T, d_model]`, for [`Linear::forward_all`].
+    pub(super) fn wide<'a>(&'a self, x: &'a Tensor<B>) -> Vec<(&'a Linear<B>, &'a Tensor<B>)> {
+        self.wide_proj.of(x)
+    }
+
+    /// What the last projection gets, `[T, d_ff]`, of what the first products gave.
+    pub(super) fn between(
+        &self,
+        client: &B::Client,
+        outputs: impl IntoIterator<Item = Tensor<B>>,
+    ) -> Result<Tensor<B>> {
         if !self.gated {
-            let [up] = self.wide_proj.forward(client, x)?;
+            let [up] = self.wide_proj.split(outputs)?;
             return client.activate(self.act, &up);
         }
-        let [gate, up] = self.wide_proj.forward(client, x)?;
+        let [gate, up] = self.wide_proj.split(outputs)?;
         match &self.gate_scale {
             None => client.glu(self.act, &gate, &up),
             Some(factors) => client.glu(self.act, &client.scale_columns(&gate, factors)?, &up),
         }
+    }
+
+    /// The last projection, of what is [`between`](Self::between).
+    pub(super) fn down(&self) -> &Linear<B> {
+        &self.down_proj
     }
 
     /// Bytes that a pass over the layer's matrices reads.

@@ -29,7 +29,7 @@ pub use layout::{Change, How, Layout, Order, Parameter, Row, Stored, layer_of, t
 pub use linear::{Adapter, Linear, RmsNorm};
 pub use mamba2::{Mamba2Mixer, MixerConfig};
 pub use mlp::{Mlp, MlpConfig};
-pub use moe::{Moe, MoeConfig, MoePart, Routing, SharedExpert};
+pub use moe::{GatedMixture, Moe, MoeConfig, MoePart, Routing};
 pub use packs::{Notices, Pack, Packs};
 pub use params::{Params, SharedWeights, Tensors};
 pub use part::{Load, Module, Part};

@@ -7,10 +7,13 @@ use super::mlp::{Mlp, MlpConfig};
 use super::params::Params;
 use super::part::{Load, Module, Part, module};
 use crate::backend::{Backend, Tensor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{self, Activation, ActivationOps, ExpertWeights, LinearOps, sigmoid, softmax};
 
 pub use crate::ops::Routing;
+
+/// Rows of experts that are computed together.
+const TOGETHER: usize = 64;
 
 /// Sizes and options of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +73,16 @@ pub struct Moe<B: Backend> {
     experts: Vec<Mlp<B>>,
     /// Into the experts' width and back.
     latent: Option<[Linear<B>; 2]>,
+    shared: Option<GatedExpert<B>>,
+}
+
+/// An expert that some tokens use.
+struct Used {
+    number: usize,
+    /// The tokens.
+    rows: Vec<usize>,
+    /// Where they have it among their experts: in `[T, used]`.
+    places: Vec<usize>,
 }
 
 impl<B: Backend> Moe<B> {
@@ -94,11 +107,13 @@ impl<B: Backend> Moe<B> {
                 Mlp::load(&config.expert, &experts.under(&i.to_string()))
             })?,
             latent: config.has_latent().then(latent).transpose()?,
+            shared: None,
             config: config.clone(),
         })
     }
 
-    /// What the chosen experts give for each row `[T, d_model]`, times `factor`, added to `residual`.
+    /// What the chosen experts give for each row `[T, d_model]`, and the one for all if there is one, times
+    /// `factor`, added to `residual`.
     ///
     /// # Errors
     ///
@@ -110,30 +125,45 @@ impl<B: Backend> Moe<B> {
         residual: Tensor<B>,
         factor: f32,
     ) -> Result<Tensor<B>> {
-        let scores = self.gate.forward(client, x)?; // [T, experts]
+        let mut first = vec![(&self.gate, x)];
+        first.extend(self.latent.iter().map(|[into, _]| (into, x)));
+        first.extend(self.shared.iter().flat_map(|shared| shared.first(x)));
+        let mut first = Linear::forward_all(client, &first)?.into_iter();
+        let scores = next(&mut first)?; // [T, experts]
         let chosen = self.config.choose(&ops::to_vec(&scores)?, self.bias.as_deref());
         let weights = client.expert_weights(&scores, &chosen, self.config.weights())?; // [T, used]
         let weights = weights.reshape(&[chosen.len(), 1])?;
-        let x = match &self.latent {
-            Some([into, _]) => into.forward(client, x)?,
-            None => x.clone(),
-        };
+        let x = if self.latent.is_some() { next(&mut first)? } else { x.clone() };
+        let shared = self.shared.as_ref().map(|shared| shared.between(client, &mut first));
+        let shared = shared.transpose()?;
+        // The last projection of the one for all goes with the first ones of the others.
+        let down = self.shared.iter().zip(&shared).map(|(of, (_, hidden))| (of.mlp.down(), hidden));
+        let (mut down, mut of_shared) = (down.collect::<Vec<_>>(), None);
         let mut sum = ops::zeros(client, &[x.shape()[0], self.config.expert.d_model])?;
-        for (number, expert) in self.experts.iter().enumerate() {
-            let (mut rows, mut places) = (Vec::new(), Vec::new());
-            for (place, _) in chosen.iter().enumerate().filter(|(_, chosen)| **chosen == number) {
-                rows.push(place / self.config.used);
-                places.push(place);
-            }
-            if !rows.is_empty() {
-                let y = expert.forward(client, &client.select_rows(&x, &rows)?)?;
-                let weights = client.select_rows(&weights, &places)?;
-                sum = client.add_rows(sum, &y, &rows, &weights)?;
+        for group in self.config.groups(&chosen) {
+            let expert = |used: &Used| &self.experts[used.number];
+            let inputs = group.iter().map(|used| client.select_rows(&x, &used.rows));
+            let inputs: Vec<Tensor<B>> = inputs.collect::<Result<_>>()?;
+            let wide = group.iter().zip(&inputs).flat_map(|(used, x)| expert(used).wide(x));
+            let wide: Vec<_> = wide.chain(down.drain(..)).collect();
+            let mut outputs = Linear::forward_all(client, &wide)?.into_iter();
+            let hidden = group.iter().map(|used| expert(used).between(client, &mut outputs));
+            let hidden: Vec<Tensor<B>> = hidden.collect::<Result<_>>()?;
+            of_shared = of_shared.or_else(|| outputs.next());
+            let last = group.iter().zip(&hidden).map(|(used, x)| (expert(used).down(), x));
+            let last = Linear::forward_all(client, &last.collect::<Vec<_>>())?;
+            for (used, y) in group.iter().zip(last) {
+                let weights = client.select_rows(&weights, &used.places)?;
+                sum = client.add_rows(sum, &y, &used.rows, &weights)?;
             }
         }
-        match &self.latent {
-            Some([_, back]) => back.forward_onto(client, &sum, residual, factor),
-            None => client.add_scaled(residual, &sum, factor),
+        let sum = match &self.latent {
+            Some([_, back]) => back.forward_onto(client, &sum, residual, factor)?,
+            None => client.add_scaled(residual, &sum, factor)?,
+        };
+        match shared.zip(of_shared) {
+            None => Ok(sum),
+            Some(((open, _), y)) => add_open::<B>(client, sum, &y, &open, factor),
         }
     }
 
@@ -143,47 +173,58 @@ impl<B: Backend> Moe<B> {
         let linear = |linear: &Linear<B>| linear.weight().size_in_bytes();
         let expert = self.experts.first().map_or(0, Mlp::weight_bytes);
         let latent: usize = self.latent.iter().flatten().map(linear).sum();
-        linear(&self.gate) + latent + self.config.used * expert
+        let shared = self.shared.as_ref().map_or(0, GatedExpert::weight_bytes);
+        linear(&self.gate) + latent + self.config.used * expert + shared
     }
 }
 
 module!(Moe of MoeConfig, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
 
-/// An expert that every token gets, times a factor of its own: `sigmoid(shared_expert_gate · x) · shared_expert(x)`.
-/// It stands [beside](super::LayerSpec::beside) those that are chosen from.
+/// A mixture and an expert that every token gets beside it, times a factor of its own:
+/// `sigmoid(shared_expert_gate · x) · shared_expert(x)`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SharedExpert(pub MlpConfig);
+pub struct GatedMixture {
+    /// Those that are chosen from.
+    pub moe: MoeConfig,
+    /// The one that every token gets.
+    pub shared: MlpConfig,
+}
 
-/// Its weights: `shared_expert` and the row `shared_expert_gate` `[1, d_model]`.
+impl Load for GatedMixture {
+    fn load<B: Backend>(&self, params: &Params<'_, B>) -> Result<Box<dyn Module<B>>> {
+        let moe = Moe::load(&self.moe, params)?;
+        let shared = Some(GatedExpert::load(&self.shared, params)?);
+        Ok(Box::new(Moe { shared, ..moe }))
+    }
+}
+
+/// The weights of the expert that every token gets: `shared_expert`, and the row `shared_expert_gate` `[1, d_model]`.
 struct GatedExpert<B: Backend> {
     gate: Linear<B>,
     mlp: Mlp<B>,
 }
 
 impl<B: Backend> GatedExpert<B> {
-    fn load(config: &SharedExpert, params: &Params<'_, B>) -> Result<Self> {
-        let SharedExpert(mlp) = config;
+    fn load(mlp: &MlpConfig, params: &Params<'_, B>) -> Result<Self> {
         Ok(Self {
             gate: Linear::load(&params.under("shared_expert_gate"), [1, mlp.d_model], false)?,
             mlp: Mlp::load(mlp, &params.under("shared_expert"))?,
         })
     }
 
-    fn forward_onto(
+    /// Its first products, of `x`.
+    fn first<'a>(&'a self, x: &'a Tensor<B>) -> Vec<(&'a Linear<B>, &'a Tensor<B>)> {
+        [vec![(&self.gate, x)], self.mlp.wide(x)].concat()
+    }
+
+    /// The factor of each row, `[T, 1]`, and what the last projection gets, of what the first products gave.
+    fn between(
         &self,
         client: &B::Client,
-        x: &Tensor<B>,
-        residual: Tensor<B>,
-        factor: f32,
-    ) -> Result<Tensor<B>> {
-        let open = client.activate(Activation::Sigmoid, &self.gate.forward(client, x)?)?; // [T, 1]
-        let y = self.mlp.forward(client, x)?;
-        let rows: Vec<usize> = (0..x.shape()[0]).collect();
-        if factor == 1.0 {
-            return client.add_rows(residual, &y, &rows, &open);
-        }
-        let none = ops::zeros(client, y.shape())?;
-        client.add_scaled(residual, &client.add_rows(none, &y, &rows, &open)?, factor)
+        outputs: &mut impl Iterator<Item = Tensor<B>>,
+    ) -> Result<(Tensor<B>, Tensor<B>)> {
+        let open = client.activate(Activation::Sigmoid, &next(outputs)?)?;
+        Ok((open, self.mlp.between(client, outputs)?))
     }
 
     fn weight_bytes(&self) -> usize {
@@ -191,7 +232,27 @@ impl<B: Backend> GatedExpert<B> {
     }
 }
 
-module!(GatedExpert of SharedExpert, |self, client, u, onto, _| self.forward_onto(client, u, onto.0, onto.1));
+/// `residual + factor * open * y`, where `open` is `[T, 1]`.
+fn add_open<B: Backend>(
+    client: &B::Client,
+    residual: Tensor<B>,
+    y: &Tensor<B>,
+    open: &Tensor<B>,
+    factor: f32,
+) -> Result<Tensor<B>> {
+    let rows: Vec<usize> = (0..y.shape()[0]).collect();
+    if factor == 1.0 {
+        return client.add_rows(residual, y, &rows, open);
+    }
+    let none = ops::zeros(client, y.shape())?;
+    client.add_scaled(residual, &client.add_rows(none, y, &rows, open)?, factor)
+}
+
+/// What the next product gave.
+fn next<T>(outputs: &mut impl Iterator<Item = T>) -> Result<T> {
+    let shape = || Error::Shape { name: "products".into(), expected: vec![1], got: vec![0] };
+    outputs.next().ok_or_else(shape)
+}
 
 /// A mixture of experts as a part of a layer. Those that are chosen from are loaded as this part; the other stands
 /// [beside](super::LayerSpec::beside) them.
@@ -278,6 +339,30 @@ impl MoeConfig {
             return Err(("num_experts_per_tok", format!("{used} of {open} experts{of}")));
         }
         Ok(())
+    }
+
+    /// The experts that are used, in the order of their numbers, in groups that are computed together: small ones, while
+    /// they have few rows. At least one group.
+    fn groups(&self, chosen: &[usize]) -> Vec<Vec<Used>> {
+        let mut of_expert: Vec<Vec<usize>> = vec![Vec::new(); self.experts];
+        for (place, &number) in chosen.iter().enumerate() {
+            of_expert[number].push(place);
+        }
+        let (mut groups, mut group, mut count) = (Vec::new(), Vec::new(), 0);
+        for (number, places) in of_expert.into_iter().enumerate() {
+            if places.is_empty() {
+                continue;
+            }
+            if count > 0 && count + places.len() > TOGETHER {
+                groups.push(std::mem::take(&mut group));
+                count = 0;
+            }
+            count += places.len();
+            let rows = places.iter().map(|place| place / self.used).collect();
+            group.push(Used { number, rows, places });
+        }
+        groups.push(group);
+        groups
     }
 
     /// What becomes of the scores of chosen experts.
@@ -566,9 +651,25 @@ mod tests {
 
     const ROWS: usize = 5;
 
+    impl<B: Backend> GatedExpert<B> {
+        /// What it gives alone, times `factor`, added to `residual`.
+        fn forward_onto(
+            &self,
+            client: &B::Client,
+            x: &Tensor<B>,
+            residual: Tensor<B>,
+            factor: f32,
+        ) -> Result<Tensor<B>> {
+            let mut first = Linear::forward_all(client, &self.first(x))?.into_iter();
+            let (open, hidden) = self.between(client, &mut first)?;
+            let y = self.mlp.down().forward(client, &hidden)?;
+            add_open::<B>(client, residual, &y, &open, factor)
+        }
+    }
+
     /// An expert for all of width 6 between, and a head, of random weights.
-    fn shared(random: &mut Random) -> (SharedExpert, Checkpoint) {
-        let config = SharedExpert(MlpConfig::swiglu(8, 6));
+    fn shared(random: &mut Random) -> (MlpConfig, Checkpoint) {
+        let config = MlpConfig::swiglu(8, 6);
         let load = |params: &Params<'_, Cpu>| {
             params.under("head").weight("weight", [8, 8])?;
             GatedExpert::load(&config, &params.under("mlp")).map(drop)

@@ -6,12 +6,11 @@
 //!
 //! The file is one of safetensors: bytes by the names of weights, and the checksum of each. It is named by the
 //! model's fingerprint and the order. It counts only while the files that it was made of have the same length and
-//! time of modification. A weight is checked when it is first used, and again when the file was written to since. Of
-//! one that is damaged the blocks are packed again, in memory.
+//! time of modification. A weight is checked when it is first used, and again when the file was written to since,
+//! which each pass through the layers looks at once. Of one that is damaged the blocks are packed again, in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +26,8 @@ use crate::ops::{Format, HostBytes, LinearOps, QuantTensor};
 const EXTENSION: &str = "packed";
 /// The tensor of checksums, in the order of the others' names.
 const CHECKSUMS: &str = "~crc32";
+/// The weights begin at a multiple of it in the file: a cache line. The size of each is one.
+const ALIGNMENT: usize = 64;
 /// What the file says of itself and what it was made of.
 const VERSION: (&str, &str) = ("boostr.packed", "3");
 const SOURCES: &str = "sources";
@@ -105,14 +106,32 @@ struct InUse {
     notices: Arc<Notices>,
     /// Whether damage was told.
     is_told: AtomicBool,
+    /// What file was there at the last look.
+    seen: Mutex<Option<String>>,
+    /// How often another was found there, from 1.
+    edition: AtomicU64,
 }
 
 impl InUse {
-    /// What file is there: another number when it was written to, or removed. Never 0.
-    fn stamp(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        stamp(&self.path).hash(&mut hasher);
-        hasher.finish().max(1)
+    fn new(path: &Path, sources: BTreeSet<String>, notices: &Arc<Notices>) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            sources,
+            notices: notices.clone(),
+            is_told: AtomicBool::new(false),
+            seen: Mutex::new(stamp(path)),
+            edition: AtomicU64::new(1),
+        }
+    }
+
+    /// Asks the system whether the file was written to, or removed.
+    fn look(&self) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = stamp(&self.path);
+        if *seen != now {
+            *seen = now;
+            self.edition.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The blocks of a weight whose bytes are damaged, out of the model's file. The file goes, so that the next load
@@ -188,13 +207,8 @@ impl Packs {
         let weights: BTreeMap<_, _> = entries.into_iter().zip(sums).map(weight).collect();
         let has = |pack: &Pack| weights.get(&pack.name).is_some_and(|w| w.0.len() == pack.size());
         let sources = file.metadata().get(SOURCES)?.lines().map(str::to_owned).collect();
-        let in_use = || InUse {
-            path: path.to_path_buf(),
-            sources,
-            notices: notices.clone(),
-            is_told: AtomicBool::new(false),
-        };
-        list.iter().all(has).then(|| Self { file: Arc::new(in_use()), weights })
+        let file = || Arc::new(InUse::new(path, sources, notices));
+        list.iter().all(has).then(|| Self { file: file(), weights })
     }
 
     /// Packs `list` and writes it at `path`, or leaves there what was. `taken` hears of each part. Files of models that
@@ -223,7 +237,7 @@ impl Packs {
             Error::io(path, std::io::Error::other("the model's files cannot be looked at"))
         })?;
         let mut sums = Vec::new();
-        safetensors::write_each(path, &tensors, &metadata, |index| {
+        safetensors::write_aligned(path, ALIGNMENT, &tensors, &metadata, |index| {
             let Some(pack) = packs.get(index) else { return Ok(sums.clone()) };
             pack.parts.iter().try_for_each(&taken)?;
             let weight = client.quantized(&pack.unpacked()?)?;
@@ -241,6 +255,11 @@ impl Packs {
         &self.file.path
     }
 
+    /// Looks whether the file was written to. Weights are checked again if it was.
+    pub fn look(&self) {
+        self.file.look();
+    }
+
     /// A weight where it lies in the file, if it is there.
     pub(super) fn weight<B: Backend>(
         &self,
@@ -254,17 +273,17 @@ impl Packs {
         let bytes = HostBytes::new(data.owner().clone(), data.range())?;
         let (file, pack, sum) = (self.file.clone(), pack.clone(), *sum);
         let (format, shape) = (pack.format, pack.shape);
-        // What file was there when the bytes were found to be right.
-        let seen = AtomicU64::new(0);
+        // The edition whose bytes were found to be right.
+        let checked = AtomicU64::new(0);
         let check = move |bytes: &[u8]| {
-            let now = file.stamp();
-            if seen.load(Ordering::Relaxed) == now {
+            let edition = file.edition.load(Ordering::Relaxed);
+            if checked.load(Ordering::Relaxed) == edition {
                 return Ok(None);
             }
             if crc32(0, bytes) != sum {
                 return file.again(&pack).map(Some);
             }
-            seen.store(now, Ordering::Relaxed);
+            checked.store(edition, Ordering::Relaxed);
             Ok(None)
         };
         client.of_packed(bytes, format, shape, Box::new(check)).map(Some)

@@ -3,8 +3,7 @@
 mod attention;
 pub(super) mod delta;
 
-use boostr_kernels::quant::Packed;
-use boostr_kernels::{self as kernels, Level, Rows, Weights, ssd};
+use boostr_kernels::{self as kernels, Level, Matrix, Product, Rows, Weights, ssd};
 use numr::dtype::DType;
 use numr::runtime::cpu::{self, CpuRuntime};
 use numr::runtime::{Runtime, RuntimeClient};
@@ -13,7 +12,7 @@ use numr::tensor::Tensor;
 use super::norm::check_groups;
 use super::weight::{self, Check, HostBytes, QuantTensor, Storage};
 use super::{
-    CausalConv, CausalConvOps, Client, Format, GatedNorm, LinearOps, NormOps, SsdInput,
+    CausalConv, CausalConvOps, Client, Format, GatedNorm, LinearOps, NormOps, Projection, SsdInput,
     SsmKernelOps, Weight, expect, host, shape_error, tensor,
 };
 use crate::error::{Error, Result};
@@ -446,34 +445,44 @@ pub(super) fn elements(w: &Cpu) -> Result<Weights<'_>> {
     })
 }
 
-/// `x · wᵀ` plus a bias, added to `add_to`; `quantized` multiplies with packed blocks.
-fn product(
+/// The products as one step, each added to its tensor where given.
+fn products<'a>(
     level: Level,
-    x: &Cpu,
-    w: &Weight<CpuRuntime>,
-    bias: Option<&Cpu>,
-    add_to: Option<Cpu>,
-    quantized: fn(Level, Rows<'_>, &Packed, &mut [f32]),
-) -> Result<Cpu> {
-    let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
-    let x = with_rows(x)?;
-    let mut out = match add_to {
-        Some(out) => out,
-        None => host::zeros(&[tokens, features])?,
-    };
-    let to = host::slice_mut("add_to", &mut out)?;
-    let bias = bias.map(|x| host::contiguous("bias", x)).transpose()?;
-    if let Some(bias) = optional("bias", bias.as_ref())? {
-        for row in to.chunks_exact_mut(features.max(1)) {
-            row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+    products: impl IntoIterator<Item = (Projection<'a, CpuRuntime>, Option<Cpu>)>,
+) -> Result<Vec<Cpu>> {
+    let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+    for (product, add_to) in products {
+        let Projection { x, w, bias, is_precise } = product;
+        let (tokens, features) = super::generic::check_linear(x, w, bias, add_to.as_ref())?;
+        let mut out = match add_to {
+            Some(out) => out,
+            None => host::zeros(&[tokens, features])?,
+        };
+        let bias = bias.map(|x| host::contiguous("bias", x)).transpose()?;
+        if let Some(bias) = optional("bias", bias.as_ref())? {
+            for row in host::slice_mut("add_to", &mut out)?.chunks_exact_mut(features.max(1)) {
+                row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+            }
         }
+        let matrix = match &w.storage {
+            Storage::Dense(w, _) => Matrix::Floats(elements(w)?),
+            Storage::Packed(w) if is_precise => Matrix::Precise(w.get()?),
+            Storage::Packed(w) => Matrix::Quantized(w.get()?),
+        };
+        inputs.push((with_rows(x)?, matrix));
+        outputs.push(out);
     }
-    let x = host::rows("x", &x)?;
-    match &w.storage {
-        Storage::Dense(w, _) => kernels::linear(level, x, elements(w)?, to),
-        Storage::Packed(w) => quantized(level, x, w.get()?, to),
-    }
-    Ok(out)
+    let list = inputs.iter().zip(&mut outputs).map(|((x, w), out)| {
+        Ok(Product { x: host::rows("x", x)?, w: *w, out: host::slice_mut("add_to", out)? })
+    });
+    kernels::products(level, list.collect::<Result<_>>()?);
+    Ok(outputs)
+}
+
+/// `x · wᵀ` plus a bias, added to `add_to`.
+fn product(level: Level, product: Projection<'_, CpuRuntime>, add_to: Option<Cpu>) -> Result<Cpu> {
+    let mut outputs = products(level, [(product, add_to)])?;
+    Ok(outputs.swap_remove(0))
 }
 
 impl<C: KernelClient> LinearOps<CpuRuntime> for C {
@@ -519,7 +528,7 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized)
+        product(self.level(), Projection { x, w, bias, is_precise: false }, add_to)
     }
 
     fn linear_precise(
@@ -529,7 +538,11 @@ impl<C: KernelClient> LinearOps<CpuRuntime> for C {
         bias: Option<&Cpu>,
         add_to: Option<Cpu>,
     ) -> Result<Cpu> {
-        product(self.level(), x, w, bias, add_to, kernels::quant::linear_quantized_precise)
+        product(self.level(), Projection { x, w, bias, is_precise: true }, add_to)
+    }
+
+    fn linear_all(&self, list: &[Projection<'_, CpuRuntime>]) -> Result<Vec<Cpu>> {
+        products(self.level(), list.iter().map(|product| (Projection { ..*product }, None)))
     }
 
     fn cross_entropy(

@@ -3,11 +3,10 @@
 //! The tensor library trusts given shapes and hands out no slices. Here a layout is checked against its
 //! storage before a slice is made of it.
 
-use boostr_kernels::Rows;
+use boostr_kernels::{Rows, parallel};
 use numr::dtype::DType;
 use numr::runtime::cpu::{CpuDevice, CpuRuntime};
 use numr::tensor::{Storage, Tensor};
-use rayon::prelude::*;
 
 use super::check_layout;
 use super::weight::HostBytes;
@@ -157,7 +156,8 @@ pub(super) fn zeros(shape: &[usize]) -> Result<Cpu> {
     if len <= PART {
         clear(0);
     } else {
-        (0..len.div_ceil(PART)).into_par_iter().for_each(|part| clear(part * PART));
+        let parts = (0..len.div_ceil(PART)).collect();
+        parallel::for_each(parts, len / 8, || (), |(), part: usize| clear(part * PART));
     }
     Ok(x)
 }

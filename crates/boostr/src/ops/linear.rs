@@ -10,6 +10,18 @@ use super::tensor::{shape_error, tensor, to_vec};
 use super::{Check, Client, Format, HostBytes, QuantTensor, Weight, generic};
 use crate::error::{Error, Result};
 
+/// One of several products that are computed together: `x · wᵀ` plus a bias.
+pub struct Projection<'a, R: Runtime<DType = DType>> {
+    /// `[T, in]`
+    pub x: &'a Tensor<R>,
+    /// `[out, in]`
+    pub w: &'a Weight<R>,
+    /// `[out]`
+    pub bias: Option<&'a Tensor<R>>,
+    /// Whether it is for [`linear_precise`](LinearOps::linear_precise).
+    pub is_precise: bool,
+}
+
 /// Products with weight matrices `[out, in]`, kept in the type they are stored in.
 pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
     /// A weight over bytes that somebody else keeps: `shape`'s elements of `dtype`, little-endian.
@@ -90,6 +102,23 @@ pub trait LinearOps<R: Runtime<DType = DType>>: Client<R> {
         add_to: Option<Tensor<R>>,
     ) -> Result<Tensor<R>> {
         self.linear(x, w, bias, add_to)
+    }
+
+    /// Several products of which none waits for another, each with the bits that it has alone. A backend whose steps
+    /// cost something to begin takes them as one.
+    ///
+    /// # Errors
+    ///
+    /// When arguments disagree.
+    fn linear_all(&self, products: &[Projection<'_, R>]) -> Result<Vec<Tensor<R>>> {
+        let one = |&Projection { x, w, bias, is_precise }: &Projection<'_, R>| {
+            if is_precise {
+                self.linear_precise(x, w, bias, None)
+            } else {
+                self.linear(x, w, bias, None)
+            }
+        };
+        products.iter().map(one).collect()
     }
 
     /// Rows `ids` of a weight `[vocab, width]`, as f32 `[ids, width]`.

@@ -52,7 +52,7 @@ pub use boostr_kernels::{Level, UnknownLevel};
 pub use conv::{CausalConv, CausalConvOps};
 pub use cpu::{CpuClient, KernelClient};
 pub use delta::{DecayGate, DeltaInput, DeltaOps};
-pub use linear::{IGNORE, LinearOps, decay_rate, log_of_rate};
+pub use linear::{IGNORE, LinearOps, Projection, decay_rate, log_of_rate};
 pub use norm::{GatedNorm, NormOps};
 pub use routing::{ExpertWeights, Routing, sigmoid, softmax};
 pub use ssd::{Decay, SsdInput, SsmKernelOps};

@@ -107,6 +107,21 @@ const NAMES_NUMR: [&str; 3] = ["ops", "backend", "error"];
 /// What `boostr-kernels` may depend on.
 const KERNEL_DEPENDENCIES: [&str; 2] = ["half", "rayon"];
 
+/// Kernels that take rayon's iterators, beside gradients: no forward of a model runs them, or it is where all others go
+/// parallel.
+const WITH_RAYON: [&str; 10] = [
+    "adamw.rs",
+    "awake.rs",
+    "cross_entropy.rs",
+    "parallel.rs",
+    "probe.rs",
+    "product.rs",
+    "ssd/chunk_intra.rs",
+    "ssd/chunk_scan.rs",
+    "ssd/chunk_state.rs",
+    "ssd/cumsum.rs",
+];
+
 /// Functions that read or write the environment.
 const ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
 
@@ -448,6 +463,18 @@ fn kernels_know_no_tensor_and_no_files() {
         .collect();
     assert!(others.is_empty(), "boostr-kernels depends on {others:?}");
     none(forbidden_below("crates/kernels/src", names_files), "kernels that do input or output");
+}
+
+#[test]
+fn kernels_of_a_forward_go_parallel_in_one_place() {
+    let sources = sources("crates/kernels/src").into_iter();
+    let with_rayon = sources.filter(|(_, text)| text.contains("rayon::prelude"));
+    // The gates of the delta rule have their gradients beside them.
+    let is_gradient = |file: &String| file.contains("backward") || file == "delta/gates.rs";
+    let mut found: Vec<String> = with_rayon.map(|(file, _)| file).collect();
+    found.retain(|file| !is_gradient(file));
+    found.sort();
+    assert_eq!(found, WITH_RAYON);
 }
 
 #[test]

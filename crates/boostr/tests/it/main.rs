@@ -54,6 +54,7 @@ mod portable_attention;
 mod portable_ops;
 mod positions;
 mod qwen_experts;
+mod regions;
 mod sampler;
 mod session_crashes;
 mod sessions;

@@ -14,7 +14,7 @@ use crate::common::{Folder, Random, cpu};
 use crate::counting::alone;
 use crate::tiny::{fixture, message};
 use boostr::backend::Cpu;
-use boostr::checkpoint::{Checkpoint, ConfigFile};
+use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, safetensors};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::{LanguageModel, OpenOptions, placed};
 use boostr::models::{Config, Logits, Model, Run};
@@ -188,6 +188,24 @@ fn packed_of(folder: &Folder) -> Vec<PathBuf> {
     names.map(|name| folder.path().join(name)).collect()
 }
 
+/// Adapters of an attention's output that change nothing.
+fn adapters(folder: &Folder) -> PathBuf {
+    let path = folder.path().join("adapters");
+    fs::create_dir_all(&path).unwrap();
+    let config = r#"{"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["o_proj"]}"#;
+    fs::write(path.join("adapter_config.json"), config).unwrap();
+    let bytes = [0; 4 * 256];
+    let names = ["A", "B"]
+        .map(|of| format!("base_model.model.model.layers.0.self_attn.o_proj.lora_{of}.weight"));
+    let tensors = [
+        (&names[0][..], Dtype::F32, &[1, 256][..], &bytes[..]),
+        (&names[1][..], Dtype::F32, &[256, 1][..], &bytes[..]),
+    ];
+    safetensors::write(&path.join("adapter_model.safetensors"), &tensors, &BTreeMap::new())
+        .unwrap();
+    path
+}
+
 #[test]
 fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() {
     let _alone = alone();
@@ -226,6 +244,7 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
             of.map(|(_, entry)| entry.data.range()).collect()
         };
         assert_eq!(experts.len(), 2 * LAYERS * EXPERTS);
+        assert!(experts.iter().all(|range| range.start.is_multiple_of(64)), "cache lines");
         assert_eq!(touched(&present(&file), experts.iter().cloned()), 0);
         assert_eq!(logits(&lm.model).unwrap(), want);
         let most = 2 * LAYERS * USED * TOKENS.len();
@@ -273,12 +292,14 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
         .filter(|(name, _)| *name != "~crc32")
         .map(|(name, entry)| (name.to_owned(), entry.data.range().start))
         .collect();
-    let mut out = File::options().write(true).open(&file).unwrap();
-    for at in damaged.values() {
-        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
-        out.write_all(&[0x5a; 3]).unwrap();
-    }
-    drop(out);
+    let write = |bytes: [u8; 3]| {
+        let mut out = File::options().write(true).open(&file).unwrap();
+        for at in damaged.values() {
+            out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
+            out.write_all(&bytes).unwrap();
+        }
+    };
+    write([0x5a; 3]);
     let lm = open(&path, false);
     assert_eq!(logits(&lm.model).unwrap(), want);
     let [line] = &lm.notices()[..] else { panic!("one line") };
@@ -291,23 +312,24 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
     assert_eq!((logits(&lm.model).unwrap(), lm.notices()), (want.clone(), vec![]));
 
     // One that is damaged after it was used is noticed as well.
-    let mut out = File::options().write(true).open(&file).unwrap();
-    for at in damaged.values() {
-        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
-        out.write_all(&[0x5a; 3]).unwrap();
-    }
-    drop(out);
+    write([0x5a; 3]);
     assert_eq!(logits(&lm.model).unwrap(), want);
     assert_eq!(lm.notices().len(), 1);
+    // So it is where weights are shared with a model that has adapters, whichever is asked.
+    for is_adapted in [false, true] {
+        let lm = open(&path, false);
+        let with = lm.with_adapters(adapters(&folder)).unwrap();
+        assert_eq!(logits(&lm.model).unwrap(), want);
+        assert_eq!(logits(&with.model).unwrap(), want);
+        write([0x5a; 3]);
+        let model = if is_adapted { &with.model } else { &lm.model };
+        assert_eq!(logits(model).unwrap(), want);
+        assert_eq!(lm.notices().len(), 1);
+    }
     // Where the model's file is another too, there is nothing to go back to.
     assert_eq!(logits(&open(&path, false).model).unwrap(), want);
     let lm = open(&path, false);
-    let mut out = File::options().write(true).open(&file).unwrap();
-    for at in damaged.values() {
-        out.seek(SeekFrom::Start(*at as u64 + 100)).unwrap();
-        out.write_all(&[0xa5; 3]).unwrap();
-    }
-    drop(out);
+    write([0xa5; 3]);
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     let source = File::options().write(true).open(&path).unwrap();
     source.set_modified(modified + Duration::from_secs(1)).unwrap();

@@ -96,7 +96,7 @@ impl Line {
     }
 }
 
-pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
+pub fn run(args: &BatchArgs, threads: usize, pin: bool, term: &Term) -> Result<()> {
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
     let options = args.context.of(options);
@@ -130,15 +130,17 @@ pub fn run(args: &BatchArgs, threads: usize, term: &Term) -> Result<()> {
         return finish(before.is_some(), &retry, args, (failed_before, total));
     }
 
-    let lm = Arc::new(
-        source.open(&load::OpenOptions { progress: term.opening(), ..options }, &term.cpu)?,
-    );
+    let threads = if pin { Threads::pinned(threads)? } else { Threads::new(threads)? };
+    // The threads that multiply weights pack them.
+    let options =
+        load::OpenOptions { progress: term.opening(), threads: Some(threads.clone()), ..options };
+    let lm = Arc::new(source.open(&options, &term.cpu)?);
     term.warn_all(&lm.warnings);
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,
         max_queue: parallel,
-        threads: Some(Threads::new(threads)?),
+        threads: Some(threads),
         ..EngineConfig::default()
     };
     let engine = Engine::<Cpu>::start(lm.clone(), sizes)?;

@@ -80,7 +80,7 @@ fn check_processor(checks: &mut Checks, cpu: &CpuClient) {
         checks.ok("instructions", found);
     }
     checks.ok("numerics", cpu.numerics());
-    let present = std::thread::available_parallelism().map_or(1, usize::from);
+    let present = boostr::threads::processors();
     let used = rayon::current_num_threads();
     let threads = format!("{used} used, {present} processors to use");
     if used > present {

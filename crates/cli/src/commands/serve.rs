@@ -207,7 +207,7 @@ const HTTP_THREADS: usize = 2;
 /// Environment variable with keys, divided by commas.
 const KEY_VARIABLE: &str = "BOOSTR_API_KEY";
 
-pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
+pub fn run(args: &ServeArgs, threads: usize, pin: bool, term: &Term) -> Result<()> {
     let keys = keys(args.api_key_file.as_deref())?;
     let addresses: Vec<SocketAddr> = (args.host.as_str(), args.port)
         .to_socket_addrs()
@@ -240,6 +240,10 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
     }
     // Texts are made vectors, and the model is loaded, on threads of the global pool; the engine has its own.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    if pin {
+        // Weights are written near the engine's thread of the same number.
+        boostr::threads::pin()?;
+    }
 
     let (source, options) =
         args.model.source(args.model.model.as_deref().or(args.first.as_deref()))?;
@@ -290,7 +294,7 @@ pub fn run(args: &ServeArgs, threads: usize, term: &Term) -> Result<()> {
             let engine = EngineConfig {
                 max_running,
                 max_queue,
-                threads: Some(Threads::new(threads)?),
+                threads: Some(if pin { Threads::pinned(threads)? } else { Threads::new(threads)? }),
                 ..EngineConfig::default()
             };
             let draft = draft.open(&model, &lm)?;

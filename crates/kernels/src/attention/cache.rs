@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::page::{KvType, Layout, PAGE, Page, unpack};
+use crate::parallel;
 use crate::rows::Rows;
 use crate::simd::Level;
 
@@ -166,7 +165,15 @@ impl KvCache {
         let pages = &mut self.pages[first..];
         match pages {
             [page] => write((page, first)),
-            pages => pages.par_iter_mut().zip(first..end).for_each(write),
+            pages => {
+                let ns = k.len() * (k.width() + v.width());
+                parallel::for_each(
+                    pages.iter_mut().zip(first..end).collect(),
+                    ns,
+                    || (),
+                    |(), page| write(page),
+                );
+            }
         }
     }
 

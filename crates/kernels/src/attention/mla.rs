@@ -15,13 +15,15 @@
 //! which is multi-query attention with keys `[c | k_pe]` and values c: the cache holds `d_c + d_r` numbers a
 //! position, whatever the number of heads.
 
-use rayon::prelude::*;
-
 use super::cache::KvCache;
 use super::{Attention, attend};
 use crate::linear::{Weights, linear_rows};
+use crate::parallel;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::Level;
+
+/// Picoseconds of an element of a matrix: to read it, and for each token.
+const COST: usize = 100;
 
 /// The heads of [`latent_attention`].
 ///
@@ -103,10 +105,16 @@ pub fn latent_attention(
     out.fill(0.0);
     let mixed = Rows::new(&mixed, tokens, nheads * d_c, 0, nheads * d_c);
     let columns = column_blocks(out, nheads * d_v, d_v);
-    columns.into_par_iter().enumerate().for_each(|(head, mut out)| {
-        let w = head_of(kernel.w_uv, head, nheads);
-        linear_rows(level, mixed.columns(head * d_c, d_c), w, &mut out);
-    });
+    let ns = (tokens + 1) * kernel.w_uv.len() * COST / 1000;
+    parallel::for_each(
+        columns.into_iter().enumerate().collect(),
+        ns,
+        || (),
+        |(), (head, mut out)| {
+            let w = head_of(kernel.w_uv, head, nheads);
+            linear_rows(level, mixed.columns(head * d_c, d_c), w, &mut out);
+        },
+    );
 }
 
 #[expect(clippy::struct_field_names, reason = "they are the paper's")]
@@ -152,8 +160,13 @@ impl LatentAttention<'_> {
         let (d_nope, d_r) = (q_nope.width() / nheads, q_pe.width() / nheads);
         let d_k = d_c + d_r;
         let mut q = vec![0.0; q_nope.len() * nheads * d_k];
-        column_blocks(&mut q, nheads * d_k, d_k).into_par_iter().enumerate().for_each(
-            |(head, q)| {
+        let ns = (q_nope.len() + 1) * self.w_uk.len() * COST / 1000;
+        let heads = column_blocks(&mut q, nheads * d_k, d_k).into_iter().enumerate().collect();
+        parallel::for_each(
+            heads,
+            ns,
+            || (),
+            |(), (head, q): (usize, Vec<&mut [f32]>)| {
                 let (mut absorbed, rotated): (Vec<_>, Vec<_>) =
                     q.into_iter().map(|q| q.split_at_mut(d_c)).unzip();
                 let w = head_of(self.w_uk, head, nheads);

@@ -58,8 +58,11 @@ pub use mla_backward::{LatentGradients, latent_attention_backward};
 pub use page::{KvType, PAGE};
 pub use reference::attention_reference;
 
-use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use crate::parallel;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::Level;
 use online::{Online, Queries, Scratch, TILE, attend_segment};
@@ -68,6 +71,8 @@ use online::{Online, Queries, Scratch, TILE, attend_segment};
 const BLOCK_ROWS: usize = 48;
 /// Positions of a segment, whole pages: long enough that putting segments together costs little.
 const SEGMENT: usize = 1024;
+/// Picoseconds of an element of a key or a value: to read it, and for each query.
+const COST: usize = 50;
 
 /// What [`attention`] computes, but for the sizes that its cache knows.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -201,37 +206,98 @@ fn attend(kernel: &Attention, q: Rows<'_>, runs: &[usize], caches: &[&KvCache], 
             }));
         }
     }
-    let few = tasks.len() < 4 * threads;
-    tasks.into_par_iter().for_each_init(Default::default, |scratch, task| {
-        run(task, few, scratch);
+    let ns = tasks.iter().map(Task::ns).sum();
+    if tasks.len() >= parallel::PIECES * threads
+        || tasks.iter().all(|task| task.segments().len() < 2)
+    {
+        return parallel::for_each(tasks, ns, Default::default, |(scratch, part), task| {
+            let mut total = task.nothing();
+            for segment in task.segments() {
+                attend_segment(level, &task.queries, positions(segment), scratch, part);
+                total.add(part);
+            }
+            task.write(&total);
+        });
+    }
+    // Tasks are too few for the threads: their segments go one by one.
+    let tasks: Vec<Parted<'_>> = tasks.into_iter().map(Parted::new).collect();
+    let segments = tasks.iter().flat_map(|task| (0..task.parts.len()).map(move |i| (task, i)));
+    parallel::for_each(segments.collect(), ns, Default::default, |scratch, (task, i)| {
+        task.run(level, i, scratch);
     });
 }
 
-/// Computes a task, segment after segment, or all at once if tasks are too few for the threads.
-fn run(task: Task<'_>, at_once: bool, scratch: &mut (Scratch, Online, Online)) {
-    let (scratch, total, part) = scratch;
-    let Task { queries, out } = task;
-    let level = queries.kernel.level;
-    let segments = queries.seen / SEGMENT..(queries.first + out.len()).div_ceil(SEGMENT);
-    let positions = |segment: usize| segment * SEGMENT..(segment + 1) * SEGMENT;
-    total.reset(queries.rows(), queries.cache.layout().padded_d_v());
-    if at_once && segments.len() > 1 {
-        let parts = segments.into_par_iter().map_init(Scratch::default, |scratch, segment| {
-            let mut part = Online::default();
-            attend_segment(level, &queries, positions(segment), scratch, &mut part);
-            part
-        });
-        parts.collect::<Vec<_>>().iter().for_each(|part| total.add(part));
-    } else {
-        for segment in segments {
-            attend_segment(level, &queries, positions(segment), scratch, part);
-            total.add(part);
+/// The positions of a segment.
+fn positions(segment: usize) -> Range<usize> {
+    segment * SEGMENT..(segment + 1) * SEGMENT
+}
+
+impl Task<'_> {
+    /// The segments that hold what its queries see.
+    fn segments(&self) -> Range<usize> {
+        let end = self.queries.first + self.out.len();
+        self.queries.seen / SEGMENT..end.div_ceil(SEGMENT)
+    }
+
+    /// Nanoseconds that it takes one core, about.
+    fn ns(&self) -> usize {
+        let queries = &self.queries;
+        let (_, d_k, d_v) = queries.cache.dims();
+        let keys = queries.first + self.out.len() - queries.seen;
+        (queries.heads.len() + queries.rows()) * keys * (d_k + d_v) * COST / 1000
+    }
+
+    /// What its queries have of no segment.
+    fn nothing(&self) -> Online {
+        let mut total = Online::default();
+        total.reset(self.queries.rows(), self.queries.cache.layout().padded_d_v());
+        total
+    }
+
+    fn write(self, total: &Online) {
+        let (_, _, d_v) = self.queries.cache.dims();
+        for (token, out) in self.out.into_iter().enumerate() {
+            for (head, out) in out.chunks_exact_mut(d_v).enumerate() {
+                total.write(self.queries.row(token, head), out);
+            }
         }
     }
-    let (_, _, d_v) = queries.cache.dims();
-    for (token, out) in out.into_iter().enumerate() {
-        for (head, out) in out.chunks_exact_mut(d_v).enumerate() {
-            total.write(queries.row(token, head), out);
+}
+
+/// A task whose segments are computed apart; whoever has the last adds them all, in their order.
+struct Parted<'a> {
+    queries: Queries<'a>,
+    out: Mutex<Vec<&'a mut [f32]>>,
+    first: usize,
+    parts: Vec<Mutex<Online>>,
+    left: AtomicUsize,
+}
+
+impl<'a> Parted<'a> {
+    fn new(task: Task<'a>) -> Self {
+        let segments = task.segments();
+        Self {
+            first: segments.start,
+            parts: segments.clone().map(|_| Mutex::default()).collect(),
+            left: AtomicUsize::new(segments.len()),
+            queries: task.queries,
+            out: Mutex::new(task.out),
+        }
+    }
+
+    /// Attends to segment `i` of its own.
+    fn run(&self, level: Level, i: usize, scratch: &mut Scratch) {
+        let mut part = Online::default();
+        attend_segment(level, &self.queries, positions(self.first + i), scratch, &mut part);
+        *self.parts[i].lock().unwrap_or_else(PoisonError::into_inner) = part;
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+            let task = Task { queries: self.queries.clone(), out: std::mem::take(&mut *out) };
+            let mut total = task.nothing();
+            for part in &self.parts {
+                total.add(&part.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+            task.write(&total);
         }
     }
 }

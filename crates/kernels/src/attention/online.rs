@@ -26,6 +26,7 @@ use crate::simd::{Simd, dispatch};
 pub(super) const TILE: usize = 6;
 
 /// Queries of neighbouring tokens that use the same KV heads.
+#[derive(Clone)]
 pub(super) struct Queries<'a> {
     pub kernel: Attention,
     pub cache: &'a KvCache,

@@ -10,10 +10,13 @@
 use rayon::prelude::*;
 
 use crate::math::{exp_lanes, softplus_lanes};
+use crate::parallel::for_rows;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
 
-/// Rows per parallel task; those of its gradient of a parameter are one partial sum.
+/// Picoseconds of an element.
+const COST: usize = 1500;
+/// Rows per parallel task of gradients: theirs of a parameter are one partial sum.
 const ROW_BLOCK: usize = 32;
 
 /// Inputs of [`decay_gate`].
@@ -60,9 +63,9 @@ pub fn decay_gate(gate: &DecayGate<'_>, out: &mut [f32]) {
         return;
     }
     let rates = gate.rates();
-    out.par_chunks_mut(ROW_BLOCK * width).enumerate().for_each(|(block, out)| {
+    for_rows(out, width, COST, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            gate_row(gate.level, gate.a.row(block * ROW_BLOCK + i), gate.dt_bias, &rates, out);
+            gate_row(gate.level, gate.a.row(first + i), gate.dt_bias, &rates, out);
         }
     });
 }

@@ -14,16 +14,20 @@
 //! 3. Few tokens go through the state where it lies: then each pass is from memory.
 //! 4. Heads go in parallel. Rows of tokens lie pages apart, so those of the next tokens are prefetched.
 
-use rayon::prelude::*;
-
 use super::Delta;
 use crate::aligned::{Aligned, LINE};
 use crate::math::exp;
+use crate::parallel;
 use crate::rows::column_blocks;
 use crate::simd::{Simd, dispatch};
 
+/// A part of a head's columns is a multiple of so many.
+const PART: usize = 16;
 /// Fewer tokens than this go through the state where it lies.
 const FEW: usize = 4;
+/// Picoseconds of an element of the state, for each token; and of an exponential.
+const COST: usize = 300;
+const EXP: usize = 1000;
 /// How many tokens ahead rows are prefetched.
 const AHEAD: usize = 2;
 /// How many rows of a state ahead the first read of it prefetches.
@@ -55,24 +59,28 @@ pub fn delta_rule(input: &Delta<'_>, runs: &[usize], states: &mut [&mut [f32]], 
     }
     let call = Call::new(input);
     let row = value_heads * value_dim;
-    let mut tasks = Vec::with_capacity(runs.len() * value_heads);
+    // Columns of a head are tasks of their own where heads are fewer than threads.
+    let parts = parallel::parts(runs.len() * value_heads, |n| value_dim.is_multiple_of(n * PART));
+    let columns = value_dim / parts;
+    let mut tasks = Vec::with_capacity(runs.len() * value_heads * parts);
     let (mut first, mut rest) = (0, out);
     for (&len, state) in runs.iter().zip(states) {
         let (out, after) = rest.split_at_mut(len * row);
         let heads = state.chunks_exact_mut(input.state_len());
-        let columns = column_blocks(out, row, value_dim);
-        tasks.extend(
-            heads.zip(columns).enumerate().filter(|_| len > 0).map(|(head, (state, out))| Task {
-                head,
-                first,
-                state,
-                out,
-            }),
-        );
+        let states = heads.flat_map(|state| match parts {
+            1 => vec![State::Whole(state, value_dim)],
+            _ => column_blocks(state, value_dim, columns).into_iter().map(State::Rows).collect(),
+        });
+        let states = states.zip(column_blocks(out, row, columns)).enumerate();
+        tasks.extend(states.filter(|_| len > 0).map(|(i, (state, out))| {
+            let (head, column) = (i / parts, i % parts * columns);
+            Task { head, first, column, state, out }
+        }));
         (first, rest) = (first + len, after);
     }
     let run = |block: &mut Aligned, task: Task<'_>| scan(input.level, &call, task, block);
-    tasks.into_par_iter().for_each_init(Aligned::default, run);
+    let ns = call.input.v.len() * value_heads * input.state_len() * COST / 1000;
+    parallel::for_each(tasks, ns, Aligned::default, run);
 }
 
 /// What is the same for all tasks.
@@ -86,10 +94,9 @@ impl<'a> Call<'a> {
     pub(super) fn new(input: &'a Delta<'a>) -> Self {
         let (rows, width) = (input.g.len(), input.g.width());
         let mut decay = vec![0.0; rows * width];
-        let tasks = decay.par_chunks_mut(width.max(1) * 64).enumerate();
-        tasks.for_each(|(task, decay)| {
+        parallel::for_rows(&mut decay, width, EXP, |first, decay| {
             for (i, decay) in decay.chunks_exact_mut(width).enumerate() {
-                decay.copy_from_slice(input.g.row(task * 64 + i));
+                decay.copy_from_slice(input.g.row(first + i));
             }
             exp(input.level, decay);
         });
@@ -104,15 +111,33 @@ impl<'a> Call<'a> {
     }
 }
 
-/// One head's way through a run.
+/// The way of one head, or of some of its columns, through a run.
 struct Task<'a> {
     head: usize,
     /// The run's first token.
     first: usize,
-    /// `[Dk, Dv]`
-    state: &'a mut [f32],
-    /// The head's columns of the output: `[len][Dv]`
+    /// The first of the columns.
+    column: usize,
+    state: State<'a>,
+    /// These columns of the output: `[len][columns]`
     out: Vec<&'a mut [f32]>,
+}
+
+/// The state of a task's columns.
+enum State<'a> {
+    /// `[Dk, Dv]`, and Dv
+    Whole(&'a mut [f32], usize),
+    /// `[Dk][columns]`
+    Rows(Vec<&'a mut [f32]>),
+}
+
+impl State<'_> {
+    fn row(&mut self, i: usize) -> &mut [f32] {
+        match self {
+            Self::Whole(state, width) => &mut state[i * *width..][..*width],
+            Self::Rows(rows) => rows[i],
+        }
+    }
 }
 
 dispatch! {
@@ -122,7 +147,7 @@ dispatch! {
 
 #[inline(always)]
 fn scan_body<S: Simd>(simd: S, call: &Call<'_>, mut task: Task<'_>, block: &mut Aligned) {
-    let vectors = call.input.value_dim.div_ceil(S::LANES);
+    let vectors = task.out[0].len().div_ceil(S::LANES);
     let mut v = 0;
     while v < vectors {
         let width = width(vectors - v);
@@ -150,43 +175,45 @@ fn columns<S: Simd, const W: usize>(
     first: usize,
     block: &mut Aligned,
 ) {
-    let width = call.input.value_dim;
+    let Task { head, first: token, column, state, out } = task;
     let from = first * S::LANES;
-    let len = (W * S::LANES).min(width - from);
-    if len == W * S::LANES && task.out.len() < FEW {
-        let Task { head, first, state, out } = task;
-        tokens::<S, W>(simd, call, (*head, *first), (from, len), &mut state[from..], width, out);
-        return;
+    let len = (W * S::LANES).min(out[0].len() - from);
+    let of = (*head, *token, *column);
+    if len == W * S::LANES
+        && out.len() < FEW
+        && let State::Whole(state, width) = state
+    {
+        return tokens::<S, W>(simd, call, of, (from, len), &mut state[from..], *width, out);
     }
     // Whole vectors, adjacent; what fills up the last stays zero.
     let whole = W * S::LANES;
     let block = block.get_mut(call.input.key_dim * whole);
-    for (block, row) in block.chunks_exact_mut(whole).zip(task.state.chunks_exact(width)) {
-        block[..len].copy_from_slice(&row[from..][..len]);
+    for (i, block) in block.chunks_exact_mut(whole).enumerate() {
+        block[..len].copy_from_slice(&state.row(i)[from..][..len]);
         block[len..].fill(0.0);
     }
-    let Task { head, first, state, out } = task;
-    tokens::<S, W>(simd, call, (*head, *first), (from, len), block, whole, out);
-    for (block, row) in block.chunks_exact(whole).zip(state.chunks_exact_mut(width)) {
-        row[from..][..len].copy_from_slice(&block[..len]);
+    tokens::<S, W>(simd, call, of, (from, len), block, whole, out);
+    for (i, block) in block.chunks_exact(whole).enumerate() {
+        state.row(i)[from..][..len].copy_from_slice(&block[..len]);
     }
 }
 
-/// Takes columns through a run: `len` of them, from `from` on, at the head of rows of `stride`.
+/// Takes columns of a head, of which the task's begin at `column`, through a run: `len` of the task's, from `from`
+/// on, at the head of rows of `stride`.
 #[inline(always)]
 fn tokens<S: Simd, const W: usize>(
     simd: S,
     call: &Call<'_>,
-    (head, first): (usize, usize),
+    of: (usize, usize, usize),
     (from, len): (usize, usize),
     state: &mut [f32],
     stride: usize,
     out: &mut [&mut [f32]],
 ) {
     if call.input.decays() == 1 {
-        tokens_of::<S, W, false>(simd, call, (head, first), (from, len), state, stride, out);
+        tokens_of::<S, W, false>(simd, call, of, (from, len), state, stride, out);
     } else {
-        tokens_of::<S, W, true>(simd, call, (head, first), (from, len), state, stride, out);
+        tokens_of::<S, W, true>(simd, call, of, (from, len), state, stride, out);
     }
 }
 
@@ -195,13 +222,14 @@ fn tokens<S: Simd, const W: usize>(
 fn tokens_of<S: Simd, const W: usize, const BY_ROW: bool>(
     simd: S,
     call: &Call<'_>,
-    (head, first): (usize, usize),
+    (head, first, column): (usize, usize, usize),
     (from, len): (usize, usize),
     state: &mut [f32],
     stride: usize,
     out: &mut [&mut [f32]],
 ) {
     let input = call.input;
+    let columns = column + from..column + from + len;
     let token = |t: usize| Token {
         q: input.of_key(input.q, t, head),
         k: input.of_key(input.k, t, head),
@@ -213,11 +241,11 @@ fn tokens_of<S: Simd, const W: usize, const BY_ROW: bool>(
     for (i, out) in out.iter_mut().enumerate() {
         let t = first + i;
         if i + AHEAD < tokens {
-            prefetch(simd, input, t + AHEAD, head, from..from + len);
+            prefetch(simd, input, t + AHEAD, head, columns.clone());
         }
         // u = beta (v - S'ᵀ k)
         let beta = simd.splat(input.beta.row(t)[head]);
-        let v = load::<S, W>(simd, &input.of_value(input.v, t, head)[from..][..len]);
+        let v = load::<S, W>(simd, &input.of_value(input.v, t, head)[columns.clone()]);
         let mut u = [simd.splat(0.0); W];
         for i in 0..W {
             u[i] = simd.mul(beta, simd.sub(v[i], read[i]));

@@ -11,8 +11,7 @@
 //! instruction set multiplies unsigned by signed integers, codes are also taken apart into sizes and signs.
 //! A NaN or an infinity makes the scale NaN, and so every product with it.
 
-use rayon::prelude::*;
-
+use crate::parallel;
 use crate::rows::Rows;
 use crate::simd::Level;
 use crate::simd::int8::{Apart, Int8, Operand, TERM, dispatch_int8};
@@ -20,8 +19,8 @@ use crate::simd::int8::{Apart, Int8, Operand, TERM, dispatch_int8};
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// With fewer values, one thread quantizes them.
-const FEW: usize = 1 << 14;
+/// Picoseconds to quantize a value into a term.
+const COST: usize = 300;
 
 /// What weights need to know of 32 neighbouring values of a row, beside their codes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,7 +47,7 @@ pub(super) struct Wanted {
 }
 
 /// Quantized rows.
-pub(super) struct Activations {
+pub(crate) struct Activations {
     /// `[rows, width / 32, terms]`, high terms first.
     codes: Vec<[i8; BLOCK]>,
     /// The same taken apart, for products that take them so.
@@ -67,20 +66,30 @@ impl Activations {
         let mut codes = vec![[0; BLOCK]; rows * of_row];
         let mut apart = vec![Apart::ZERO; if wanted.apart { codes.len() } else { 0 }];
         let mut scales = vec![OfBlock::default(); rows * cells];
-        if rows > 1 && rows * x.width() >= FEW {
-            let all = codes.par_chunks_mut(of_row).zip(scales.par_chunks_mut(cells));
-            all.enumerate().for_each(|(m, (codes, scales))| {
-                quantize(level, x.row(m), wanted, codes, scales);
-            });
-            let all = codes.par_chunks(of_row).zip(apart.par_chunks_mut(of_row));
-            all.for_each(|(codes, apart)| take_apart(level, codes, apart));
-        } else {
-            let all = codes.chunks_mut(of_row).zip(scales.chunks_mut(cells));
-            for (m, (codes, scales)) in all.enumerate() {
-                quantize(level, x.row(m), wanted, codes, scales);
-            }
-            take_apart(level, &codes, &mut apart);
-        }
+        let ns = rows * x.width() * wanted.terms * COST / 1000;
+        let many = rows.div_ceil(parallel::pieces(ns));
+        let (mut codes_left, mut apart_left) = (&mut codes[..], &mut apart[..]);
+        let blocks = scales.chunks_mut(many * cells).enumerate().map(|(i, scales)| {
+            let count = scales.len() / cells * of_row;
+            let apart_count = count.min(apart_left.len());
+            let (codes, apart);
+            (codes, codes_left) = std::mem::take(&mut codes_left).split_at_mut(count);
+            (apart, apart_left) = std::mem::take(&mut apart_left).split_at_mut(apart_count);
+            (i * many, scales, codes, apart)
+        });
+        let blocks = blocks.collect();
+        parallel::for_each(
+            blocks,
+            ns,
+            || (),
+            |(), (first, scales, codes, apart)| {
+                let all = codes.chunks_mut(of_row).zip(scales.chunks_mut(cells));
+                for (i, (codes, scales)) in all.enumerate() {
+                    quantize(level, x.row(first + i), wanted, codes, scales);
+                }
+                take_apart(level, codes, apart);
+            },
+        );
         Self { codes, apart, scales, wanted, cells }
     }
 

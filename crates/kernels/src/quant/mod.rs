@@ -19,7 +19,7 @@ mod iq4_xs;
 mod mxfp4;
 mod packed;
 mod parts;
-mod product;
+pub(crate) mod product;
 mod q2_k;
 mod q3_k;
 mod q4_0;

@@ -20,9 +20,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{Format, Parts, Scheme, Values, formats, if_multiplied, parts, scheme};
+use crate::parallel::{self, PIECES};
 
 /// Bytes of a vector of codes: a cache line.
 pub(super) use crate::simd::int8::BYTES;
@@ -31,6 +30,13 @@ pub(super) use crate::simd::int8::LANES;
 
 /// Neighbouring `k` that are unpacked together.
 pub(super) const CELL: usize = 32;
+
+/// Neighbouring groups of sixteen rows that are multiplied in turns at most.
+const STREAMS: usize = 4;
+/// Nanoseconds of a product with one row that are worth a share of their own.
+const SHARE: usize = 4_000;
+/// Picoseconds to pack a value.
+const PACKING: usize = 500;
 
 /// Where the parts of a record lie.
 #[derive(Debug, Clone, Copy)]
@@ -194,6 +200,17 @@ impl Packed {
     #[track_caller]
     #[must_use]
     pub fn new(format: Format, blocks: &[u8], width: usize) -> Self {
+        Self::watched(format, blocks, width, &|_| ())
+    }
+
+    /// The same; `watch` hears of each task, on the thread that runs it: its rows.
+    #[track_caller]
+    pub(crate) fn watched(
+        format: Format,
+        blocks: &[u8],
+        width: usize,
+        watch: &(dyn Fn(Range<usize>) + Sync),
+    ) -> Self {
         assert!(format.can_multiply(), "format: no products with {}", format.name());
         let row = format.bytes_of(width).unwrap_or_default();
         assert!(row > 0, "width: {width} is not whole blocks of {}", format.name());
@@ -206,10 +223,36 @@ impl Packed {
         let mut data = vec![0; size + BYTES - 1];
         let start = data.as_ptr().align_offset(BYTES).min(BYTES - 1);
         let range = start..start + size;
-        let rows = blocks.par_chunks(LANES * row);
-        data[range.clone()].par_chunks_exact_mut(group).zip(rows).for_each(|(group, rows)| {
-            with_packing!(format, P => pack_group::<P>(rows, row, group));
-        });
+        // Whoever will multiply rows packs them: memory that a thread writes first is near its processor.
+        let threads = rayon::current_num_threads();
+        let shares: Vec<Range<usize>> =
+            (0..threads).map(|i| share([features, width], threads, i)).collect();
+        let (mut tasks, mut ends) = (Vec::new(), vec![0]);
+        let mut rest = &mut data[range.clone()];
+        for share in shares {
+            let mut first = share.start;
+            for end in Self::cut(share, PIECES) {
+                let (groups, after) = rest.split_at_mut((end - first).div_ceil(LANES) * group);
+                tasks.push((first..end, groups));
+                (first, rest) = (end, after);
+            }
+            ends.push(tasks.len());
+        }
+        let ns = (features * width).saturating_mul(PACKING) / 1000;
+        let of = |_, i: usize| ends[i]..ends[i + 1];
+        parallel::for_each_of(
+            tasks,
+            of,
+            ns,
+            || (),
+            |(), (of, groups): (Range<usize>, &mut [u8])| {
+                watch(of.clone());
+                let rows = blocks[of.start * row..of.end * row].chunks(LANES * row);
+                for (group, rows) in groups.chunks_exact_mut(group).zip(rows) {
+                    with_packing!(format, P => pack_group::<P>(rows, row, group));
+                }
+            },
+        );
         Self { format, features, width, owner: Arc::new(data), range }
     }
 
@@ -294,6 +337,24 @@ impl Packed {
         }
     }
 
+    /// Nanoseconds that a product with so many rows of one term takes one core, about.
+    pub(crate) fn ns(&self, rows: usize) -> usize {
+        ns([self.features, self.width], rows)
+    }
+
+    /// The rows that thread `i` of `threads` packs, and multiplies first: the same in every product.
+    pub(crate) fn share(&self, threads: usize, i: usize) -> Range<usize> {
+        share([self.features, self.width], threads, i)
+    }
+
+    /// Cuts a share in at most `count` pieces of about equal length: where each ends.
+    pub(crate) fn cut(share: Range<usize>, count: usize) -> impl Iterator<Item = usize> {
+        let groups = share.len().div_ceil(LANES);
+        let piece = groups.div_ceil(count).next_multiple_of(STREAMS) * LANES;
+        (0..share.len().div_ceil(piece.max(1)))
+            .map(move |i| share.end.min(share.start + (i + 1) * piece))
+    }
+
     /// The records of `count` groups of sixteen rows, from group `first`.
     pub(super) fn groups(&self, first: usize, count: usize) -> &[u8] {
         let layout = Layout::of(self.format);
@@ -306,6 +367,25 @@ impl std::fmt::Debug for Packed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Packed({}, [{}, {}])", self.format.name(), self.features, self.width)
     }
+}
+
+/// Nanoseconds that a product of `[features, width]` weights with so many rows takes one core, about.
+fn ns([features, width]: [usize; 2], rows: usize) -> usize {
+    (features.div_ceil(LANES) * width.div_ceil(CELL)).saturating_mul(20 + 5 * rows)
+}
+
+/// The rows of `[features, width]` weights that are the share of thread `i`: whole groups of sixteen. Small matrices
+/// have fewer shares than there are threads.
+fn share(shape: [usize; 2], threads: usize, i: usize) -> Range<usize> {
+    let features = shape[0];
+    let groups = features.div_ceil(LANES);
+    let parts = (ns(shape, 1) / SHARE).clamp(1, threads.min(groups.max(1)));
+    if i >= parts {
+        return features..features;
+    }
+    let unit = if groups >= 2 * STREAMS * parts { STREAMS } else { 1 };
+    let of = parallel::share(groups.div_ceil(unit), parts, i);
+    features.min(of.start * unit * LANES)..features.min(of.end * unit * LANES)
 }
 
 /// Packs up to sixteen rows of `row` bytes; the lanes of those that are not there stay zero, and so does the second

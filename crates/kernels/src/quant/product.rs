@@ -16,7 +16,7 @@
 //! 4. Sums over a group are exact in integers: where codes have an offset, or are moved to be unsigned, sums
 //!    begin with what the activations make up for it. AVX2 multiplies signed codes with the sizes of the
 //!    activations and takes their signs into the codes.
-//! 5. Blocks of outputs run in parallel.
+//! 5. Blocks of outputs run in parallel ([`products`]).
 //!
 //! An output has its floats added in the order of `k`, whatever the number of rows or threads: a row
 //! gives the same bits alone and in any batch.
@@ -34,23 +34,20 @@
 //! over the row. Values of `x` below 127 / `f32::MAX` count as zeros where all their block are (254 times that
 //! with two terms).
 
-use rayon::prelude::*;
-
-use super::activations::{Activations, Wanted};
-use super::packed::{CELL, LANES, Layout, Packed, Packing, with_packing};
+pub(crate) use super::activations::Activations;
+use super::activations::Wanted;
+use super::packed::{LANES, Layout, Packed, Packing, with_packing};
 use super::tile::{Cells, Kind, Sums, tile};
-use super::unpack::{Panel, Records, Unpacked, unpack};
+pub(crate) use super::unpack::Panel;
+use super::unpack::{Records, Unpacked, unpack};
 use super::{Format, Values, formats, if_multiplied};
-use crate::rows::{Rows, column_blocks};
+use crate::products::{Matrix, Product, products};
+use crate::rows::Rows;
 use crate::simd::Level;
 use crate::simd::int8::{Int8, dispatch_int8};
 
-/// A task has a multiple of so many groups of sixteen outputs: at most so many are taken in turns.
-const STREAMS: usize = 4;
 /// Up to so many rows read weights as they are packed.
 const FEW_ROWS: usize = 8;
-/// Cells of sixteen outputs, times rows, that are worth a task of their own.
-const TASK: usize = 1024;
 
 /// Adds `x · wᵀ` to `out`.
 ///
@@ -67,7 +64,7 @@ const TASK: usize = 1024;
 /// If the lengths disagree.
 #[track_caller]
 pub fn linear_quantized(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
-    multiply(level, x, w, 1, out);
+    products(level, vec![Product { x, w: Matrix::Quantized(w), out }]);
 }
 
 /// As [`linear_quantized`], with activations in two terms of 8 bits: nearly 16, for what amplifies rounding.
@@ -80,42 +77,32 @@ pub fn linear_quantized(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) 
 /// If the lengths disagree.
 #[track_caller]
 pub fn linear_quantized_precise(level: Level, x: Rows<'_>, w: &Packed, out: &mut [f32]) {
-    multiply(level, x, w, 2, out);
+    products(level, vec![Product { x, w: Matrix::Precise(w), out }]);
 }
 
-#[track_caller]
-fn multiply(level: Level, x: Rows<'_>, w: &Packed, terms: usize, out: &mut [f32]) {
-    let (rows, features) = (x.len(), w.features());
-    assert!(rows == 0 || x.width() == w.width(), "x: width {} is not {}", x.width(), w.width());
-    assert_eq!(out.len(), rows * features, "out");
-    if out.is_empty() || w.width() == 0 {
-        return;
-    }
+/// What is made of the rows of a product before its tasks: integers of `terms` terms, for all outputs.
+pub(crate) fn prepare(level: Level, x: Rows<'_>, w: &Packed, terms: usize) -> Activations {
     let layout = Layout::of(w.format());
     let offset = match layout.scheme.values {
         Values::Offset(offset) => offset,
         Values::Signed | Values::Table(_) => level.signed_offset(),
     };
     let apart = layout.is_signed() && level.takes_apart();
-    // Activations become integers once, for all outputs.
-    let x = Activations::new(level, x, Wanted { terms, groups: layout.groups(), offset, apart });
-    // Small products stay in one task: waking a thread costs more than they do.
-    let groups = features.div_ceil(LANES);
-    let tasks = groups * (w.width() / CELL) * rows / TASK;
-    let tasks = tasks.clamp(1, 4 * rayon::current_num_threads());
-    let task = groups.div_ceil(tasks).next_multiple_of(STREAMS) * LANES;
-    let mut blocks = column_blocks(out, features, task);
+    Activations::new(level, x, Wanted { terms, groups: layout.groups(), offset, apart })
+}
+
+/// Adds the products with features `first..`, a multiple of sixteen, as many as rows of `out` are long. `panel` is kept
+/// from task to task.
+pub(crate) fn task(
+    level: Level,
+    x: &Activations,
+    w: &Packed,
+    first: usize,
+    out: &mut [&mut [f32]],
+    panel: &mut Panel,
+) {
     // The format is known to the compiler inside: one way to unpack for each format and level.
-    with_packing!(w.format(), P => {
-        if let [out] = &mut blocks[..] {
-            task_of::<P>(level, &x, w, 0, out, &mut Panel::default());
-        } else {
-            let blocks = blocks.into_par_iter().enumerate();
-            blocks.for_each_init(Panel::default, |panel, (i, mut out)| {
-                task_of::<P>(level, &x, w, i * task, &mut out, panel);
-            });
-        }
-    });
+    with_packing!(w.format(), P => task_of::<P>(level, x, w, first, out, panel));
 }
 
 /// The product with features `first..`, as many as rows of `out` are long.
@@ -318,6 +305,7 @@ fn rows<S: Int8, const G: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::packed::CELL;
     use super::super::packed::tests::{formats, random_blocks};
     use super::super::{decode, parts, scheme};
     use super::*;

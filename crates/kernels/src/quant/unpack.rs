@@ -129,7 +129,7 @@ pub(super) struct Line([u8; BYTES]);
 
 /// Unpacked weights of some times sixteen outputs.
 #[derive(Default)]
-pub(super) struct Panel {
+pub(crate) struct Panel {
     /// `[cells, 8 steps, groups of outputs]`.
     codes: Vec<Line>,
     /// `[cells, groups of a cell, groups of outputs]`.

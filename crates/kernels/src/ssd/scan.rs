@@ -20,12 +20,11 @@
 //!
 //! An infinity or NaN reaches its own token and later ones, never earlier ones.
 
-use rayon::prelude::*;
-
 use super::cumsum::timestep;
 use crate::activation::{Activation, gate, gate_row_body};
 use crate::aligned::Aligned;
 use crate::math::exp;
+use crate::parallel;
 use crate::rows::{Rows, column_blocks};
 use crate::simd::{Level, Simd, dispatch};
 
@@ -37,6 +36,8 @@ const FEW: usize = 4;
 const PIECE: usize = 128;
 /// Rows whose sums are added up together.
 const ROWS: usize = 4;
+/// Picoseconds of an element of the state, for each token.
+const COST: usize = 150;
 
 /// Inputs of [`ssd`] for the tokens of all runs, one after another.
 #[derive(Debug, Clone, Copy)]
@@ -166,7 +167,16 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         return;
     }
 
-    let call = Call::new(input);
+    // Rows of a head's state are tasks of their own where heads are fewer than threads: as if each part were a head.
+    let cut = |parts: usize| headdim.is_multiple_of(parts * ROWS);
+    let parts = parallel::parts(runs.len() * nheads, cut);
+    let (heads, rows) = (nheads * parts, headdim / parts);
+    let d: Option<Vec<f32>> = input.d.filter(|d| parts > 1 && d.len() == nheads).map(|d| {
+        let of_head = |&d| std::iter::repeat_n(d, headdim);
+        d.iter().flat_map(of_head).collect()
+    });
+    let input = &Ssd { nheads: heads, headdim: rows, d: d.as_deref().or(input.d), ..*input };
+    let call = Call::new(input, parts);
     let row = nheads * headdim;
     // Each run with tokens, its state and its rows of y.
     let mut left = Vec::with_capacity(runs.len());
@@ -185,21 +195,33 @@ pub fn ssd(input: &Ssd<'_>, runs: &[usize], states: &mut [&mut [f32]], y: &mut [
         let groups: Vec<Group> = if pieces.iter().all(|piece| piece.len < FEW) {
             Vec::new()
         } else {
-            let groups = (0..pieces.len() * ngroups).into_par_iter();
-            groups.map(|i| Group::new(level, input, i % ngroups, &pieces[i / ngroups])).collect()
+            let mut groups = Vec::new();
+            groups.resize_with(pieces.len() * ngroups, Group::default);
+            let tasks = groups.iter_mut().enumerate().collect();
+            let of_group = 2 * dstate * pieces.iter().map(|piece| piece.len).sum::<usize>();
+            parallel::for_each(
+                tasks,
+                of_group * ngroups,
+                || (),
+                |(), (i, group)| {
+                    *group = Group::new(level, input, i % ngroups, &pieces[i / ngroups]);
+                },
+            );
+            groups
         };
         // A task is one head of one piece: its state `[P, N]` and its columns of y, `[len][P]`.
         let mut tasks = Vec::new();
         for (i, piece) in pieces.into_iter().enumerate() {
-            let heads = piece.state.chunks_exact_mut(headdim * dstate);
-            let columns = column_blocks(piece.y, row, headdim);
+            let heads = piece.state.chunks_exact_mut(rows * dstate);
+            let columns = column_blocks(piece.y, row, rows);
             for (head, (state, y)) in heads.zip(columns).enumerate() {
                 let group = groups.get(i * ngroups + input.group(head));
                 tasks.push(Task { head, group, first: piece.first, state, y });
             }
         }
         let scan = |block: &mut Block, task| scan(&call, task, block);
-        tasks.into_par_iter().for_each_init(Block::default, scan);
+        let tokens: usize = tasks.iter().map(|task: &Task<'_>| task.y.len()).sum();
+        parallel::for_each(tasks, tokens * rows * dstate * COST / 1000, Block::default, scan);
         left.retain(|run| !run.y.is_empty());
     }
 }
@@ -211,26 +233,28 @@ struct Call<'a> {
     dt: Vec<f32>,
     /// `exp(dt a)`, `[T, H]`
     decay: Vec<f32>,
+    /// Heads of the input that are one in the two above.
+    parts: usize,
 }
 
 impl<'a> Call<'a> {
-    fn new(input: &'a Ssd<'a>) -> Self {
+    fn new(input: &'a Ssd<'a>, parts: usize) -> Self {
         // Steps `[T, H]` are dense from here on; the caller's may be columns of a wider matrix.
-        let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.nheads);
+        let mut dt: Vec<f32> = Vec::with_capacity(input.dt.len() * input.a.len());
         (0..input.dt.len()).for_each(|t| dt.extend_from_slice(input.dt.row(t)));
         timestep(input.level, &mut dt, input.dt_bias, input.dt_softplus, input.dt_limit);
         // exp(dt a) of every token and head: one pass of vectors, outside of the inner loop.
-        let rows = dt.chunks_exact(input.nheads);
+        let rows = dt.chunks_exact(input.a.len());
         let mut decay: Vec<f32> =
             rows.flat_map(|row| row.iter().zip(input.a).map(|(dt, a)| dt * a)).collect();
         exp(input.level, &mut decay);
-        Self { input, dt, decay }
+        Self { input, dt, decay, parts }
     }
 
     /// Step and decay of a token for a head.
     #[inline(always)]
     fn step(&self, t: usize, head: usize) -> (f32, f32) {
-        let at = t * self.input.nheads + head;
+        let at = t * self.input.a.len() + head / self.parts;
         (self.dt[at], self.decay[at])
     }
 }
@@ -351,6 +375,7 @@ fn token_body<S: Simd>(
 }
 
 /// b and c of one group for the tokens of a piece, laid out for the inner loop; heads share it.
+#[derive(Default)]
 struct Group {
     blocks: Vec<[Aligned; 2]>,
 }

@@ -228,23 +228,22 @@ proptest! {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let p = Problem {
-        runs: vec![300, 1, 17, 1],
-        ngroups: 2,
-        heads_per_group: 3,
-        headdim: 20,
-        dstate: 24,
-        seed: 9,
-    };
-    let data = Data::new(&p);
-    let input = data.input(&p);
-    let with = |threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| run(Level::detect(), &input, &p.runs, &data.states))
-    };
-    let one = with(1);
-    for threads in [2, 3, 7] {
-        assert_eq!(with(threads), one, "{threads} threads");
+    // Heads of 20 rows are never cut, those of 24 in two and those of 32 in four.
+    for headdim in [20, 24, 32] {
+        let runs = vec![300, 1, 17, 1];
+        let p = Problem { runs, ngroups: 2, heads_per_group: 3, headdim, dstate: 24, seed: 9 };
+        let data = Data::new(&p);
+        let input = data.input(&p);
+        for &level in Level::present() {
+            let with = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| run(level, &input, &p.runs, &data.states))
+            };
+            let one = with(1);
+            for threads in [2, 3, 7, 64] {
+                assert_eq!(with(threads), one, "{threads} threads, heads of {headdim}");
+            }
+        }
     }
 }
 

@@ -67,7 +67,7 @@ impl Machine {
         Description {
             cpu: name.unwrap_or("unknown").to_string(),
             instruction_set: self.level.name(),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            processors: boostr::threads::processors(),
         }
     }
 }

@@ -9,6 +9,7 @@ mod machine;
 mod model;
 mod peer;
 mod ssd;
+mod steps;
 mod together;
 
 use std::path::{Path, PathBuf};
@@ -52,6 +53,13 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 7)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeat: u32,
+    /// Only so many of the layers of synthetic weights
+    #[arg(long, value_name = "N", requires = "synthetic")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub layers: Option<u32>,
+    /// The steps of a token instead: their tasks and times
+    #[arg(long)]
+    pub steps: bool,
     /// One JSON object on stdout
     #[arg(long)]
     pub json: bool,
@@ -72,6 +80,8 @@ pub enum Geometry {
     Mamba2_2_7b,
     #[value(name = "qwen3.5-0.8b")]
     Qwen3_5_0_8b,
+    #[value(name = "qwen3.5-9b")]
+    Qwen3_5_9b,
 }
 
 /// Runs the benchmark that the arguments name, on each number of threads, and prints its report.
@@ -79,8 +89,11 @@ pub enum Geometry {
 /// # Errors
 ///
 /// When the model cannot be opened.
-pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
+pub fn run(args: &BenchArgs, threads: &[usize], pin: bool, cpu: &CpuClient) -> Result<()> {
     let pools = pools(threads)?;
+    if pin {
+        pools.iter().try_for_each(|pool| pool.install(boostr::threads::pin))?;
+    }
     // A folder of that name is a model.
     let named =
         |name: &str| args.model.as_deref() == Some(Path::new(name)) && !Path::new(name).exists();
@@ -90,6 +103,8 @@ pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
         attention::run(args, &pools, cpu.level())
     } else if named("delta") {
         delta::run(args, &pools, cpu.level())
+    } else if args.steps {
+        steps::run(args, &pools, cpu)
     } else {
         model::run(args, &pools, cpu)
     }
@@ -97,7 +112,7 @@ pub fn run(args: &BenchArgs, threads: &[usize], cpu: &CpuClient) -> Result<()> {
 
 /// Pools of the asked numbers of threads; by default of one thread and of all there are.
 fn pools(threads: &[usize]) -> Result<Vec<rayon::ThreadPool>> {
-    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let all = boostr::threads::processors();
     let both = if all > 1 { vec![1, all] } else { vec![1] };
     let counts = if threads.is_empty() { &both } else { threads };
     counts.iter().map(|&n| Ok(rayon::ThreadPoolBuilder::new().num_threads(n).build()?)).collect()

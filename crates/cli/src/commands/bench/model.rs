@@ -265,7 +265,7 @@ fn ids(len: usize, vocab: usize) -> Vec<u32> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761) % vocab).collect()
 }
 
-fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> {
+pub(super) fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> {
     let Some(geometry) = args.synthetic else {
         let source = Source::of(args.model.as_deref())?;
         let lm = source.open(&Default::default(), cpu)?;
@@ -277,14 +277,19 @@ fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> 
             "pad_vocab_size_multiple": 16, "ssm_cfg": { "layer": "Mamba2" },
         })
     };
-    let (name, json) = match geometry {
+    let (name, mut json) = match geometry {
         Geometry::Mamba2_130m => ("mamba2-130m", mamba2(24, 768)),
         Geometry::Mamba2_370m => ("mamba2-370m", mamba2(48, 1024)),
         Geometry::Mamba2_780m => ("mamba2-780m", mamba2(48, 1536)),
         Geometry::Mamba2_1_3b => ("mamba2-1.3b", mamba2(48, 2048)),
         Geometry::Mamba2_2_7b => ("mamba2-2.7b", mamba2(64, 2560)),
-        Geometry::Qwen3_5_0_8b => ("qwen3.5-0.8b", qwen3_5_0_8b()),
+        Geometry::Qwen3_5_0_8b => ("qwen3.5-0.8b", qwen3_5([1024, 24, 3584], [8, 2], 16, true)),
+        Geometry::Qwen3_5_9b => ("qwen3.5-9b", qwen3_5([4096, 32, 12_288], [16, 4], 32, false)),
     };
+    if let Some(layers) = args.layers {
+        let field = if json["n_layer"].is_null() { "num_hidden_layers" } else { "n_layer" };
+        json[field] = layers.into();
+    }
     let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
     let config = Config::read(&ConfigFile::parse(name, &json.to_string())?)?;
     let model = Model::synthetic(config, dtype, cpu.clone()).context("synthetic model")?;
@@ -293,12 +298,17 @@ fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Model<Cpu>>)> 
 
 /// Three of four layers are gated delta mixers. The width of the feed-forward parts follows from the number of
 /// parameters.
-fn qwen3_5_0_8b() -> serde_json::Value {
+fn qwen3_5(
+    [width, layers, d_ff]: [usize; 3],
+    [heads, heads_kv]: [usize; 2],
+    value_heads: usize,
+    is_tied: bool,
+) -> serde_json::Value {
     json!({
-        "model_type": "qwen3_5_text", "hidden_size": 1024, "num_hidden_layers": 24,
-        "intermediate_size": 3584, "vocab_size": 248_320, "tie_word_embeddings": true,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "model_type": "qwen3_5_text", "hidden_size": width, "num_hidden_layers": layers,
+        "intermediate_size": d_ff, "vocab_size": 248_320, "tie_word_embeddings": is_tied,
+        "num_attention_heads": heads, "num_key_value_heads": heads_kv, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": value_heads, "linear_key_head_dim": 128,
         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
         "rope_parameters": { "rope_theta": 1e7, "partial_rotary_factor": 0.25 },
     })
