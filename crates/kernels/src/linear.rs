@@ -261,12 +261,13 @@ fn many_rows_body<S: Simd>(
         let x = |m: usize| &x.row(m)[k..][..len];
         // Some rows of x pass all outputs of the panel, four at a time; the last few go one by one, with the same
         // sums. With 32 registers six rows share what is read of the panel.
-        let whole = if S::LANES == MAX_LANES {
-            many_tiles::<S, 6>(simd, &x, &w, features, out)
-        } else {
-            many_tiles::<S, 3>(simd, &x, &w, features, out)
-        };
-        many_tiles::<S, 1>(simd, &|m| x(whole + m), &w, features, &mut out[whole..]);
+        let mut done = 0;
+        if S::LANES == MAX_LANES {
+            done += many_tiles::<S, 6>(simd, &x, &w, features, out);
+        }
+        let rest = |done: usize| move |m: usize| x(done + m);
+        done += many_tiles::<S, 3>(simd, &rest(done), &w, features, &mut out[done..]);
+        many_tiles::<S, 1>(simd, &rest(done), &w, features, &mut out[done..]);
     }
 }
 
