@@ -240,3 +240,38 @@ fn rows(x: &Cpu) -> Result<(usize, usize, usize)> {
     let stride = usize::try_from(stride).ok().filter(|&stride| stride >= width);
     Ok((width, stride.ok_or_else(refuse)?, x.offset()))
 }
+
+#[cfg(test)]
+mod tests {
+    use numr::runtime::cpu::CpuDevice;
+
+    use super::*;
+
+    /// A gradient of a part of `[64, 128]`, with memory to use again that is all NaN.
+    fn given(part: impl Fn(&Cpu) -> Cpu) -> Vec<f32> {
+        let whole = Tensor::from_slice(&[0.0f32; 64 * 128], &[64, 128], &CpuDevice::new()).unwrap();
+        let part = part(&whole);
+        let mut gradients = Gradients::default();
+        gradients.add(&whole, true, None);
+        gradients.keep(vec![f32::NAN; whole.numel()]);
+        gradients.give(&part, vec![1.0; part.numel()]).unwrap();
+        gradients.give(&part, vec![2.0; part.numel()]).unwrap();
+        gradients.take(&whole).unwrap()
+    }
+
+    #[test]
+    fn memory_that_is_used_again_leaves_no_trace() {
+        let of_columns = given(|x| x.narrow(1, 32, 64).unwrap());
+        for (i, dx) in of_columns.iter().enumerate() {
+            assert_eq!(*dx, if (32..96).contains(&(i % 128)) { 3.0 } else { 0.0 }, "{i}");
+        }
+        let of_rows = given(|x| x.narrow(0, 5, 7).unwrap());
+        for (i, dx) in of_rows.iter().enumerate() {
+            assert_eq!(*dx, if (5..12).contains(&(i / 128)) { 3.0 } else { 0.0 }, "{i}");
+        }
+        let mut gradients = Gradients::default();
+        gradients.keep(vec![f32::NAN; KEPT]);
+        assert_eq!(gradients.zeros(KEPT), vec![0.0; KEPT]);
+        assert!(gradients.free[&KEPT].is_empty());
+    }
+}
