@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +50,7 @@ def boostr(args, folder, shape, threads):
     if not tokenizer.exists():
         tokenizer.write_bytes((out / "tokenizer.json").read_bytes())
     ends = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    steps = [end - start for start, end in zip([0.0, *ends], ends)]
+    steps = [end - start for start, end in pairwise([0.0, *ends])]
     subprocess.run(["rm", "-r", out], check=True)
     return rows * SEQ / statistics.median(steps[WARMUP:]), peak
 
@@ -94,7 +95,7 @@ def main():
                     theirs.append(peer_speed)
                     peaks.append((peak, peer_peak))
                 median, peer = statistics.median(ours), statistics.median(theirs)
-                peak, peer_peak = (max(column) for column in zip(*peaks))
+                peak, peer_peak = (max(column) for column in zip(*peaks, strict=True))
                 name = "x".join(map(str, shape))
                 if args.json:
                     print(json.dumps({

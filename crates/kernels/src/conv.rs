@@ -134,53 +134,8 @@ pub(crate) fn convolve(
         Some(bias) => out.copy_from_slice(bias),
         None => out.fill(0.0),
     }
-    let taps = weight.chunks_exact(out.len()).enumerate();
-    add_all_products(level, taps.map(|(k, tap)| (tap, inputs.row(t + k))), out);
-}
-
-/// Adds to `out` the products of pairs of rows, in their order.
-pub(crate) fn add_all_products<'a>(
-    level: Level,
-    pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>,
-    out: &mut [f32],
-) {
-    const AT_ONCE: usize = 4;
-    let (mut some, mut count) = ([(&[][..], &[][..]); AT_ONCE], 0);
-    for pair in pairs {
-        some[count] = pair;
-        count += 1;
-        if count == AT_ONCE {
-            add_four_products(level, some, out);
-            count = 0;
-        }
-    }
-    for (a, b) in &some[..count] {
-        add_products(level, a, b, out);
-    }
-}
-
-dispatch! { fn add_four_products = add_four_products_body(pairs: [(&[f32], &[f32]); 4], out: &mut [f32]) }
-
-/// [`add_products`] of four pairs one after another, with each sum in a register.
-#[inline(always)]
-fn add_four_products_body<S: Simd>(simd: S, pairs: [(&[f32], &[f32]); 4], out: &mut [f32]) {
-    let (out, out_rest) = S::chunks_mut(out);
-    let mut sum = S::tail(out_rest);
-    let mut chunks: [(&[S::Chunk], &[S::Chunk]); 4] = [(&[], &[]); 4];
-    for (chunks, (a, b)) in chunks.iter_mut().zip(pairs) {
-        let (a, a_rest) = S::chunks(a);
-        let (b, b_rest) = S::chunks(b);
-        *chunks = (&a[..out.len()], &b[..out.len()]);
-        let (a, b) = (S::tail(a_rest), S::tail(b_rest));
-        simd.store(simd.mul_add(simd.load(&a), simd.load(&b), simd.load(&sum)), &mut sum);
-    }
-    S::write_tail(&sum, out_rest);
-    for i in 0..out.len() {
-        let mut sum = simd.load(&out[i]);
-        for (a, b) in chunks {
-            sum = simd.mul_add(simd.load(&a[i]), simd.load(&b[i]), sum);
-        }
-        simd.store(sum, &mut out[i]);
+    for (k, tap) in weight.chunks_exact(out.len()).enumerate() {
+        add_products(level, tap, inputs.row(t + k), out);
     }
 }
 

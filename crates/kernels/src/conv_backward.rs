@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use crate::activation::Activation;
 use crate::activation_backward::activate_row_backward;
-use crate::conv::{Conv1d, Inputs, add_all_products, add_products, convolve};
+use crate::conv::{Conv1d, Inputs, add_products, convolve};
 use crate::linear_backward::column_sums;
 use crate::rows::Rows;
 use crate::simd::Level;
@@ -149,7 +149,9 @@ impl Run<'_> {
             // Tap K - 1 of this token, K - 2 of the next, and so on.
             let dpre = &dpre[i * channels..];
             let taps = self.weight.chunks_exact(channels).rev();
-            add_all_products(level, taps.zip(dpre.chunks_exact(channels)), dx);
+            for (tap, dpre) in taps.zip(dpre.chunks_exact(channels)) {
+                add_products(level, tap, dpre, dx);
+            }
             let dpre = &dpre[..channels];
             for (k, dtap) in dweight.chunks_exact_mut(channels).enumerate() {
                 add_products(level, dpre, self.inputs.row(t + k), dtap);

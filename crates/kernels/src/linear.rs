@@ -8,7 +8,7 @@
 //! output owns one vector accumulator. What differs from the plain loop, and why:
 //!
 //! 1. A tile of 3 x 4 outputs runs together: 12 accumulators hide the latency of the multiply-add,
-//!    and 7 loads feed 12 of them. With 32 registers and many rows a tile is 6 x 4.
+//!    and 7 loads feed 12 of them.
 //! 2. Long rows are cut along `k` in equal pieces, so that the rows of a tile stay in the first-level cache.
 //! 3. With many rows of `x`, the weights of a block of outputs are laid out once, as f32, in a panel that
 //!    stays in the second-level cache.
@@ -259,49 +259,34 @@ fn many_rows_body<S: Simd>(
         }
         let w = |n: usize| &panel[n * k_block..][..len];
         let x = |m: usize| &x.row(m)[k..][..len];
-        // Some rows of x pass all outputs of the panel, four at a time; the last few go one by one, with the same
-        // sums. With 32 registers six rows share what is read of the panel.
-        let mut done = 0;
-        if S::LANES == MAX_LANES {
-            done += many_tiles::<S, 6>(simd, &x, &w, features, out);
-        }
-        let rest = |done: usize| move |m: usize| x(done + m);
-        done += many_tiles::<S, 3>(simd, &rest(done), &w, features, &mut out[done..]);
-        many_tiles::<S, 1>(simd, &rest(done), &w, features, &mut out[done..]);
-    }
-}
-
-/// Adds the products of as many whole `M` rows of `x` as there are with `features` rows of a panel; returns the number
-/// of these rows.
-#[inline(always)]
-fn many_tiles<'a, S: Simd, const M: usize>(
-    simd: S,
-    x: &impl Fn(usize) -> &'a [f32],
-    w: &impl Fn(usize) -> &'a [f32],
-    features: usize,
-    out: &mut [&mut [f32]],
-) -> usize {
-    let (blocks, _) = out.as_chunks_mut::<M>();
-    for (i, out) in blocks.iter_mut().enumerate() {
-        let mut rows: [&[f32]; M] = [&[]; M];
-        for m in 0..M {
-            rows[m] = x(i * M + m);
-        }
-        let whole = features / 4 * 4;
-        for n in (0..whole).step_by(4) {
-            let sums = tile::<S, Panel, M, 4>(simd, rows, [w(n), w(n + 1), w(n + 2), w(n + 3)]);
-            for m in 0..M {
-                add_four(&mut out[m][n..], sums[m]);
-            }
-        }
-        // The last one to three outputs.
-        for n in whole..features {
-            for m in 0..M {
-                out[m][n] += tile::<S, Panel, 1, 1>(simd, [rows[m]], [w(n)])[0][0];
+        // Every three rows of x pass all outputs of the panel, four at a time.
+        for (i, out) in out.chunks_mut(3).enumerate() {
+            let m = i * 3;
+            for n in (0..features).step_by(4) {
+                // The last one to three outputs.
+                if n + 4 > features {
+                    for n in n..features {
+                        for (i, out) in out.iter_mut().enumerate() {
+                            out[n] += tile::<S, Panel, 1, 1>(simd, [x(m + i)], [w(n)])[0][0];
+                        }
+                    }
+                    continue;
+                }
+                let w = [w(n), w(n + 1), w(n + 2), w(n + 3)];
+                // A full tile is 3 x 4; the last one or two rows go one by one, with the same sums.
+                if let [a, b, c] = out {
+                    let sums = tile::<S, Panel, 3, 4>(simd, [x(m), x(m + 1), x(m + 2)], w);
+                    add_four(&mut a[n..], sums[0]);
+                    add_four(&mut b[n..], sums[1]);
+                    add_four(&mut c[n..], sums[2]);
+                } else {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        add_four(&mut out[n..], tile::<S, Panel, 1, 4>(simd, [x(m + i)], w)[0]);
+                    }
+                }
             }
         }
     }
-    blocks.len() * M
 }
 
 #[inline(always)]
@@ -332,28 +317,14 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
     // M x N accumulators, each a vector of neighbouring k; M + N loads feed M N multiply-adds.
     let mut acc = [[simd.splat(0.0); 4]; M];
     for i in 0..whole {
-        // What there is less of stays in registers: with M N sums and one of the others all must fit.
-        if M > N {
-            let mut w = [simd.splat(0.0); N];
-            for n in 0..N {
-                w[n] = W::load(simd, &ws[n][i]);
-            }
+        let mut x = [simd.splat(0.0); M];
+        for m in 0..M {
+            x[m] = simd.load(&xs[m][i]);
+        }
+        for n in 0..N {
+            let w = W::load(simd, &ws[n][i]);
             for m in 0..M {
-                let x = simd.load(&xs[m][i]);
-                for n in 0..N {
-                    acc[m][n] = simd.mul_add(x, w[n], acc[m][n]);
-                }
-            }
-        } else {
-            let mut x = [simd.splat(0.0); M];
-            for m in 0..M {
-                x[m] = simd.load(&xs[m][i]);
-            }
-            for n in 0..N {
-                let w = W::load(simd, &ws[n][i]);
-                for m in 0..M {
-                    acc[m][n] = simd.mul_add(x[m], w, acc[m][n]);
-                }
+                acc[m][n] = simd.mul_add(x[m], w, acc[m][n]);
             }
         }
     }

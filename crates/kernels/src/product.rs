@@ -8,8 +8,7 @@
 //! within vectors. Gradients need this one. It differs from the plain loop in two points:
 //!
 //! 1. A tile of 6 rows by two vectors of columns runs together: for each `k` six factors meet two
-//!    vectors, in 12 accumulators, and nothing is summed within a vector. With 32 registers a tile has 12 rows,
-//!    and half as much is read of the panel.
+//!    vectors, in 12 accumulators, and nothing is summed within a vector.
 //! 2. The sum is cut in pieces, and what a piece needs of `b` for a tile's columns is laid out once, in
 //!    a panel that stays in the first-level cache while all rows of `a` pass.
 //!
@@ -78,61 +77,39 @@ fn add_product_body<S: Simd>(simd: S, a: Rows<'_>, b: Rows<'_>, out: &mut [f32])
             for k in 0..depth {
                 panel[k] = read_pair::<S>(&b.row(first + k)[j..][..width]);
             }
-            let a = a.columns(first, depth);
-            let mut i = 0;
-            // Not where half of the tile would be past the last row.
-            while 2 * S::LANES == MAX_WIDTH && i + HEIGHT < a.len() {
-                add_tile::<S, { 2 * HEIGHT }>(simd, a, i, panel, &mut out[j..], columns, width);
-                i += 2 * HEIGHT;
-            }
-            while i < a.len() {
-                add_tile::<S, HEIGHT>(simd, a, i, panel, &mut out[j..], columns, width);
-                i += HEIGHT;
+            for i in (0..a.len()).step_by(HEIGHT) {
+                // A tile past the last row repeats it, and leaves out what that gives.
+                let mut left: [&[f32]; HEIGHT] = [&[]; HEIGHT];
+                for r in 0..HEIGHT {
+                    left[r] = &a.row((i + r).min(a.len() - 1))[first..][..depth];
+                }
+                let sums = tile(simd, left, panel);
+                for (r, sums) in sums.iter().enumerate().take(a.len() - i) {
+                    add_pair(simd, sums, &mut out[(i + r) * columns + j..][..width]);
+                }
             }
         }
     }
 }
 
-/// Adds what rows `first..first + H` of `a` give to `width` columns of `out`, whose rows are `stride` long; a tile past
-/// the last row repeats it, and leaves out what that gives.
 #[inline(always)]
-fn add_tile<S: Simd, const H: usize>(
+fn tile<S: Simd>(
     simd: S,
-    a: Rows<'_>,
-    first: usize,
+    left: [&[f32]; HEIGHT],
     panel: &[[S::Chunk; 2]],
-    out: &mut [f32],
-    stride: usize,
-    width: usize,
-) {
-    let mut left: [&[f32]; H] = [&[]; H];
-    for r in 0..H {
-        left[r] = a.row((first + r).min(a.len() - 1));
-    }
-    let sums = tile(simd, left, panel);
-    for (r, sums) in sums.iter().enumerate().take(a.len() - first) {
-        add_pair(simd, sums, &mut out[(first + r) * stride..][..width]);
-    }
-}
-
-#[inline(always)]
-fn tile<S: Simd, const H: usize>(
-    simd: S,
-    left: [&[f32]; H],
-    panel: &[[S::Chunk; 2]],
-) -> [[S::Chunk; 2]; H] {
-    for r in 0..H {
+) -> [[S::Chunk; 2]; HEIGHT] {
+    for r in 0..HEIGHT {
         assert!(left[r].len() == panel.len());
     }
-    let mut acc = [[simd.splat(0.0); 2]; H];
+    let mut acc = [[simd.splat(0.0); 2]; HEIGHT];
     for k in 0..panel.len() {
         let right = [simd.load(&panel[k][0]), simd.load(&panel[k][1])];
-        for r in 0..H {
+        for r in 0..HEIGHT {
             acc[r] = add_scaled(simd, acc[r], left[r][k], right);
         }
     }
-    let mut sums = [[S::ZERO; 2]; H];
-    for r in 0..H {
+    let mut sums = [[S::ZERO; 2]; HEIGHT];
+    for r in 0..HEIGHT {
         simd.store(acc[r][0], &mut sums[r][0]);
         simd.store(acc[r][1], &mut sums[r][1]);
     }
