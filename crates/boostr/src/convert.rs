@@ -28,7 +28,7 @@ use crate::load::{
     GENERATION, OpenOptions, TextFiles, config_file, folder_of, of_quantized_at, rows_of,
     template_file,
 };
-use crate::models::{Config, Family};
+use crate::models::{Config, Family, LeftOut, mtp};
 use crate::nn::{Change, Layout, MixerConfig, Stored, decay_rate, log_of_rate, tiled};
 use crate::ops::Format;
 use crate::tokenizer::{MAX_FILE, Tokenizer};
@@ -140,7 +140,7 @@ pub fn convert(
     };
     let tensors: Vec<(&str, Dtype, &[usize])> =
         plan.iter().map(|t| (t.stored.name.as_str(), t.dtype, t.stored.shape.as_slice())).collect();
-    let mut warnings = Vec::new();
+    let mut warnings = model.left_out.clone();
     if to_gguf {
         let metadata = model.gguf_metadata(&plan, &mut warnings)?;
         gguf::write(out, &metadata, &tensors, &mut data)?;
@@ -239,6 +239,10 @@ pub(crate) struct ModelFiles {
     pub(crate) config: Config,
     /// Whether the embedding is the head.
     pub(crate) tied: bool,
+    /// The parameters of the block that predicts one token more, where there is one.
+    next: Option<Checkpoint>,
+    /// What of the files is in no new one, one sentence each.
+    left_out: Vec<String>,
     /// The model's name, for metadata.
     name: String,
     /// What is beside the weights; a GGUF file has its own.
@@ -282,7 +286,8 @@ impl ModelFiles {
             ..TextFiles::default()
         };
         let files = Some(Files { tokenizer: Some(tokenizer), text, eos, chat: None });
-        Ok(Self { checkpoint, config, tied, name: "model".into(), files })
+        let (next, left_out, name) = (None, Vec::new(), "model".into());
+        Ok(Self { checkpoint, config, tied, next, left_out, name, files })
     }
 
     /// The tokenizer of a folder.
@@ -340,11 +345,26 @@ impl ModelFiles {
                 (options.families.read(&file)?, Some(Files { tokenizer, text, chat, eos }))
             }
         };
+        let (next, left_out) = beside(&config, &checkpoint);
         let tied = config.prepare(&mut checkpoint).map_err(of_file)?;
         let folder = folder_of(source)?;
         let full = fs::canonicalize(&folder).unwrap_or(folder);
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { checkpoint, config, tied, name, files })
+        Ok(Self { checkpoint, config, tied, next, left_out, name, files })
+    }
+
+    /// The tensors of a file of the model whose embedding has `rows` rows.
+    fn layout(&self, rows: usize, to_gguf: bool) -> Result<Layout> {
+        let family = self.config.family();
+        let mut layout = if to_gguf {
+            family.gguf_layout(rows, !self.tied)?
+        } else {
+            family.hf_layout(rows, !self.tied)?
+        };
+        if self.next.is_some() {
+            layout.0.extend(mtp::layout(&self.config, to_gguf)?.0);
+        }
+        Ok(layout)
     }
 
     fn rows(&self) -> usize {
@@ -369,24 +389,15 @@ impl ModelFiles {
         types: &Types,
         to_gguf: bool,
     ) -> Result<Vec<Planned>> {
-        let family = self.config.family();
-        let gguf = family.gguf_layout(self.rows_of(checkpoint), !self.tied);
-        let (layout, gguf) = if to_gguf {
-            (gguf?, None)
-        } else {
-            (family.hf_layout(self.rows_of(checkpoint), !self.tied)?, gguf.ok())
-        };
-        let mut layout = layout;
+        let rows = self.rows_of(checkpoint);
+        let mut layout = self.layout(rows, to_gguf)?;
+        let gguf = if to_gguf { None } else { self.layout(rows, true).ok() };
         if to_gguf {
-            zero_biases(family, &mut layout);
+            zero_biases(self.config.family(), &mut layout);
         }
-        // What GGUF calls each parameter of a folder, and its shape there: types are chosen by that.
-        let mut known: BTreeMap<&str, (&str, &[usize])> = BTreeMap::new();
-        for stored in gguf.iter().flat_map(|layout| &layout.0) {
-            for part in &stored.parts {
-                known.insert(&part.name, (&stored.name, &stored.shape));
-            }
-        }
+        let checkpoint = &self.with_next(checkpoint);
+        // Types are chosen by what GGUF calls each parameter of a folder.
+        let known = gguf.as_ref().map(Layout::by_parameter).unwrap_or_default();
         let mut plan = Vec::new();
         let mut matrices = Vec::new();
         for mut stored in layout.0 {
@@ -432,6 +443,14 @@ impl ModelFiles {
             return Err(Error::Argument { name: "types", reason });
         }
         Ok(plan)
+    }
+
+    /// All parameters, with those of the block that predicts one token more.
+    fn with_next(&self, checkpoint: &Checkpoint) -> Checkpoint {
+        let mut all = checkpoint.clone();
+        let entries = checkpoint.iter().chain(self.next.iter().flat_map(Checkpoint::iter));
+        all.replace(entries.map(|(name, entry)| (name.to_owned(), entry.clone())).collect());
+        all
     }
 
     /// Puts `A_log` in place of the `A` of a GGUF file: as it was where the file tells and its A is still
@@ -494,7 +513,10 @@ impl ModelFiles {
             if !all.is_empty() {
                 metadata.set(A_LOG, all.as_slice());
             }
-            *warnings = files.write_gguf(rows, &mut metadata)?;
+            warnings.extend(files.write_gguf(rows, &mut metadata)?);
+        }
+        if self.next.is_some() {
+            mtp::write_gguf(&self.config, &mut metadata)?;
         }
         metadata.set("general.file_type", file_type(plan));
         metadata.set("general.quantization_version", 2u32);
@@ -507,6 +529,9 @@ impl ModelFiles {
         let mut config = family.folder_json()?;
         config["vocab_size"] = rows.into();
         config["tie_word_embeddings"] = self.tied.into();
+        if self.next.is_some() {
+            config["mtp_num_hidden_layers"] = 1.into();
+        }
         let mut out = Vec::new();
         match (&self.files, self.checkpoint.gguf()) {
             (Some(files), _) => {
@@ -576,6 +601,27 @@ impl ModelFiles {
     }
 }
 
+/// The block of a model's file that predicts one token more, where there is one that can be read; and what no new file
+/// has.
+fn beside(config: &Config, checkpoint: &Checkpoint) -> (Option<Checkpoint>, Vec<String>) {
+    let mut counts: BTreeMap<LeftOut, usize> = BTreeMap::new();
+    for of in checkpoint.names().filter_map(|name| config.family().left_out(name)) {
+        *counts.entry(of).or_default() += 1;
+    }
+    let (next, reason) = match mtp::parameters(config, checkpoint.clone()) {
+        Ok(next) => (next, String::new()),
+        Err(error) => (None, format!(": {error}")),
+    };
+    if next.is_some() {
+        counts.remove(&LeftOut::NextTokens);
+    }
+    let line = |(of, count): (LeftOut, usize)| {
+        let (what, reason) = (of.what(), if of == LeftOut::NextTokens { &reason } else { "" });
+        format!("{count} tensors of {what} are left out{reason}")
+    };
+    (next, counts.into_iter().map(line).collect())
+}
+
 /// Adds a bias of zeros to each convolution without a bias: programs that run GGUF files look for one.
 fn zero_biases(family: &dyn Family, layout: &mut Layout) {
     for (i, layer) in family.layers().iter().enumerate() {
@@ -614,7 +660,7 @@ fn parameter(checkpoint: &Checkpoint, name: &str, shown: &str) -> Result<(Tensor
     Ok((entry.clone(), true))
 }
 
-/// How many layers of a GGUF file predict more than the next token; none is read, so none is written.
+/// How many layers of a GGUF file predict more than the next token; some families read none.
 const NEXT: &str = ".nextn_predict_layers";
 /// The tokens that end a text, a turn and a message.
 const EOS: &str = "tokenizer.ggml.eos_token_id";

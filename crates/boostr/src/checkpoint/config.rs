@@ -63,6 +63,13 @@ impl ConfigFile {
         self
     }
 
+    /// The same without a field.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.fields.remove(key);
+        self
+    }
+
     /// Names and values of all fields.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value))
@@ -76,6 +83,18 @@ impl ConfigFile {
     /// Whether there is a value that is not null.
     pub fn has(&self, key: &str) -> bool {
         self.value(&[key]).is_some()
+    }
+
+    /// Refuses a null.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when the field is there and null.
+    pub fn not_null(&self, key: &str) -> Result<()> {
+        if self.states(key) && !self.has(key) {
+            return Err(self.error(key, "a value is missing: it is null"));
+        }
+        Ok(())
     }
 
     /// The first of `keys` that is there and not null.

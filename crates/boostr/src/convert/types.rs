@@ -86,7 +86,8 @@ impl Types {
     }
 
     /// The type of the tensor called `name` in GGUF, of `shape`; `None` when it keeps its own.
-    pub(super) fn of(&self, name: &str, shape: &[usize]) -> Option<Dtype> {
+    #[must_use]
+    pub fn of(&self, name: &str, shape: &[usize]) -> Option<Dtype> {
         if !is_matrix(name, shape) {
             return Some(Dtype::F32);
         }

@@ -25,6 +25,7 @@ use super::gguf::{Keys, mlp_table, rope_factors};
 use super::groups::numbers;
 use super::hybrid::{self, Hybrid};
 use super::{Family, Frame, Names};
+use crate::checkpoint::ConfigFile;
 use crate::error::Result;
 use crate::nn::{LayerSpec, MlpConfig, Row};
 
@@ -55,6 +56,17 @@ impl Family for Config {
         Ok(keys.arch == hybrid::ARCH
             && rotates
             && !of_granite.iter().any(|name| keys.metadata.has(&keys.key(name))))
+    }
+
+    fn read(file: &ConfigFile) -> Result<Self> {
+        // Half of each head rotates whatever the file says here, as in transformers; what `rope_parameters` and
+        // `attn_rotary_emb` say counts.
+        let is_said = file.has("attn_rotary_emb");
+        let file =
+            if is_said { file.clone() } else { file.clone().without("partial_rotary_factor") };
+        let mut config = Self::blank();
+        config.fields(&mut Fields::from_json(&file))?;
+        Ok(config)
     }
 
     fn fields(&mut self, f: &mut Fields<'_>) -> Result<()> {

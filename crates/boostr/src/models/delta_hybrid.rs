@@ -233,7 +233,10 @@ fn visit_layers(f: &mut Fields<'_>, is_attention: &mut Vec<bool>, n_layer: usize
     if let Some(file) = f.json() {
         *is_attention = match layer_list(file, n_layer)? {
             Some(layers) => layers,
-            None => by_interval(file.usize(&[INTERVAL_KEY], 1..=MAX_SIZE)?.unwrap_or(INTERVAL)),
+            None => {
+                file.not_null(INTERVAL_KEY)?;
+                by_interval(file.usize(&[INTERVAL_KEY], 1..=MAX_SIZE)?.unwrap_or(INTERVAL))
+            }
         };
     }
     if let Some((keys, _)) = f.gguf() {

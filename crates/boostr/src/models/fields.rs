@@ -350,6 +350,7 @@ impl<'a> Fields<'a> {
     /// [`Error::Config`](crate::Error::Config) for another activation.
     pub fn activation(&mut self, json: &str, names: &[&str]) -> Result<()> {
         let file = self.json();
+        file.map_or(Ok(()), |file| file.not_null(json))?;
         let found = file.map(|file| file.text(json)).transpose()?.flatten();
         if let (Some(file), Some(act)) = (file, found.filter(|act| !names.contains(act))) {
             return Err(file.error(json, format!("expected {}, found {act:?}", names[0])));

@@ -13,7 +13,7 @@ pub(super) const EMBEDDING: &str = "token_embd.weight";
 pub(super) const NORM: &str = "output_norm.weight";
 pub(super) const HEAD: &str = "output.weight";
 /// Number of layers at the end that predict more than the next token.
-const NEXT: &str = "nextn_predict_layers";
+pub(super) const NEXT: &str = "nextn_predict_layers";
 /// What divides the frequency of each pair of dimensions.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 

@@ -252,6 +252,7 @@ pub(super) fn headdim(
 
 /// The width of a mixer's heads, `auto` where a file leaves it to their number.
 pub(super) fn mamba_d_head(file: &ConfigFile, expected: &str, auto: usize) -> Result<usize> {
+    file.not_null("mamba_d_head")?;
     let width = file.get(&["mamba_d_head"], expected, |value| match value.as_str() {
         Some("auto") => Some(auto),
         _ => usize::try_from(value.as_u64()?).ok(),

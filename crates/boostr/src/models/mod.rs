@@ -36,7 +36,7 @@ pub mod kimi_linear;
 pub mod llama;
 pub mod mamba2;
 mod model;
-mod mtp;
+pub(crate) mod mtp;
 pub mod nemotron_h;
 pub mod olmo_hybrid;
 pub mod qwen3_5;

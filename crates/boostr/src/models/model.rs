@@ -4,6 +4,7 @@
 //! ids ─ embeddings ─ h ─ layers of the family ─ norm ─ head ─ logits
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::fingerprint::Fingerprint;
@@ -12,7 +13,8 @@ use crate::backend::{Backend, Tensor, Weight};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, Result};
 use crate::nn::{
-    Batch, Kept, Layer, Linear, Packs, Params, RmsNorm, SharedWeights, Slot, synthetic,
+    Batch, Kept, Layer, Layout, Linear, Packs, Params, RmsNorm, SharedWeights, Slot, Stored,
+    synthetic,
 };
 use crate::ops::{self, ActivationOps, AttentionOps, Client, KvType, LinearOps};
 use crate::threads::Threads;
@@ -181,11 +183,32 @@ impl<B: Backend> Model<B> {
     /// [`Error::Unsupported`] for a type that weights cannot have.
     pub fn synthetic(config: impl Into<Config>, dtype: Dtype, client: B::Client) -> Result<Self> {
         let config = config.into();
-        config.check(|field, reason| Error::Config { path: "synthetic".into(), field, reason })?;
-        let frame = config.family().frame();
-        let with_head = frame.tie_embeddings == Some(false);
-        let layout = config.family().hf_layout(frame.padded_vocab(), with_head)?;
-        let checkpoint = synthetic::checkpoint(&layout.tensors(), dtype)?;
+        let [layout, _] = layouts(&config)?;
+        Self::load(config, synthetic::checkpoint(&layout.tensors(), dtype)?, client)
+    }
+
+    /// The same; `types` says which type a tensor has by its name and shape in GGUF, or in a folder for families that
+    /// GGUF has no architecture for.
+    ///
+    /// # Errors
+    ///
+    /// As [`synthetic`](Self::synthetic).
+    pub fn synthetic_as(
+        config: impl Into<Config>,
+        types: impl Fn(&str, &[usize]) -> Dtype,
+        client: B::Client,
+    ) -> Result<Self> {
+        let config = config.into();
+        let [layout, gguf] = layouts(&config)?;
+        let known = gguf.by_parameter();
+        let of = |stored: &Stored| {
+            let part = stored.parts.first().and_then(|part| known.get(&*part.name)).copied();
+            let (name, shape) = part.unwrap_or((&stored.name, &stored.shape));
+            (stored.name.clone(), types(name, shape))
+        };
+        let dtypes: BTreeMap<String, Dtype> = layout.0.iter().map(of).collect();
+        let dtype = |name: &str, _: &[usize]| dtypes.get(name).copied().unwrap_or(Dtype::F32);
+        let checkpoint = synthetic::checkpoint_as(&layout.tensors(), dtype)?;
         Self::load(config, checkpoint, client)
     }
 
@@ -662,6 +685,16 @@ impl<B: Backend> Model<B> {
         };
         scaled::<B>(client, logits, self.frame.logits_scale)
     }
+}
+
+/// The tensors of a folder and of a GGUF file of a model that has none; no tensors where GGUF has no architecture.
+fn layouts(config: &Config) -> Result<[Layout; 2]> {
+    config.check(|field, reason| Error::Config { path: "synthetic".into(), field, reason })?;
+    let family = config.family();
+    let frame = family.frame();
+    let (rows, with_head) = (frame.padded_vocab(), frame.tie_embeddings == Some(false));
+    let gguf = family.gguf_layout(rows, with_head).unwrap_or_default();
+    Ok([family.hf_layout(rows, with_head)?, gguf])
 }
 
 /// Brings in what `states` remember of `layer`, or takes it back to them.

@@ -8,16 +8,20 @@
 //! The hidden state is what the model's head sees. What the block gives before the head may stand for the hidden state
 //! of the next token, so that guesses go on. Its keys and values are not in a model's [`State`], nor in a state's file.
 //!
+//! Its parameters are called `mtp.fc`, `mtp.pre_fc_norm_embedding` and `mtp.pre_fc_norm_hidden`. Those of its layer and
+//! of its last norm are called as if it were a model of one layer, under `mtp`: `mtp.model.layers.0`, `mtp.model.norm`.
+//!
 //! Gloeckle et al. 2024, *Better & Faster Large Language Models via Multi-token Prediction*; DeepSeek-V3, section 2.2.
 
 use std::sync::Arc;
 
-use super::gguf;
+use super::gguf::{self, Keys, KeysMut};
 use super::{Config, Model, State};
 use crate::backend::{Backend, Tensor};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::gguf::Metadata;
 use crate::error::{Error, Result};
-use crate::nn::{Batch, Layer, Linear, Params, RmsNorm, Slot, Tensors};
+use crate::nn::{Batch, How, Layer, Layout, Linear, Params, RmsNorm, Row, Slot, Tensors};
 use crate::ops::{self, ActivationOps, KvType};
 
 /// What a folder's tensors of the block are under.
@@ -30,6 +34,16 @@ pub(super) fn is_of_block(name: &str) -> bool {
 
 /// What the embedding's name ends with, after its prefix.
 const EMBEDDING: &str = "embed_tokens.weight";
+
+/// What the parameters are under.
+const PREFIX: &str = "mtp.";
+/// The parameters before the layer.
+const JOINT: [&str; 3] =
+    ["mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"];
+/// What GGUF calls them.
+const JOINT_GGUF: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
+/// What GGUF calls the last norm.
+const NORM_GGUF: &str = "shared_head_norm.weight";
 
 /// The block's weights.
 pub struct Mtp<B: Backend> {
@@ -51,51 +65,26 @@ impl<B: Backend> Mtp<B> {
     ///
     /// [`Error::Tensors`] when its tensors are not those of the configuration, [`Error::Unsupported`] for one with an
     /// embedding of its own.
-    pub fn load(model: &Model<B>, mut checkpoint: Checkpoint) -> Result<Option<Self>> {
+    pub fn load(model: &Model<B>, checkpoint: Checkpoint) -> Result<Option<Self>> {
         let Some(config) = model.family().next_block() else { return Ok(None) };
-        let is_gguf = checkpoint.gguf().is_some();
-        let names = if is_gguf {
-            of_gguf(&mut checkpoint, model.family().layers().len())?
-        } else {
-            of_folder(&mut checkpoint)?
-        };
-        let Some(names) = names else { return Ok(None) };
-        let mut joint = checkpoint.clone();
-        joint.retain(|name| names.iter().any(|own| own == name));
-        checkpoint.retain(|name| !names.iter().any(|own| own == name));
-        Self::of_parts(model, &config, checkpoint, &joint, &names).map(Some)
-    }
-
-    fn of_parts(
-        model: &Model<B>,
-        config: &Config,
-        mut checkpoint: Checkpoint,
-        joint: &Checkpoint,
-        names: &[String; 3],
-    ) -> Result<Self> {
+        let Some(checkpoint) = parameters(model.config(), checkpoint)? else { return Ok(None) };
         let client = model.client();
         let family = config.family();
         let frame = family.frame();
-        // The weights of zero-centred norms have the one in them in GGUF.
-        let zero_centred = frame.zero_centred && joint.gguf().is_none();
-        config.prepare(&mut checkpoint)?;
-        let (params, width) = (Params::<B>::new(joint, client), frame.d_model);
-        let mut expected = Tensors::default();
-        for (name, shape) in names.iter().zip([&[width, 2 * width][..], &[width], &[width]]) {
-            expected.add(name, shape);
-        }
-        expected.check(joint)?;
-        let [fc, embedding, hidden] = names.each_ref().map(|name| params.under(stem(name)));
-        let norm =
-            |params: &Params<'_, B>| RmsNorm::load(params, width, frame.norm_eps, zero_centred);
-        let block = Params::<B>::new(&checkpoint, client);
+        let width = frame.d_model;
+        let block = Params::<B>::new(&checkpoint, client).under(stem(PREFIX));
+        let norm = |params: &Params<'_, B>| {
+            RmsNorm::load(params, width, frame.norm_eps, frame.zero_centred)
+        };
         let slots = family.layers().iter().map(|layer| layer.slots().into()).collect::<Vec<_>>();
         let mut layers = config.load(&block)?;
         let (Some(layer), Ok(slots)) = (layers.pop(), slots.try_into()) else {
             let what = format!("a block of {} that is not one layer", family.name());
             return Err(Error::Unsupported { what });
         };
-        Ok(Self {
+        let root = Params::<B>::new(&checkpoint, client);
+        let [fc, embedding, hidden] = JOINT.map(|name| root.under(stem(name)));
+        Ok(Some(Self {
             norms: [norm(&embedding)?, norm(&hidden)?],
             fc: Linear::load(&fc, [width, 2 * width], false)?,
             layer,
@@ -103,7 +92,7 @@ impl<B: Backend> Mtp<B> {
             norm: frame.load_norm(&block)?,
             kv_type: model.kv_type(),
             width,
-        })
+        }))
     }
 
     /// What the block remembers of a sequence of which it has seen nothing.
@@ -153,9 +142,118 @@ impl<B: Backend> Mtp<B> {
     }
 }
 
-/// A name without `.weight`.
+/// A name without `.weight`, and a prefix without its point.
 fn stem(name: &str) -> &str {
-    name.strip_suffix(".weight").unwrap_or(name)
+    name.strip_suffix(".weight").unwrap_or(name).trim_end_matches('.')
+}
+
+/// The block's parameters, out of the file of a model; `None` when the family has none, or the file has none.
+///
+/// # Errors
+///
+/// As [`Mtp::load`].
+pub(crate) fn parameters(
+    config: &Config,
+    mut checkpoint: Checkpoint,
+) -> Result<Option<Checkpoint>> {
+    let Some(block) = config.family().next_block() else { return Ok(None) };
+    let is_gguf = checkpoint.gguf().is_some();
+    let names = if is_gguf {
+        of_gguf(&mut checkpoint, config.family().layers().len())?
+    } else {
+        of_folder(&mut checkpoint)?
+    };
+    let Some(names) = names else { return Ok(None) };
+    let mut joint = checkpoint.clone();
+    joint.retain(|name| names.iter().any(|own| own == name));
+    checkpoint.retain(|name| !names.iter().any(|own| own == name));
+    joint_layout(&block, &names, is_gguf).read(&mut joint)?;
+    block.prepare(&mut checkpoint)?;
+    let around = around(&block);
+    checkpoint.retain(|name| !around.contains(&stem(name)));
+    checkpoint.rename(|name| Some(format!("{PREFIX}{name}")))?;
+    let all = checkpoint.iter().chain(joint.iter());
+    let all = all.map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+    checkpoint.replace(all);
+    Ok(Some(checkpoint))
+}
+
+/// The embedding and the head, which are the model's.
+fn around(block: &Config) -> [&'static str; 2] {
+    let names = block.family().frame().names;
+    [names.embeddings, names.head]
+}
+
+/// The tensors before the layer, which a file calls `names`.
+fn joint_layout(block: &Config, names: &[String; 3], is_gguf: bool) -> Layout {
+    let frame = block.family().frame();
+    let width = frame.d_model;
+    let mut parameters = Tensors::default();
+    for (name, shape) in JOINT.iter().zip([&[width, 2 * width][..], &[width], &[width]]) {
+        parameters.add(*name, shape);
+    }
+    // The weights of zero-centred norms have the one in them in GGUF.
+    let norm = if frame.zero_centred && is_gguf { How::PlusOne } else { How::Same };
+    let rows = names.iter().zip(JOINT).zip([How::Same, norm.clone(), norm]);
+    let rows: Vec<Row> =
+        rows.map(|((file, parameter), how)| Row::new(file.as_str(), parameter).how(how)).collect();
+    Layout::new(&parameters, &rows, 0)
+}
+
+/// The tensors of the block in the file of a model; empty when the family has none.
+///
+/// # Errors
+///
+/// [`Error::Unsupported`] for what GGUF has no place for.
+pub(crate) fn layout(config: &Config, to_gguf: bool) -> Result<Layout> {
+    let Some(block) = config.family().next_block() else { return Ok(Layout::default()) };
+    let family = block.family();
+    let after = format!("blk.{}.", config.family().layers().len());
+    let next = format!("{after}nextn.");
+    let mut layout =
+        if to_gguf { family.gguf_layout(1, false)? } else { family.hf_layout(1, false)? };
+    let around = around(&block);
+    let is_own = |name: &str| !around.contains(&stem(name));
+    // What no parameter holds stands in the file once.
+    layout.0.retain(|stored| stored.parts.first().is_some_and(|part| is_own(&part.name)));
+    for stored in &mut layout.0 {
+        for part in &mut stored.parts {
+            part.name.insert_str(0, PREFIX);
+        }
+        stored.name = match &stored.name {
+            name if name == gguf::NORM => format!("{next}{NORM_GGUF}"),
+            name if to_gguf => name.replacen("blk.0.", &after, 1),
+            name => name.replacen("model.", PREFIX, 1),
+        };
+    }
+    let names = if to_gguf {
+        JOINT_GGUF.map(|name| format!("{next}{name}"))
+    } else {
+        JOINT.map(str::to_owned)
+    };
+    layout.0.extend(joint_layout(&block, &names, to_gguf).0);
+    Ok(layout)
+}
+
+/// Writes into the metadata of a GGUF file of `config` that the block comes after its layers.
+///
+/// # Errors
+///
+/// As for any key that is something else.
+pub(crate) fn write_gguf(config: &Config, metadata: &mut Metadata) -> Result<()> {
+    const RECURRENT: &str = "attention.recurrent_layers";
+    let family = config.family();
+    let Some(arch) = family.arch() else { return Ok(()) };
+    let n_layer = family.layers().len();
+    let recurrent = metadata.bools(&Keys::new(metadata, arch).key(RECURRENT))?;
+    let mut keys = KeysMut::new(metadata, arch);
+    keys.size("block_count", n_layer + 1);
+    keys.size(gguf::NEXT, 1);
+    if let Some(mut recurrent) = recurrent {
+        recurrent.resize(n_layer + 1, false);
+        keys.set(RECURRENT, recurrent.as_slice());
+    }
+    Ok(())
 }
 
 /// Refuses an embedding under what the block is under: the model's own serves.
@@ -181,8 +279,7 @@ fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
         embedding.and_then(|name| name.strip_suffix(EMBEDDING)).unwrap_or("model.").to_owned();
     let kept = [format!("{trunk}{EMBEDDING}"), "lm_head.weight".to_owned()];
     checkpoint.retain(|name| is_of_block(name) || kept.iter().any(|own| own == name));
-    let names = ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"]
-        .map(|part| format!("{prefix}{part}.weight"));
+    let names = JOINT.map(|name| name.replacen(PREFIX, prefix, 1));
     checkpoint.rename(|name| {
         let part = name.strip_prefix(prefix)?;
         let is_of_layer = part.starts_with("layers.") || part.starts_with("norm.");
@@ -195,17 +292,17 @@ fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
 fn of_gguf(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<Option<[String; 3]>> {
     let block = format!("blk.{n_layer}.");
     let next = format!("{block}nextn.");
-    if checkpoint.get(&format!("{next}eh_proj.weight")).is_none() {
+    if checkpoint.get(&format!("{next}{}", JOINT_GGUF[0])).is_none() {
         return Ok(None);
     }
     refuse_own_embedding(checkpoint, &next)?;
     let around = [gguf::EMBEDDING, gguf::HEAD];
     checkpoint.retain(|name| name.starts_with(&block) || around.contains(&name));
-    let norm = format!("{next}shared_head_norm.weight");
+    let norm = format!("{next}{NORM_GGUF}");
     checkpoint.rename(|name| match name.strip_prefix(&block) {
         Some(_) if name == norm => Some(gguf::NORM.to_owned()),
         Some(part) if !part.starts_with("nextn.") => Some(format!("blk.0.{part}")),
         _ => None,
     })?;
-    Ok(Some(["eh_proj", "enorm", "hnorm"].map(|part| format!("{next}{part}.weight"))))
+    Ok(Some(JOINT_GGUF.map(|part| format!("{next}{part}"))))
 }

@@ -181,9 +181,7 @@ impl Config {
 fn dense_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
     const LIST: &str = "mlp_only_layers";
     const STEP: &str = "decoder_sparse_step";
-    if file.states(STEP) && !file.has(STEP) {
-        return Err(file.error(STEP, "a value is missing: it is null"));
-    }
+    file.not_null(STEP)?;
     let step = file.usize(&[STEP], 1..=MAX_SIZE)?.unwrap_or(1);
     let mut is_dense: Vec<bool> = (1..=n_layer).map(|layer| !layer.is_multiple_of(step)).collect();
     for layer in file.usizes(LIST, 0..=MAX_SIZE)?.unwrap_or_default() {

@@ -365,6 +365,13 @@ impl Layout {
         self.0.iter().find(holds).map(|stored| stored.name.as_str())
     }
 
+    /// What the file calls the tensor of each parameter, and its shape there.
+    #[must_use]
+    pub fn by_parameter(&self) -> BTreeMap<&str, (&str, &[usize])> {
+        let parts = self.0.iter().flat_map(|stored| stored.parts.iter().map(move |p| (p, stored)));
+        parts.map(|(part, of)| (&*part.name, (&*of.name, &*of.shape))).collect()
+    }
+
     /// Adds a tensor that holds no parameter but these values.
     pub fn given(&mut self, name: impl Into<String>, values: Vec<f32>) {
         let shape = vec![values.len()];

@@ -3,9 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::params::Tensors;
 use crate::checkpoint::{Bytes, Checkpoint, Dtype, TensorEntry};
 use crate::error::Result;
+
+/// Values that are encoded at once.
+const PIECE: usize = 1 << 16;
 
 /// Random values for `tensors`: matrices uniform with variance 1 / columns, `A_log` in 0..2.7, `dt_bias`
 /// for steps about 0.01, all else ones. The same for the same names and shapes.
@@ -15,16 +20,28 @@ use crate::error::Result;
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a type of `matrix` that cannot be written, and
 /// [`Error::Argument`](crate::Error::Argument) when a row is not whole blocks.
 pub fn checkpoint(tensors: &Tensors, matrix: Dtype) -> Result<Checkpoint> {
+    let is_matrix = |shape: &[usize]| shape.len() == 2;
+    checkpoint_as(tensors, |_, shape| if is_matrix(shape) { matrix } else { Dtype::F32 })
+}
+
+/// The same; `types` says of each matrix, of each stack of matrices and of the taps of each convolution which type it
+/// has.
+///
+/// # Errors
+///
+/// As [`checkpoint`].
+pub fn checkpoint_as(
+    tensors: &Tensors,
+    types: impl Fn(&str, &[usize]) -> Dtype,
+) -> Result<Checkpoint> {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let file: Arc<Path> = Path::new("synthetic").into();
     let entries = tensors.iter().map(|(name, shape)| {
         let count = shape.iter().product::<usize>();
         let (dtype, values): (Dtype, Vec<f32>) = match shape {
-            // A matrix, or the taps of a convolution.
             [_, terms] | [_, _, terms] => {
-                let dtype = if shape.len() == 2 { matrix } else { Dtype::F32 };
                 let scale = (3.0 / *terms as f32).sqrt();
-                (dtype, (0..count).map(|_| scale * random.next()).collect())
+                (types(name, shape), (0..count).map(|_| scale * random.next()).collect())
             }
             _ => {
                 let values = (0..count).map(|i| match name.rsplit('.').next() {
@@ -35,7 +52,10 @@ pub fn checkpoint(tensors: &Tensors, matrix: Dtype) -> Result<Checkpoint> {
                 (Dtype::F32, values.collect())
             }
         };
-        let data = Bytes::new(dtype.encode(&values)?);
+        let columns = shape.last().copied().unwrap_or(1).max(1);
+        let rows_at_once = PIECE.div_ceil(columns);
+        let pieces = values.par_chunks(rows_at_once * columns).map(|rows| dtype.encode(rows));
+        let data = Bytes::new(pieces.collect::<Result<Vec<_>>>()?.concat());
         let entry = TensorEntry { dtype, shape: shape.to_vec(), data, file: file.clone() };
         Ok((name.to_string(), entry))
     });

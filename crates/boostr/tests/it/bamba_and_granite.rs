@@ -643,7 +643,11 @@ fn missing_fields_have_the_values_that_transformers_gives_them() {
     };
     let rotary = |changes| bamba(changes).hybrid.attention.rope.unwrap().rotary_dim;
     assert_eq!(rotary(json!({ "attn_rotary_emb": null, "partial_rotary_factor": null })), 8);
-    assert_eq!(rotary(json!({ "attn_rotary_emb": null, "partial_rotary_factor": 0.25 })), 4);
+    // The class of transformers has half, whatever stands at the top.
+    for factor in [json!(0.25), json!(0.5), json!(1.0)] {
+        let rotates = rotary(json!({ "attn_rotary_emb": null, "partial_rotary_factor": factor }));
+        assert_eq!(rotates, 8, "{factor}");
+    }
     assert_eq!(rotary(json!({ "attn_rotary_emb": 12, "partial_rotary_factor": null })), 12);
     let new = json!({ "partial_rotary_factor": 0.25, "rope_theta": 10.0, "rope_type": "default" });
     let config = bamba(json!({ "attn_rotary_emb": null, "rope_parameters": new }));

@@ -1,10 +1,12 @@
 //! Models in GGUF files: llama.cpp's, ours, and broken ones. Ids in names: `fixtures/CASES.md`.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::{Folder, cpu};
+use crate::common::{Folder, cpu, models};
 use crate::tiny::{fixture, message};
 use boostr::backend::{Activations, Cpu};
 use boostr::chat;
@@ -656,5 +658,40 @@ fn a_file_in_memory_goes_once_its_blocks_are_packed() {
         // Floats alone stay where they are.
         assert_eq!(Arc::strong_count(&counted) > 1, is_kept);
         assert_eq!(model.vocab_rows(), 512);
+    }
+}
+
+#[test]
+fn synthetic_weights_of_a_mix_have_the_types_of_a_quantized_file() {
+    let folder = Folder::new();
+    for name in models() {
+        for mix in ["q4_k_m", "q5_k_m", "q8_0", "bf16"] {
+            let types = Types::named(mix).unwrap();
+            let asked = RefCell::new(BTreeMap::new());
+            let of = |name: &str, shape: &[usize]| {
+                let dtype = types.of(name, shape).unwrap();
+                asked.borrow_mut().insert(name.to_owned(), dtype);
+                dtype
+            };
+            let lm = LanguageModel::<Cpu>::open(fixture(name), &Default::default(), cpu()).unwrap();
+            let model = Model::<Cpu>::synthetic_as(lm.model.config().clone(), of, cpu()).unwrap();
+            let mut run = [Run { tokens: &[1, 2, 3], state: &mut model.new_state().unwrap() }];
+            let logits = to_vec(&model.forward(&mut run, Logits::Last).unwrap()).unwrap();
+            assert!(logits.iter().all(|x| x.is_finite()), "{name}");
+            let out = folder.path().join(format!("{name}-{mix}.gguf"));
+            let options = Options { types: types.clone(), ..Options::default() };
+            let Ok(written) = convert(&fixture(name), &out, &options, &mut |_, _| Continue(()))
+            else {
+                // GGUF has no architecture for it, so names are those of folders.
+                continue;
+            };
+            let asked = asked.into_inner();
+            let written: BTreeMap<&str, Dtype> =
+                written.tensors.iter().map(|w| (w.name.as_str(), w.to)).collect();
+            assert!(asked.len() > 5, "{name}");
+            for (tensor, dtype) in &asked {
+                assert_eq!(written.get(tensor.as_str()), Some(dtype), "{name} {mix}: {tensor}");
+            }
+        }
     }
 }

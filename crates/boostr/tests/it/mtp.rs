@@ -7,13 +7,15 @@ use std::sync::{Arc, mpsc};
 
 use boostr::backend::{Cpu, Tensor};
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
+use boostr::convert::{Converted, Options, Types, convert};
 use boostr::engine::{Draft, EngineConfig, Event, Outcome, Request, Scheduler, generate};
 use boostr::load::LanguageModel;
-use boostr::models::{Config, Model, Mtp, Run};
-use boostr::ops;
+use boostr::models::{Config, Logits, Model, Mtp, Run};
+use boostr::ops::{self, Format};
 use boostr::sample::SamplerConfig;
 
-use crate::common::cpu;
+use crate::common::{Folder, cpu};
+use crate::tiny::save;
 
 const TINY: &str = "models/qwen3_5-tiny";
 const TINY_GGUF: &str = "gguf/qwen3_5-tiny.gguf";
@@ -45,38 +47,203 @@ fn golden() -> (Vec<u32>, Vec<f64>) {
     (ids.collect(), logits.into_iter().map(f64::from_le_bytes).collect())
 }
 
+/// What the block says after each of `ids` but the last, in calls that end at `cuts`.
+fn said(model: &Model<Cpu>, block: &Mtp<Cpu>, ids: &[u32], cuts: &[usize]) -> Vec<f32> {
+    let mut state = model.new_state().unwrap();
+    let hidden = model.hidden(&mut [Run { tokens: ids, state: &mut state }]).unwrap();
+    let mut state = block.new_state(model).unwrap();
+    let ends = cuts.iter().copied().chain([ids.len() - 1]);
+    let mut first = 0;
+    let mut all = Vec::new();
+    for end in ends {
+        let part = rows(&hidden, first..end);
+        let next = &ids[first + 1..=end];
+        let given = block.forward(model, &mut state, &part, next).unwrap();
+        all.extend(ops::to_vec(&model.logits(&given).unwrap()).unwrap());
+        first = end;
+    }
+    all
+}
+
+/// What the block of a model's file says after each of `ids` but the last.
+fn said_by(lm: &LanguageModel<Cpu>, ids: &[u32]) -> Vec<f32> {
+    said(&lm.model, &lm.mtp().unwrap().expect("a block"), ids, &[])
+}
+
+fn apart(a: &[f32], b: impl IntoIterator<Item = f64>) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
+}
+
 #[test]
 fn the_block_gives_the_logits_of_the_golden_from_a_folder_and_from_gguf_however_it_is_cut() {
     let (ids, want) = golden();
     for name in [TINY, TINY_GGUF] {
         let lm = open(name);
         let block = lm.mtp().unwrap().unwrap();
-        let mut state = lm.model.new_state().unwrap();
-        let hidden = lm.model.hidden(&mut [Run { tokens: &ids, state: &mut state }]).unwrap();
-        let count = ids.len() - 1;
-        let said = |cuts: &[usize]| -> Vec<f32> {
-            let mut state = block.new_state(&lm.model).unwrap();
-            let ends = cuts.iter().copied().chain([count]);
-            let mut first = 0;
-            let mut all = Vec::new();
-            for end in ends {
-                let part = rows(&hidden, first..end);
-                let next = &ids[first + 1..=end];
-                let given = block.forward(&lm.model, &mut state, &part, next).unwrap();
-                all.extend(ops::to_vec(&lm.model.logits(&given).unwrap()).unwrap());
-                first = end;
-            }
-            all
-        };
-        let whole = said(&[]);
+        let whole = said(&lm.model, &block, &ids, &[]);
         assert_eq!(whole.len(), want.len(), "{name}");
-        let far =
-            whole.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+        let far = apart(&whole, want.iter().copied());
         assert!(far <= 2e-4, "{name}: {far:e}");
-        for cut in 1..count {
-            assert!(said(&[cut]) == whole, "{name}, cut at {cut}");
+        for cut in 1..ids.len() - 1 {
+            assert!(said(&lm.model, &block, &ids, &[cut]) == whole, "{name}, cut at {cut}");
         }
     }
+}
+
+fn written(source: &Path, out: &Path, types: Types) -> Converted {
+    let options = Options { types, ..Options::default() };
+    convert(source, out, &options, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+fn open_at(path: &Path) -> LanguageModel<Cpu> {
+    LanguageModel::open(path, &Default::default(), cpu()).unwrap()
+}
+
+/// The output is the same with and without the block's guesses.
+fn guesses_change_nothing(lm: &LanguageModel<Cpu>) {
+    let draft = Draft::Mtp(Arc::new(lm.mtp().unwrap().expect("a block")));
+    assert_eq!(answers(&lm.model, Some(&draft)), answers(&lm.model, None), "{}", lm.path.display());
+}
+
+#[test]
+fn the_block_is_in_what_is_written_of_folders_and_of_gguf_and_gives_the_goldens_logits() {
+    let (ids, want) = golden();
+    let folder = Folder::new();
+    for source in [TINY, TINY_GGUF] {
+        // To one, from there to the other, and so on.
+        let mut from = fixtures().join(source);
+        for name in ["a.gguf", "b", "c", "d.gguf", "e.gguf"] {
+            let out = folder.path().join(format!("{}-{name}", source.len()));
+            let warnings = written(&from, &out, Types::kept()).warnings;
+            assert!(!warnings.iter().any(|text| text.contains("next token")), "{warnings:?}");
+            let lm = open_at(&out);
+            let far = apart(&said_by(&lm, &ids), want.iter().copied());
+            assert!(far <= 2e-4, "{}: {far:e}", out.display());
+            guesses_change_nothing(&lm);
+            from = out;
+        }
+    }
+    let names = |path: &Path| -> Vec<String> {
+        Checkpoint::open(path, false).unwrap().names().map(str::to_owned).collect()
+    };
+    let theirs = fixtures().join(TINY_GGUF);
+    let ours = folder.path().join(format!("{}-a.gguf", TINY.len()));
+    assert_eq!(names(&ours), names(&theirs));
+    let [ours, theirs] = [&ours, &theirs].map(|path| Checkpoint::open(path, false).unwrap());
+    for key in ["block_count", "nextn_predict_layers", "attention.recurrent_layers"] {
+        let of = |file: &Checkpoint| {
+            file.gguf().unwrap().get(&format!("qwen35.{key}")).map(|value| format!("{value:?}"))
+        };
+        assert!(of(&ours).is_some() && of(&ours) == of(&theirs), "{key}");
+    }
+    let back = folder.path().join(format!("{}-b", TINY.len()));
+    assert!(names(&back).iter().any(|name| name == "mtp.layers.0.self_attn.q_proj.weight"));
+    let config = std::fs::read_to_string(back.join("config.json")).unwrap();
+    assert!(config.contains("\"mtp_num_hidden_layers\": 1"), "{config}");
+}
+
+#[test]
+fn a_quantized_file_has_the_block_in_its_types_and_guesses_are_exact() {
+    let (ids, want) = golden();
+    let whole = open(TINY);
+    let folder = Folder::new();
+    let trunk = |lm: &LanguageModel<Cpu>| {
+        let mut state = lm.model.new_state().unwrap();
+        let mut run = [Run { tokens: &ids, state: &mut state }];
+        ops::to_vec(&lm.model.forward(&mut run, Logits::All).unwrap()).unwrap()
+    };
+    let of_trunk = trunk(&whole);
+    for (source, kind) in [(TINY, "f16"), (TINY, "q8_0"), (TINY, "q4_k_m"), (TINY_GGUF, "q8_0")] {
+        let out = folder.path().join(format!("{}-{kind}.gguf", source.len()));
+        written(&fixtures().join(source), &out, Types::named(kind).unwrap());
+        let file = Checkpoint::open(&out, false).unwrap();
+        for name in ["nextn.eh_proj", "attn_q", "attn_output", "ffn_down"] {
+            let [own, others] =
+                ["blk.4", "blk.3"].map(|block| file.get(&format!("{block}.{name}.weight")));
+            let own = own.unwrap().dtype;
+            // Rows of 32 are no blocks of 256.
+            let narrow = [Format::Q8_0, Format::Q5_0, Format::Q5_1].map(Dtype::Block);
+            assert!(own == Dtype::F16 || narrow.contains(&own), "{kind}: {name} in {}", own.name());
+            assert!(others.is_none_or(|other| other.dtype == own), "{kind}: {name}");
+        }
+        let lm = open_at(&out);
+        guesses_change_nothing(&lm);
+        // The tiny model blows a change of weights up; the block does so no more than the layers.
+        let lost = apart(&said_by(&lm, &ids), want.iter().copied());
+        let of_layers = apart(&trunk(&lm), of_trunk.iter().copied().map(f64::from));
+        assert!(lost < 2.0 * of_layers && lost > 2e-4, "{kind}: {lost}, the layers {of_layers}");
+        assert!(kind != "f16" || lost < 0.1, "{lost}");
+        // What is decoded into a folder has the block too.
+        let back = folder.path().join(format!("{}-{kind}", source.len()));
+        written(&out, &back, Types::named("f32").unwrap());
+        guesses_change_nothing(&open_at(&back));
+    }
+}
+
+#[test]
+fn a_block_with_experts_is_written_and_says_the_same_there_and_back() {
+    let (ids, _) = golden();
+    for name in ["models/qwen3_5-moe-tiny", "models/qwen3next-tiny"] {
+        let folder = Folder::new();
+        let source = folder.path().join("source");
+        std::fs::create_dir(&source).unwrap();
+        save(&source.join("model.safetensors"), &with_block_of_experts(name));
+        for file in ["config.json", "tokenizer.json"] {
+            std::fs::copy(fixtures().join(name).join(file), source.join(file)).unwrap();
+        }
+        let want = said_by(&open_at(&source), &ids);
+        let mut from = source;
+        for out in ["a.gguf", "b", "c.gguf"] {
+            let out = folder.path().join(out);
+            written(&from, &out, Types::kept());
+            let lm = open_at(&out);
+            let far = apart(&said_by(&lm, &ids), want.iter().copied().map(f64::from));
+            assert!(far < 1e-4, "{}: {far}", out.display());
+            from = out;
+        }
+        guesses_change_nothing(&open_at(&from));
+        let quantized = folder.path().join("q8_0.gguf");
+        written(&from, &quantized, Types::named("q8_0").unwrap());
+        guesses_change_nothing(&open_at(&quantized));
+    }
+}
+
+#[test]
+fn a_block_that_cannot_be_read_is_left_out_of_what_is_written_and_a_line_says_why() {
+    let folder = Folder::new();
+    let source = folder.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(fixtures().join(TINY).join(file), source.join(file)).unwrap();
+    }
+    let whole = Checkpoint::open(&fixtures().join(TINY), false).unwrap();
+    let norm = whole.get("mtp.norm.weight").unwrap();
+    let cases = [
+        ("mtp.fc.weight", "wrong shape: `mtp.fc.weight`"),
+        ("mtp.embed_tokens.weight", "embedding of its own"),
+        ("mtp.layers.1.input_layernorm.weight", "layers.1.input_layernorm.weight"),
+    ];
+    for (i, (name, reason)) in cases.into_iter().enumerate() {
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            whole.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+        tensors.insert(name.to_owned(), norm.clone());
+        save(&source.join("model.safetensors"), &Checkpoint::from_entries("edited", tensors));
+        for out in [format!("{i}.gguf"), format!("{i}")] {
+            let out = folder.path().join(out);
+            let warnings = written(&source, &out, Types::kept()).warnings;
+            let of_block: Vec<_> =
+                warnings.iter().filter(|text| text.contains("more than the next token")).collect();
+            let [line] = of_block[..] else { panic!("{warnings:?}") };
+            assert!(line.contains("are left out: ") && line.contains(reason), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+            let lm = open_at(&out);
+            assert!(lm.mtp().unwrap().is_none());
+        }
+    }
+    let pictures = |warnings: &[String]| {
+        warnings.iter().any(|text| text.contains("tensors of the vision tower are left out"))
+    };
+    assert!(pictures(&written(&source, &folder.path().join("p"), Types::kept()).warnings));
 }
 
 #[test]
@@ -223,35 +390,39 @@ fn a_block_that_is_right_saves_most_passes_and_one_with_noise_fewer_at_the_same_
     assert!(shares[0] < shares[1] && shares[1] <= shares[2], "{shares:?}");
 }
 
+/// The weights of a fixture, in which a layer of attention stands for the block too.
+fn with_block_of_experts(name: &str) -> Checkpoint {
+    let mut checkpoint = Checkpoint::open(&fixtures().join(name), false).unwrap();
+    let layer = checkpoint.names().find_map(|name| {
+        let (layer, _) = name.split_once("self_attn.q_proj.weight")?;
+        Some(layer.to_owned())
+    });
+    let layer = layer.unwrap();
+    let mut tensors: BTreeMap<String, TensorEntry> =
+        checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+    for (name, entry) in checkpoint.iter() {
+        if let Some(part) = name.strip_prefix(&layer) {
+            tensors.insert(format!("mtp.layers.0.{part}"), entry.clone());
+        }
+    }
+    let norm = tensors[&format!("{layer}input_layernorm.weight")].clone();
+    for part in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+        tensors.insert(format!("mtp.{part}.weight"), norm.clone());
+    }
+    let width = norm.shape[0];
+    let fc = (0..2 * width * width).flat_map(|i| ((i as f32).sin() * 0.1).to_le_bytes());
+    let data = Bytes::new(fc.collect::<Vec<u8>>());
+    let fc = TensorEntry { dtype: Dtype::F32, shape: vec![width, 2 * width], data, ..norm };
+    tensors.insert("mtp.fc.weight".into(), fc);
+    checkpoint.replace(tensors);
+    checkpoint
+}
+
 #[test]
 fn a_block_with_experts_is_taken_from_either_family_and_changes_no_output() {
     for name in ["models/qwen3_5-moe-tiny", "models/qwen3next-tiny"] {
-        let config = config(name);
-        let mut checkpoint = Checkpoint::open(&fixtures().join(name), false).unwrap();
-        // A layer of attention stands for the block.
-        let layer = checkpoint.names().find_map(|name| {
-            let (layer, _) = name.split_once("self_attn.q_proj.weight")?;
-            Some(layer.to_owned())
-        });
-        let layer = layer.unwrap();
-        let mut tensors: BTreeMap<String, TensorEntry> =
-            checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
-        for (name, entry) in checkpoint.iter() {
-            if let Some(part) = name.strip_prefix(&layer) {
-                tensors.insert(format!("mtp.layers.0.{part}"), entry.clone());
-            }
-        }
-        let norm = tensors[&format!("{layer}input_layernorm.weight")].clone();
-        for part in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
-            tensors.insert(format!("mtp.{part}.weight"), norm.clone());
-        }
-        let width = norm.shape[0];
-        let fc = (0..2 * width * width).flat_map(|i| ((i as f32).sin() * 0.1).to_le_bytes());
-        let data = Bytes::new(fc.collect::<Vec<u8>>());
-        let fc = TensorEntry { dtype: Dtype::F32, shape: vec![width, 2 * width], data, ..norm };
-        tensors.insert("mtp.fc.weight".into(), fc);
-        checkpoint.replace(tensors);
-        let model = Model::load(config, checkpoint.clone(), cpu()).unwrap();
+        let checkpoint = with_block_of_experts(name);
+        let model = Model::load(config(name), checkpoint.clone(), cpu()).unwrap();
         let block = Mtp::load(&model, checkpoint).unwrap().unwrap();
         let draft = Draft::Mtp(Arc::new(block));
         assert_eq!(answers(&model, Some(&draft)), answers(&model, None), "{name}");

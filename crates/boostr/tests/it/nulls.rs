@@ -18,6 +18,8 @@ fn fields(config: &mut Value) -> &mut Map<String, Value> {
 
 fn config(model: &str) -> Value {
     let text = std::fs::read_to_string(fixture(model).join("config.json")).unwrap();
+    // Infinity alone is no JSON.
+    let text = text.replace(" Infinity", " {\"__float__\": \"Infinity\"}");
     serde_json::from_str(&text).unwrap()
 }
 
@@ -41,7 +43,7 @@ fn a_null_where_the_class_wants_a_value_is_an_error_that_names_the_field() {
         (
             "bamba-tiny",
             "rope_theta rms_norm_eps max_position_embeddings mamba_n_groups mamba_d_state \
-             mamba_d_conv mamba_n_heads mamba_expand attention_bias",
+             mamba_d_conv mamba_n_heads mamba_expand mamba_d_head attention_bias",
         ),
         (
             "falcon-h1-tiny",
@@ -105,6 +107,38 @@ fn a_null_where_the_class_wants_a_value_is_an_error_that_names_the_field() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_null_activation_is_an_error_in_every_class() {
+    for model in crate::common::models() {
+        let key = if model.starts_with("nemotron-h") { "mlp_hidden_act" } else { "hidden_act" };
+        let text = message(&read(model, key, Some(Value::Null)).expect_err(model));
+        assert!(text.contains(key) && text.contains("null"), "{model}: {text}");
+    }
+}
+
+#[test]
+fn a_null_interval_is_an_error_unless_a_list_of_layers_makes_it_needless() {
+    const KEY: &str = "full_attention_interval";
+    for model in ["qwen3next-tiny", "qwen3_5-tiny", "qwen3_5-moe-tiny"] {
+        let with = |interval: Option<Value>, layers: Value| {
+            let mut config = config(model);
+            let fields = fields(&mut config);
+            fields.remove(KEY);
+            fields.extend(interval.map(|value| (KEY.to_owned(), value)));
+            fields.insert("layer_types".into(), layers);
+            Config::read(&ConfigFile::parse("config.json", &config.to_string()).unwrap())
+        };
+        let layers =
+            json!(["linear_attention", "full_attention", "linear_attention", "full_attention"]);
+        let text = message(&with(Some(Value::Null), Value::Null).unwrap_err());
+        assert!(text.contains(KEY) && text.contains("null"), "{model}: {text}");
+        let read =
+            |interval: Option<Value>, layers: &Value| with(interval, layers.clone()).unwrap();
+        assert_eq!(read(Some(Value::Null), &layers), read(None, &layers), "{model}");
+        assert_eq!(read(Some(json!(4)), &Value::Null), read(None, &Value::Null), "{model}");
     }
 }
 

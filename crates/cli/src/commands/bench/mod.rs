@@ -35,7 +35,7 @@ pub struct BenchArgs {
     /// Weights made in memory, in the geometry of a published model
     #[arg(long, value_name = "NAME", conflicts_with = "model")]
     pub synthetic: Option<Geometry>,
-    /// Type of synthetic weights: f32, f16, bf16, or a block type like q8_0
+    /// Type of synthetic weights, as `quantize --type` has them: f32, bf16, q8_0, q4_k_m
     #[arg(long, value_name = "TYPE", default_value = "f32", requires = "synthetic")]
     pub dtype: String,
     /// Lengths of prompts

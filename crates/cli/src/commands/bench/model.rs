@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use boostr::backend::{Cpu, CpuClient};
-use boostr::checkpoint::ConfigFile;
-use boostr::convert::type_named;
+use boostr::checkpoint::{ConfigFile, Dtype};
+use boostr::convert::Types;
 use boostr::models::{Config, Logits, Model, Run};
 use serde::Serialize;
 use serde_json::json;
@@ -290,10 +290,11 @@ pub(super) fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Mod
         let field = if json["n_layer"].is_null() { "num_hidden_layers" } else { "n_layer" };
         json[field] = layers.into();
     }
-    let dtype = type_named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
+    let types = Types::named(&args.dtype).map_err(|error| usage(format!("--dtype: {error}")))?;
+    let of = |name: &str, shape: &[usize]| types.of(name, shape).unwrap_or(Dtype::F32);
     let config = Config::read(&ConfigFile::parse(name, &json.to_string())?)?;
-    let model = Model::synthetic(config, dtype, cpu.clone()).context("synthetic model")?;
-    Ok((format!("{name} (synthetic, {})", dtype.name().to_lowercase()), Arc::new(model)))
+    let model = Model::synthetic_as(config, of, cpu.clone()).context("synthetic model")?;
+    Ok((format!("{name} (synthetic, {})", args.dtype.to_lowercase()), Arc::new(model)))
 }
 
 /// Three of four layers are gated delta mixers. The width of the feed-forward parts follows from the number of
