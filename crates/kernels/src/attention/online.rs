@@ -21,7 +21,7 @@ use super::page::{Buffers, PAGE, Page, Stored, with_keys, with_panels, with_valu
 use super::panels::{Bf16, Code, Elements, F16, F32, PanelRows, Panels, ScaledKeys, ScaledValues};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
-use crate::simd::{Simd, dispatch};
+use crate::simd::{Simd, Step, dispatch};
 
 /// Queries of the micro-kernel.
 pub(super) const TILE: usize = 6;
@@ -202,13 +202,45 @@ fn attend_page<S: Simd>(
     if rows > TILE {
         keys = keys.widened(simd, panels);
     }
-    with_keys!(S, keys, layout.d_k, keys => block.weigh(simd, keys, q, weights, online));
+    let block = &block;
+    with_keys!(S, keys, layout.d_k, keys => simd.apart(Weigh { block, keys, q, weights, online }));
     // Second pass, values: outputs `[rows, d_v]`.
     let mut values = page.values(simd, layout, head, buffers);
     if rows > TILE {
         values = values.widened(simd, panels);
     }
-    with_values!(S, values, values => block.add_values(simd, values, weights, online));
+    with_values!(S, values, values => simd.apart(AddValues { block, values, weights, online }));
+}
+
+/// [`Block::weigh`] of one type of keys.
+struct Weigh<'a, K> {
+    block: &'a Block<'a>,
+    keys: K,
+    q: &'a [f32],
+    weights: &'a mut [f32],
+    online: &'a mut Online,
+}
+
+impl<S: Simd, K: Panels<S>> Step<S> for Weigh<'_, K> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        self.block.weigh(simd, self.keys, self.q, self.weights, self.online);
+    }
+}
+
+/// [`Block::add_values`] of one type of values.
+struct AddValues<'a, V> {
+    block: &'a Block<'a>,
+    values: V,
+    weights: &'a [f32],
+    online: &'a mut Online,
+}
+
+impl<S: Simd, V: Panels<S>> Step<S> for AddValues<'_, V> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        self.block.add_values(simd, self.values, self.weights, self.online);
+    }
 }
 
 /// The queries of one KV head before one page.

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Simd, Step};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -32,6 +32,15 @@ impl Simd for Avx2 {
 
     super::split_by_arrays!(8);
 
+    #[inline(always)]
+    fn apart(self, step: impl Step<Self>) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline(never)]
+        fn wide(simd: Avx2, step: impl Step<Avx2>) {
+            step.run(simd);
+        }
+        unsafe { wide(self, step) }
+    }
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // A prefetch never faults, whatever the address.

@@ -6,8 +6,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
 use super::avx2::Avx2;
+use super::{Simd, Step};
 
 /// Proof that the processor has AVX-512F, AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -31,6 +31,15 @@ impl Simd for Avx512 {
 
     super::split_by_arrays!(16);
 
+    #[inline(always)]
+    fn apart(self, step: impl Step<Self>) {
+        #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+        #[inline(never)]
+        fn wide(simd: Avx512, step: impl Step<Avx512>) {
+            step.run(simd);
+        }
+        unsafe { wide(self, step) }
+    }
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // A prefetch never faults, whatever the address.

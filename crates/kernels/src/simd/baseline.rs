@@ -1,6 +1,6 @@
 //! Four lanes in plain Rust: what every processor can run, and what Miri checks.
 
-use super::Simd;
+use super::{Simd, Step};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Baseline;
@@ -20,6 +20,10 @@ impl Simd for Baseline {
 
     super::split_by_arrays!(4);
 
+    #[inline(never)]
+    fn apart(self, step: impl Step<Self>) {
+        step.run(self);
+    }
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
     #[inline(always)]

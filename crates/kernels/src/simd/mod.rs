@@ -74,6 +74,12 @@ pub(crate) mod neon;
 
 pub use level::{Level, UnknownLevel};
 
+/// A part of a kernel that is worth a function of its own: the compiler's time grows faster than a function does.
+pub(crate) trait Step<S: Simd> {
+    /// Must be `#[inline(always)]`.
+    fn run(self, simd: S);
+}
+
 /// What kernels need of an instruction set; `Copy` so that it can be passed everywhere for free.
 ///
 /// `max` and `min` return their second operand when either is NaN. `reduce4` sums each vector in a
@@ -90,6 +96,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     const LANES: usize;
     const ZERO: Self::Chunk;
 
+    /// Runs a step, compiled for the instruction set as a function of its own.
+    fn apart(self, step: impl Step<Self>);
     /// Splits into whole chunks and the rest.
     fn chunks(x: &[f32]) -> (&[Self::Chunk], &[f32]);
     fn chunks_mut(x: &mut [f32]) -> (&mut [Self::Chunk], &mut [f32]);

@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use super::Simd;
+use super::{Simd, Step};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
@@ -21,6 +21,10 @@ impl Simd for Neon {
 
     super::split_by_arrays!(4);
 
+    #[inline(never)]
+    fn apart(self, step: impl Step<Self>) {
+        step.run(self);
+    }
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // The instruction that the unstable intrinsic stands for; it never faults.
