@@ -20,7 +20,7 @@ const REGIONS: usize = 20_000;
 
 /// A token on so many threads; times are medians, in microseconds.
 #[derive(Debug, Serialize)]
-struct Token {
+struct Measured {
     threads: usize,
     token_us: f64,
     /// Of a region whose tasks do nothing; `None` on one thread, which has none.
@@ -37,7 +37,7 @@ struct Step {
 
 pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient) -> Result<()> {
     let (name, model) = model::open(args, cpu)?;
-    let tokens: Vec<Token> =
+    let tokens: Vec<Measured> =
         pools.iter().map(|pool| pool.install(|| token(&model, args))).collect::<Result<_>>()?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -60,7 +60,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient
     Ok(())
 }
 
-fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Token> {
+fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Measured> {
     let threads = rayon::current_num_threads();
     let mut state = model.new_state()?;
     let (mut all, mut each) = (Vec::new(), Vec::<Vec<parallel::Step>>::new());
@@ -95,5 +95,5 @@ fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Token> {
         });
         1e6 * seconds / REGIONS as f64
     });
-    Ok(Token { threads, token_us: median(&all), empty_region_us, steps })
+    Ok(Measured { threads, token_us: median(&all), empty_region_us, steps })
 }
