@@ -7,8 +7,12 @@ use std::process::ExitCode;
 // A server holds states for long between buffers that live for a step: the C library's heap grows by
 // what is left between them (docs/performance.md, "Memory of a server").
 #[cfg(unix)]
+#[allow(unsafe_code, reason = "an allocator, and the name under which jemalloc finds its settings")]
+mod allocator;
+
+#[cfg(unix)]
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 fn main() -> ExitCode {
     boostr_cli::main(std::env::args_os())

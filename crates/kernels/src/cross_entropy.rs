@@ -142,6 +142,8 @@ struct Block<'a> {
     h: Vec<f32>,
     /// `[R, V]`: h·weight, and then scale dz
     logits: Vec<f32>,
+    /// Their `[R, D]`
+    dh: Vec<f32>,
 }
 
 impl<'a> Block<'a> {
@@ -157,8 +159,8 @@ impl<'a> Block<'a> {
         }
         assert_eq!(losses.len(), h.len(), "losses");
         losses.fill(0.0);
-        let (tokens, block_h, logits) = Default::default();
-        Self { all: h, head: *head, targets, words, tokens, h: block_h, logits }
+        let (tokens, block_h, logits, dh) = Default::default();
+        Self { all: h, head: *head, targets, words, tokens, h: block_h, logits, dh }
     }
 
     /// Makes it that of `tokens`, with their products.
@@ -198,13 +200,13 @@ impl<'a> Block<'a> {
     }
 
     /// Writes dh of the block's tokens and adds what they give to dweight.
-    fn gradients(&self, dh: &mut [f32], dweight: &mut [f32]) {
+    fn gradients(&mut self, dh: &mut [f32], dweight: &mut [f32]) {
         let d = self.all.width();
         let dz = Rows::dense(&self.logits, self.words);
-        let mut block_dh = vec![0.0; self.h.len()]; // [R, D]
-        linear_backward_input(self.head.level, dz, Weights::F32(self.head.weight), &mut block_dh);
+        self.dh.resize(self.h.len(), 0.0);
+        linear_backward_input(self.head.level, dz, Weights::F32(self.head.weight), &mut self.dh);
         linear_backward_weight(self.head.level, dz, Rows::dense(&self.h, d), dweight);
-        for (t, row) in self.tokens.iter().zip(block_dh.chunks_exact(d)) {
+        for (t, row) in self.tokens.iter().zip(self.dh.chunks_exact(d)) {
             dh[t * d..][..d].copy_from_slice(row);
         }
     }

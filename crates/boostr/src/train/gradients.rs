@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Index, Range};
 
+use rayon::prelude::*;
+
 use super::Parameters;
 
 /// The sum of the gradients of some leaves of a batch, and the losses that they are of.
@@ -106,13 +108,17 @@ impl Index<&str> for Gradients {
 
 impl From<BTreeMap<String, Vec<f32>>> for Gradients {
     fn from(gradients: BTreeMap<String, Vec<f32>>) -> Self {
-        let mut all = Self::default();
-        all.values.reserve_exact(gradients.values().map(Vec::len).sum());
+        let values = vec![0.0; gradients.values().map(Vec::len).sum()];
+        let mut all = Self { values, ..Self::default() };
+        let (mut pieces, mut rest, mut start) = (Vec::new(), &mut all.values[..], 0);
         for (name, values) in gradients {
-            let start = all.values.len();
-            all.values.extend_from_slice(&values);
-            all.places.insert(name, start..all.values.len());
+            let piece;
+            (piece, rest) = rest.split_at_mut(values.len());
+            all.places.insert(name, start..start + values.len());
+            start += values.len();
+            pieces.push((piece, values));
         }
+        pieces.into_par_iter().for_each(|(piece, values)| piece.copy_from_slice(&values));
         all
     }
 }

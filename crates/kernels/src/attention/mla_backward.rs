@@ -123,7 +123,7 @@ pub fn latent_attention_backward(
     }
 }
 
-/// `[T, H * width]` of what `make` adds to zeros for each head, `[T, width]`.
+/// `[T, H * width]` of what `make` writes for each head, `[T, width]`.
 fn by_head(
     nheads: usize,
     tokens: usize,

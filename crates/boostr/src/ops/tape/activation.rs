@@ -14,7 +14,7 @@ impl ActivationOps<CpuRuntime> for Tape {
         let (level, saved) = (self.level(), [gate.clone(), up.clone()]);
         self.record(&[("gate", gate), ("up", up)], out, move |gradients, dout| {
             let [gate, up] = saved;
-            let (mut dgate, mut dup) = (vec![0.0; dout.len()], vec![0.0; dout.len()]);
+            let [mut dgate, mut dup] = [(); 2].map(|()| gradients.buffer(dout.len()));
             let [gate_rows, up_rows] = [with_rows(&gate)?, with_rows(&up)?];
             kernels::activation::glu_backward(
                 level,
@@ -25,6 +25,7 @@ impl ActivationOps<CpuRuntime> for Tape {
                 &mut dgate,
                 &mut dup,
             );
+            gradients.keep(dout);
             gradients.give(&gate, dgate)?;
             gradients.give(&up, dup)
         })
@@ -34,11 +35,12 @@ impl ActivationOps<CpuRuntime> for Tape {
         let out = self.inner.activate(act, x)?;
         let (level, saved) = (self.level(), x.clone());
         self.record(&[("x", x)], out, move |gradients, dout| {
-            let mut dx = vec![0.0; dout.len()];
+            let mut dx = gradients.buffer(dout.len());
             let rows = with_rows(&saved)?;
-            let dout = Rows::dense(&dout, saved.shape()[1]);
+            let of = Rows::dense(&dout, saved.shape()[1]);
             let rows = host::rows("x", &rows)?;
-            kernels::activation::activate_backward(level, act, rows, dout, &mut dx);
+            kernels::activation::activate_backward(level, act, rows, of, &mut dx);
+            gradients.keep(dout);
             gradients.give(&saved, dx)
         })
     }
@@ -61,15 +63,16 @@ impl ActivationOps<CpuRuntime> for Tape {
         let (level, saved) = (self.level(), [x.clone(), factors.clone()]);
         self.record(&[("x", x), ("factors", factors)], out, move |gradients, dout| {
             let [x, factors] = saved;
-            let dout = Rows::dense(&dout, factors.numel());
+            let of = Rows::dense(&dout, factors.numel());
             if let Some(dfactors) = gradients.of(&factors) {
                 let rows = with_rows(&x)?;
-                kernels::column_dots(level, dout, host::rows("x", &rows)?, dfactors);
+                kernels::column_dots(level, of, host::rows("x", &rows)?, dfactors);
             }
-            let mut dx = vec![0.0; x.numel()];
+            let mut dx = gradients.buffer(x.numel());
             let factors = host::contiguous("factors", &factors)?;
             let factors = host::slice("factors", &factors)?;
-            kernels::activation::scale_columns(dout, factors, &mut dx);
+            kernels::activation::scale_columns(of, factors, &mut dx);
+            gradients.keep(dout);
             gradients.give(&x, dx)
         })
     }

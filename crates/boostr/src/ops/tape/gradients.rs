@@ -13,6 +13,9 @@ type Cpu = Tensor<CpuRuntime>;
 /// Elements that are worth a task of their own.
 const TASK: usize = 1 << 15;
 
+/// Elements of the smallest buffer that is kept for later.
+const KEPT: usize = 1 << 12;
+
 /// What is known of one storage.
 struct Slot {
     address: u64,
@@ -25,11 +28,16 @@ struct Slot {
 }
 
 /// The gradient of each storage that needs one.
+///
+/// Gradients that have been passed on leave their memory to later ones: layers have the same sizes, and
+/// fresh memory costs a page fault for each of its pages.
 #[derive(Default)]
 pub(super) struct Gradients {
     slots: Vec<Slot>,
     /// The slot of the storage at an address.
     places: HashMap<u64, usize>,
+    /// Memory of gradients that have been passed on, by its length.
+    free: HashMap<usize, Vec<Vec<f32>>>,
 }
 
 impl Gradients {
@@ -106,7 +114,28 @@ impl Gradients {
 
     /// As [`take`](Self::take), with zeros where nothing depends on it.
     pub(super) fn take_or_zeros(&mut self, out: &Cpu) -> Vec<f32> {
-        self.take(out).unwrap_or_else(|| vec![0.0; out.numel()])
+        self.take(out).unwrap_or_else(|| self.zeros(out.numel()))
+    }
+
+    /// `len` floats, which may be anything, to be overwritten.
+    pub(super) fn buffer(&mut self, len: usize) -> Vec<f32> {
+        self.free.get_mut(&len).and_then(Vec::pop).unwrap_or_else(|| vec![0.0; len])
+    }
+
+    /// `len` zeros.
+    pub(super) fn zeros(&mut self, len: usize) -> Vec<f32> {
+        let Some(mut buffer) = self.free.get_mut(&len).and_then(Vec::pop) else {
+            return vec![0.0; len];
+        };
+        buffer.par_chunks_mut(TASK).for_each(|part| part.fill(0.0));
+        buffer
+    }
+
+    /// Keeps the memory of a gradient that has been passed on.
+    pub(super) fn keep(&mut self, buffer: Vec<f32>) {
+        if buffer.len() >= KEPT {
+            self.free.entry(buffer.len()).or_default().push(buffer);
+        }
     }
 
     /// Adds `dx`, row-major, to the gradient of `x`, which may be rows of a wider tensor.
@@ -115,26 +144,37 @@ impl Gradients {
     ///
     /// When `x` is no rows of contiguous elements.
     pub(super) fn give(&mut self, x: &Cpu, dx: Vec<f32>) -> Result<()> {
-        let Some(slot) = self.slot(x) else { return Ok(()) };
-        if x.is_contiguous() && slot.len == dx.len() && slot.gradient.is_none() {
+        let Some(slot) = self.slot(x) else {
+            self.keep(dx);
+            return Ok(());
+        };
+        let (len, is_first) = (slot.len, slot.gradient.is_none());
+        if x.is_contiguous() && len == dx.len() && is_first {
             slot.gradient = Some(dx);
             return Ok(());
         }
         let (width, stride, offset) = rows(x)?;
-        let len = slot.len;
-        let gradient = slot.gradient.get_or_insert_with(|| vec![0.0; len]);
-        if width == 0 {
-            return Ok(());
+        if is_first {
+            let mut gradient = self.buffer(len);
+            gradient[..offset].fill(0.0);
+            self.put(x, gradient);
         }
-        let gradient = &mut gradient[offset..];
-        let many = (TASK / width).max(1);
-        gradient.par_chunks_mut(stride * many).zip(dx.par_chunks(width * many)).for_each(
-            |(gradient, dx)| {
-                for (gradient, dx) in gradient.chunks_mut(stride).zip(dx.chunks_exact(width)) {
+        if let Some(gradient) = self.slot(x).and_then(|slot| slot.gradient.as_mut()) {
+            let many = (TASK / width.max(1)).max(1);
+            let tasks = gradient[offset..].par_chunks_mut(stride * many).enumerate();
+            tasks.for_each(|(task, gradient)| {
+                // Cleared where it is added to next, so that it is in the cache.
+                if is_first {
+                    gradient.fill(0.0);
+                }
+                let dx = dx.get(task * width * many..).unwrap_or_default();
+                for (gradient, dx) in gradient.chunks_mut(stride).zip(dx.chunks_exact(width.max(1)))
+                {
                     gradient.iter_mut().zip(dx).for_each(|(gradient, dx)| *gradient += dx);
                 }
-            },
-        );
+            });
+        }
+        self.keep(dx);
         Ok(())
     }
 
@@ -199,4 +239,39 @@ fn rows(x: &Cpu) -> Result<(usize, usize, usize)> {
     }
     let stride = usize::try_from(stride).ok().filter(|&stride| stride >= width);
     Ok((width, stride.ok_or_else(refuse)?, x.offset()))
+}
+
+#[cfg(test)]
+mod tests {
+    use numr::runtime::cpu::CpuDevice;
+
+    use super::*;
+
+    /// A gradient of a part of `[64, 128]`, with memory to use again that is all NaN.
+    fn given(part: impl Fn(&Cpu) -> Cpu) -> Vec<f32> {
+        let whole = Tensor::from_slice(&[0.0f32; 64 * 128], &[64, 128], &CpuDevice::new()).unwrap();
+        let part = part(&whole);
+        let mut gradients = Gradients::default();
+        gradients.add(&whole, true, None);
+        gradients.keep(vec![f32::NAN; whole.numel()]);
+        gradients.give(&part, vec![1.0; part.numel()]).unwrap();
+        gradients.give(&part, vec![2.0; part.numel()]).unwrap();
+        gradients.take(&whole).unwrap()
+    }
+
+    #[test]
+    fn memory_that_is_used_again_leaves_no_trace() {
+        let of_columns = given(|x| x.narrow(1, 32, 64).unwrap());
+        for (i, dx) in of_columns.iter().enumerate() {
+            assert_eq!(*dx, if (32..96).contains(&(i % 128)) { 3.0 } else { 0.0 }, "{i}");
+        }
+        let of_rows = given(|x| x.narrow(0, 5, 7).unwrap());
+        for (i, dx) in of_rows.iter().enumerate() {
+            assert_eq!(*dx, if (5..12).contains(&(i / 128)) { 3.0 } else { 0.0 }, "{i}");
+        }
+        let mut gradients = Gradients::default();
+        gradients.keep(vec![f32::NAN; KEPT]);
+        assert_eq!(gradients.zeros(KEPT), vec![0.0; KEPT]);
+        assert!(gradients.free[&KEPT].is_empty());
+    }
 }

@@ -55,27 +55,34 @@ impl Tape {
                 kernels::linear_backward_weight(level, rows, host::rows("x", &x)?, dw);
             }
             if gradients.wants(&x) {
-                gradients.give(&x, input_gradient(level, rows, &w)?)?;
+                let mut dx = gradients.buffer(rows.len() * w.shape()[1]);
+                input_gradient(level, rows, &w, &mut dx)?;
+                gradients.give(&x, dx)?;
             }
             match saved_onto {
-                Some(onto) => gradients.give(&onto, dout),
-                None => Ok(()),
+                Some(onto) => gradients.give(&onto, dout)?,
+                None => gradients.keep(dout),
             }
+            Ok(())
         })
     }
 }
 
-/// `dout · w`
-fn input_gradient(level: Level, dout: Rows<'_>, w: &Weight<CpuRuntime>) -> Result<Vec<f32>> {
-    let mut dx = vec![0.0; dout.len() * w.shape()[1]];
+/// Writes `dout · w` to `dx`.
+fn input_gradient(
+    level: Level,
+    dout: Rows<'_>,
+    w: &Weight<CpuRuntime>,
+    dx: &mut [f32],
+) -> Result<()> {
     match &w.storage {
-        Storage::Dense(w, _) => kernels::linear_backward_input(level, dout, elements(w)?, &mut dx),
+        Storage::Dense(w, _) => kernels::linear_backward_input(level, dout, elements(w)?, dx),
         Storage::Packed(blocks) => {
             let w = decoded(blocks.get()?);
-            kernels::linear_backward_input(level, dout, kernels::Weights::F32(&w), &mut dx);
+            kernels::linear_backward_input(level, dout, kernels::Weights::F32(&w), dx);
         }
     }
-    Ok(dx)
+    Ok(())
 }
 
 fn decoded(packed: &kernels::quant::Packed) -> Vec<f32> {
@@ -160,6 +167,7 @@ impl LinearOps<CpuRuntime> for Tape {
                 let rows = ids.iter().map(|&id| id as usize);
                 add_to_rows(dw, rows.zip(dout.chunks_exact(width.max(1))));
             }
+            gradients.keep(dout);
             Ok(())
         })
     }
@@ -168,9 +176,10 @@ impl LinearOps<CpuRuntime> for Tape {
         let out = self.inner.select_rows(x, rows)?;
         let (saved, rows) = (x.clone(), rows.to_vec());
         self.record(&[("x", x)], out, move |gradients, dout| {
-            let mut dx = vec![0.0; saved.numel()];
+            let mut dx = gradients.zeros(saved.numel());
             let width = saved.shape()[1].max(1);
             add_to_rows(&mut dx, rows.into_iter().zip(dout.chunks_exact(width)));
+            gradients.keep(dout);
             gradients.give(&saved, dx)
         })
     }
@@ -217,11 +226,11 @@ impl LinearOps<CpuRuntime> for Tape {
         let rows = host::rows("h", &rows)?;
         if is_needed {
             // The gradient is made here, where the logits are, and kept until the way back begins.
-            let mut dh = vec![0.0; h.numel()];
             let mut scratch = Vec::new();
             let mut recording = self.lock();
             recording.losses += 1;
             let gradients = &mut recording.gradients;
+            let mut dh = gradients.buffer(h.numel());
             let dw = match head.floats() {
                 Some(w) => gradients.of_or(w, &mut scratch),
                 None => {
@@ -251,8 +260,9 @@ impl LinearOps<CpuRuntime> for Tape {
         let out = self.inner.transpose(x)?;
         let saved = x.clone();
         self.record(&[("x", x)], out, move |gradients, dout| {
-            let mut dx = vec![0.0; dout.len()];
+            let mut dx = gradients.buffer(dout.len());
             kernels::transpose(Rows::dense(&dout, saved.shape()[0]), &mut dx);
+            gradients.keep(dout);
             gradients.give(&saved, dx)
         })
     }
@@ -271,7 +281,7 @@ impl NormOps<CpuRuntime> for Tape {
         let out = self.inner.rmsnorm(x, weight, eps)?;
         let (level, saved, w) = (self.level(), x.clone(), weight.clone());
         self.record(&[("x", x), ("weight", weight)], out, move |gradients, dout| {
-            let (mut dx, mut scratch) = (vec![0.0; dout.len()], Vec::new());
+            let (mut dx, mut scratch) = (gradients.buffer(dout.len()), Vec::new());
             let rows = with_rows(&saved)?;
             kernels::rms_norm_backward(
                 level,
@@ -282,6 +292,7 @@ impl NormOps<CpuRuntime> for Tape {
                 &mut dx,
                 gradients.of_or(&w, &mut scratch),
             );
+            gradients.keep(dout);
             gradients.give(&saved, dx)
         })
     }
@@ -294,7 +305,7 @@ impl NormOps<CpuRuntime> for Tape {
         let (ngroups, eps, norm_before_gate) = (norm.ngroups, norm.eps, norm.norm_before_gate);
         let activation = norm.activation;
         self.record(&inputs, out, move |gradients: &mut Gradients, dout| {
-            let (mut dy, mut dz) = (vec![0.0; dout.len()], vec![0.0; dout.len()]);
+            let [mut dy, mut dz] = [(); 2].map(|()| gradients.buffer(dout.len()));
             let [y_rows, z_rows] = [with_rows(&y)?, with_rows(&z)?];
             let weight = Some(host::slice("weight", &w)?);
             kernels::gated_rms_norm_backward(
@@ -306,6 +317,7 @@ impl NormOps<CpuRuntime> for Tape {
                 &mut dz,
                 gradients.of(&w),
             );
+            gradients.keep(dout);
             gradients.give(&y, dy)?;
             gradients.give(&z, dz)
         })
@@ -315,11 +327,12 @@ impl NormOps<CpuRuntime> for Tape {
         let out = self.inner.l2norm(x, group, eps)?;
         let (level, saved) = (self.level(), x.clone());
         self.record(&[("x", x)], out, move |gradients, dout| {
-            let mut dx = vec![0.0; dout.len()];
+            let mut dx = gradients.buffer(dout.len());
             let rows = with_rows(&saved)?;
             let rows = host::rows("x", &rows)?;
-            let dout = Rows::dense(&dout, saved.shape()[1]);
-            kernels::l2_norm_backward(level, rows, group, eps, dout, &mut dx);
+            let of = Rows::dense(&dout, saved.shape()[1]);
+            kernels::l2_norm_backward(level, rows, group, eps, of, &mut dx);
+            gradients.keep(dout);
             gradients.give(&saved, dx)
         })
     }

@@ -113,9 +113,13 @@ impl SsmKernelOps<CpuRuntime> for Tape {
             let arguments = SsdArguments::new(&input)?;
             let values = carried.values()?;
             let mut dstates = carried.take(gradients);
+            // Those of tokens are overwritten, those of parameters are added to zeros.
+            let [mut dx, mut ddt, mut db, mut dc] =
+                [&x, &dt, &b, &c].map(|x| gradients.buffer(x.numel()));
+            let mut dz = z.as_ref().map(|z| gradients.buffer(z.numel()));
             let zeros = |x: &Cpu| vec![0.0; x.numel()];
-            let [mut dx, mut ddt, mut da, mut db, mut dc] = [&x, &dt, a.rates(), &b, &c].map(zeros);
-            let [mut dz, mut ddt_bias, mut dd] = [&z, &dt_bias, &d].map(|x| x.as_ref().map(zeros));
+            let mut da = zeros(a.rates());
+            let [mut ddt_bias, mut dd] = [&dt_bias, &d].map(|x| x.as_ref().map(zeros));
             ssd::ssd_backward(
                 &arguments.kernel(level)?,
                 &runs,
@@ -133,6 +137,7 @@ impl SsmKernelOps<CpuRuntime> for Tape {
                     dd: dd.as_deref_mut(),
                 },
             );
+            gradients.keep(dout);
             for (x, dx) in [(&x, dx), (&dt, ddt), (a.rates(), da), (&b, db), (&c, dc)] {
                 gradients.give(x, dx)?;
             }
@@ -166,7 +171,7 @@ impl CausalConvOps<CpuRuntime> for Tape {
             let values = carried.values()?;
             let mut dwindows = carried.take(gradients);
             let rows = with_rows(&x)?;
-            let mut dx = vec![0.0; dout.len()];
+            let mut dx = gradients.buffer(dout.len());
             let mut dweight = vec![0.0; weight.numel()];
             let mut dbias = bias.as_ref().map(|bias| vec![0.0; bias.numel()]);
             if channels > 0 {
@@ -186,6 +191,7 @@ impl CausalConvOps<CpuRuntime> for Tape {
                     },
                 );
             }
+            gradients.keep(dout);
             gradients.give(&x, dx)?;
             gradients.give(&weight, dweight)?;
             if let (Some(bias), Some(dbias)) = (bias, dbias) {
