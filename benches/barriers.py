@@ -62,16 +62,20 @@ def main():
     parser.add_argument("--repeat", type=int, default=1, help="how often the layers that were measured come in the model")
     parser.add_argument("--head", type=int, default=1, help="steps at the end that come once")
     parser.add_argument("--distance", type=float, nargs="+", default=[1, 4])
+    parser.add_argument("--hand-over", type=float, help="microseconds; measured if not given")
+    parser.add_argument("--steps-only", action="store_true", help="leave out what is between the steps")
     parser.add_argument("--claim", type=float, default=0.05, help="microseconds to take a task")
     args = parser.parse_args()
     with open(args.steps) as file:
         report = json.load(file)
     tokens = {token["threads"]: token for token in report["tokens"]}
-    one, hand_over = tokens[1], tokens[2]["empty_region_us"] / 2
+    one, hand_over = tokens[1], args.hand_over
+    if hand_over is None:
+        hand_over = tokens[2]["empty_region_us"] / 2
     times = [step["us"] for step in one["steps"]]
     often = [args.repeat] * (len(times) - args.head) + [1] * args.head
     within = sum(times)
-    serial = args.repeat * (one["token_us"] - within)
+    serial = 0.0 if args.steps_only else args.repeat * (one["token_us"] - within)
     whole = serial + sum(us * n for us, n in zip(times, often))
     print(f"{report['model']}: {whole / 1000:.2f} ms a token on one thread, {serial / 1000:.2f} of them between the steps;")
     print(f"a hand-over takes {hand_over:.2f} us\n")

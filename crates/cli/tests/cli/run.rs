@@ -86,6 +86,35 @@ fn threads_do_not_change_the_text() {
 }
 
 #[test]
+fn threads_that_are_bound_to_processors_do_not_change_the_text() {
+    let args = ["run", "-p", PROMPT, "-n", "32", "-s", "3"];
+    let pinned = boostr(&[&args[..], &["--threads", "3", "--pin"]].concat());
+    if cfg!(target_os = "linux") {
+        assert_eq!(pinned.ok().stdout, boostr(&args).ok().stdout);
+    } else {
+        let refused = pinned.fails(1);
+        assert!(refused.stderr.contains("bound to processors"), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn the_steps_of_a_token_are_shown_for_each_number_of_threads() {
+    let args = ["bench", "--steps", "-g", "2", "-t", "1,3", "--json"];
+    let small = ["--synthetic", "mamba2-130m", "--layers", "2", "--dtype", "q8_0"];
+    let json = boostr(&[&args[..], &small[..]].concat()).ok().json();
+    let tokens = json["tokens"].as_array().unwrap();
+    let regions = |i: usize| {
+        let steps = tokens[i]["steps"].as_array().unwrap();
+        steps.iter().filter(|step| step["is_region"] == true).count()
+    };
+    assert_eq!(tokens[0]["threads"], 1);
+    assert_eq!(tokens[1]["threads"], 3);
+    // Three a layer, one of the head, and maybe one that clears the logits.
+    assert_eq!(regions(0), 0);
+    assert!((7..=8).contains(&regions(1)), "{}", regions(1));
+}
+
+#[test]
 fn a_prompt_may_come_from_a_word_an_option_a_file_or_stdin() {
     let file = folder("prompt-file").join("prompt.txt");
     fs::write(&file, format!("{PROMPT}\n")).unwrap();

@@ -47,7 +47,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient
     for token in tokens {
         let regions = token.steps.iter().filter(|step| step.is_region);
         let tasks: usize = regions.clone().map(|step| step.tasks).sum();
-        let us: f64 = regions.clone().map(|step| step.us).sum();
+        let us = regions.clone().fold(0.0, |us, step| us + step.us);
         let (threads, all, count) = (token.threads, token.token_us, regions.count());
         writeln!(
             out,
