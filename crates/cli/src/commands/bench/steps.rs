@@ -20,9 +20,10 @@ const REGIONS: usize = 20_000;
 
 /// A token on so many threads; times are medians, in microseconds.
 #[derive(Debug, Serialize)]
-struct Measured {
+struct Token {
     threads: usize,
-    token_us: f64,
+    #[serde(rename = "token_us")]
+    whole_us: f64,
     /// Of a region whose tasks do nothing; `None` on one thread, which has none.
     empty_region_us: Option<f64>,
     steps: Vec<Step>,
@@ -37,7 +38,7 @@ struct Step {
 
 pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient) -> Result<()> {
     let (name, model) = model::open(args, cpu)?;
-    let tokens: Vec<Measured> =
+    let tokens: Vec<Token> =
         pools.iter().map(|pool| pool.install(|| token(&model, args))).collect::<Result<_>>()?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -48,7 +49,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient
         let regions = token.steps.iter().filter(|step| step.is_region);
         let tasks: usize = regions.clone().map(|step| step.tasks).sum();
         let us = regions.clone().fold(0.0, |us, step| us + step.us);
-        let (threads, all, count) = (token.threads, token.token_us, regions.count());
+        let (threads, all, count) = (token.threads, token.whole_us, regions.count());
         writeln!(
             out,
             "{threads} threads: {all:.0} us a token, {us:.0} of them in {count} regions of {tasks} tasks"
@@ -60,7 +61,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient
     Ok(())
 }
 
-fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Measured> {
+fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Token> {
     let threads = rayon::current_num_threads();
     let mut state = model.new_state()?;
     let (mut all, mut each) = (Vec::new(), Vec::<Vec<parallel::Step>>::new());
@@ -95,5 +96,5 @@ fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Measured> {
         });
         1e6 * seconds / REGIONS as f64
     });
-    Ok(Measured { threads, token_us: median(&all), empty_region_us, steps })
+    Ok(Token { threads, whole_us: median(&all), empty_region_us, steps })
 }
