@@ -444,8 +444,8 @@ fn plan<'a>(
     let infos: Vec<Item<'_>> = order.iter().map(|&(_, info)| info).collect();
     let mut header = serde_json::to_vec(&Written { tensors: &infos, metadata })
         .map_err(|e| argument(e.to_string()))?;
-    let begin = (LENGTH + header.len()).next_multiple_of(alignment);
-    header.resize(begin - LENGTH, b' ');
+    let begin = header.len().saturating_add(LENGTH).next_multiple_of(alignment);
+    header.resize(begin.saturating_sub(LENGTH), b' ');
     if header.len() > MAX_HEADER {
         return Err(argument(format!(
             "the header would have {} bytes, at most {MAX_HEADER} are allowed",

@@ -249,7 +249,8 @@ mod tests {
 
     /// A gradient of a part of `[64, 128]`, with memory to use again that is all NaN.
     fn given(part: impl Fn(&Cpu) -> Cpu) -> Vec<f32> {
-        let whole = Tensor::from_slice(&[0.0f32; 64 * 128], &[64, 128], &CpuDevice::new()).unwrap();
+        let whole =
+            Tensor::from_slice(&vec![0.0f32; 64 * 128], &[64, 128], &CpuDevice::new()).unwrap();
         let part = part(&whole);
         let mut gradients = Gradients::default();
         gradients.add(&whole, true, None);

@@ -22,7 +22,8 @@ const REGIONS: usize = 20_000;
 #[derive(Debug, Serialize)]
 struct Token {
     threads: usize,
-    token_us: f64,
+    #[serde(rename = "token_us")]
+    whole_us: f64,
     /// Of a region whose tasks do nothing; `None` on one thread, which has none.
     empty_region_us: Option<f64>,
     steps: Vec<Step>,
@@ -48,7 +49,7 @@ pub(super) fn run(args: &BenchArgs, pools: &[rayon::ThreadPool], cpu: &CpuClient
         let regions = token.steps.iter().filter(|step| step.is_region);
         let tasks: usize = regions.clone().map(|step| step.tasks).sum();
         let us = regions.clone().fold(0.0, |us, step| us + step.us);
-        let (threads, all, count) = (token.threads, token.token_us, regions.count());
+        let (threads, all, count) = (token.threads, token.whole_us, regions.count());
         writeln!(
             out,
             "{threads} threads: {all:.0} us a token, {us:.0} of them in {count} regions of {tasks} tasks"
@@ -95,5 +96,5 @@ fn token(model: &Model<Cpu>, args: &BenchArgs) -> Result<Token> {
         });
         1e6 * seconds / REGIONS as f64
     });
-    Ok(Token { threads, token_us: median(&all), empty_region_us, steps })
+    Ok(Token { threads, whole_us: median(&all), empty_region_us, steps })
 }
