@@ -44,7 +44,7 @@ pub(super) trait Panels<S: Simd>: Copy {
 /// A type of elements.
 pub(super) trait Element<S: Simd>: Copy {
     /// A vector of them in memory.
-    type Vector;
+    type Vector: Copy;
     /// The vector as floats.
     fn load(simd: S, x: &Self::Vector) -> S::F;
 }
@@ -97,19 +97,11 @@ impl<S: Simd> Element<S> for Code {
 }
 
 /// Panels `[panels][height, W]` of one type of elements; or some rows of a panel.
+#[derive(Clone, Copy)]
 pub(super) struct Elements<'a, S: Simd, E: Element<S>> {
     rows: &'a [[E::Vector; 2]],
     height: usize,
 }
-
-impl<S: Simd, E: Element<S>> Clone for Elements<'_, S, E> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd, E: Element<S>> Copy for Elements<'_, S, E> {}
 
 impl<'a, S: Simd, E: Element<S>> Elements<'a, S, E> {
     /// Of vectors, as [`Simd::chunks`] and its like cut them.
