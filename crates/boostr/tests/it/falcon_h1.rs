@@ -340,7 +340,6 @@ fn a_mixer_is_described_in_more_than_one_way() {
     let want = read(&changed(MODELS[0], &json!({}))).unwrap();
     for changes in [
         json!({ "mamba_d_head": "auto" }),
-        json!({ "mamba_d_head": null }),
         json!({ "mamba_d_ssm": null, "mamba_expand": 1, "hidden_size": 96 }),
         // Without a norm there is nothing before or after it.
         json!({ "mamba_norm_before_gate": true }),
@@ -367,6 +366,7 @@ fn what_a_configuration_cannot_mean_is_refused_by_field_and_numbers() {
         (json!({ "mamba_n_heads": 5 }), ["mamba_n_heads", "5 heads of 16", "96"]),
         (json!({ "mamba_d_head": 32 }), ["mamba_n_heads", "6 heads of 32", "96"]),
         (json!({ "mamba_d_head": "wide" }), ["mamba_d_head", "auto", "wide"]),
+        (json!({ "mamba_d_head": null }), ["mamba_d_head", "missing", "null"]),
         (json!({ "mamba_d_head": u64::MAX }), ["mamba_n_heads", "6 heads of", "96"]),
         (json!({ "ssm_multipliers": [1, 1, 1, 1] }), ["ssm_multipliers", "expected 5", "found 4"]),
         (json!({ "mlp_multipliers": [1, 1, 1] }), ["mlp_multipliers", "expected 2", "found 3"]),
