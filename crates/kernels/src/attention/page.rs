@@ -304,19 +304,17 @@ pub(super) enum Stored<'a> {
     Code(&'a [i8]),
 }
 
-/// Keys `[64 / W][d_k, W]`, and bits of the f16 scales `[64 / W][d_k / 32, W]` of codes.
+/// Panels, and the scales of codes.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
+pub(super) struct Scaled<'a, T> {
     pub stored: Stored<'a>,
-    pub scales: &'a [u16],
+    pub scales: &'a [T],
 }
 
-/// Values `[d_v / W][64, W]`, and the scales `[d_v / 32, 64]` of codes.
-#[derive(Clone, Copy)]
-pub(super) struct Values<'a> {
-    pub stored: Stored<'a>,
-    pub scales: &'a [f32],
-}
+/// Keys `[64 / W][d_k, W]`, and bits of the f16 scales `[64 / W][d_k / 32, W]`.
+pub(super) type Keys<'a> = Scaled<'a, u16>;
+/// Values `[d_v / W][64, W]`, and the scales `[d_v / 32, 64]`.
+pub(super) type Values<'a> = Scaled<'a, f32>;
 
 /// Evaluates an expression with the panels of keys or values; where they are codes, or floats of them, with what
 /// another expression makes of those.
@@ -380,13 +378,15 @@ impl<'a> Stored<'a> {
     }
 }
 
-impl<'a> Keys<'a> {
+impl<'a, T> Scaled<'a, T> {
     /// The same with floats in place of other elements.
     #[inline(always)]
     pub(super) fn widened<S: Simd>(self, simd: S, buffer: &'a mut Vec<f32>) -> Self {
         Self { stored: Stored::F32(self.stored.floats(simd, buffer)), ..self }
     }
+}
 
+impl<'a> Keys<'a> {
     /// What they stand for.
     #[inline(always)]
     fn decoded<S: Simd>(self, simd: S, d_k: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
@@ -400,12 +400,6 @@ impl<'a> Keys<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// The same with floats in place of other elements.
-    #[inline(always)]
-    pub(super) fn widened<S: Simd>(self, simd: S, buffer: &'a mut Vec<f32>) -> Self {
-        Self { stored: Stored::F32(self.stored.floats(simd, buffer)), ..self }
-    }
-
     /// What they stand for.
     #[inline(always)]
     fn decoded<S: Simd>(self, simd: S, len: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
