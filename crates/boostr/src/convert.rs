@@ -448,8 +448,9 @@ impl ModelFiles {
     /// All parameters, with those of the block that predicts one token more.
     fn with_next(&self, checkpoint: &Checkpoint) -> Checkpoint {
         let mut all = checkpoint.clone();
-        let entries = checkpoint.iter().chain(self.next.iter().flat_map(Checkpoint::iter));
-        all.replace(entries.map(|(name, entry)| (name.to_owned(), entry.clone())).collect());
+        if let Some(next) = &self.next {
+            all.add(next);
+        }
         all
     }
 

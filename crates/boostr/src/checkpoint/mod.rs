@@ -355,6 +355,12 @@ impl Checkpoint {
         self.tensors = tensors;
     }
 
+    /// Adds the tensors of another, in place of those of the same names.
+    pub fn add(&mut self, other: &Self) {
+        self.tensors
+            .extend(other.tensors.iter().map(|(name, entry)| (name.clone(), entry.clone())));
+    }
+
     /// The same, whose `progress` is told of each tensor that a weight is made of.
     #[must_use]
     pub fn with_progress(self, progress: Progress) -> Self {

@@ -172,9 +172,7 @@ pub(crate) fn parameters(
     let around = around(&block);
     checkpoint.retain(|name| !around.contains(&stem(name)));
     checkpoint.rename(|name| Some(format!("{PREFIX}{name}")))?;
-    let all = checkpoint.iter().chain(joint.iter());
-    let all = all.map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
-    checkpoint.replace(all);
+    checkpoint.add(&joint);
     Ok(Some(checkpoint))
 }
 
