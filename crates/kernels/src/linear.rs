@@ -8,16 +8,18 @@
 //! output owns one vector accumulator. What differs from the plain loop, and why:
 //!
 //! 1. A tile of 3 x 4 outputs runs together: 12 accumulators hide the latency of the multiply-add,
-//!    and 7 loads feed 12 of them.
+//!    and 7 loads feed 12 of them. With the registers of AVX-512 it has up to 6 x 4.
 //! 2. Long rows are cut along `k` in equal pieces, so that the rows of a tile stay in the first-level cache.
-//! 3. With many rows of `x`, the weights of a block of outputs are laid out once, as f32, in a panel that
-//!    stays in the second-level cache.
-//! 4. With few rows, weights are read where they lie, once, and 16-bit ones widened in registers; the
+//! 3. With few rows of `x`, weights are read where they lie, once, and 16-bit ones widened in registers; the
 //!    four rows of a tile lie far apart, so that memory sees four long streams, not many short ones.
+//! 4. With many rows, the weights of a block of outputs are laid out once, as f32, in a panel that
+//!    stays in the second-level cache. AVX-512 widens fast enough to do without.
 //! 5. Blocks of outputs run in parallel.
 //!
 //! The order in which an output is summed depends on the width of `x` and the instruction set alone:
 //! neither on the number of rows nor of threads. A row gives the same bits alone and in any batch.
+
+use std::array;
 
 use crate::products::{Matrix, Product, products};
 use crate::rows::Rows;
@@ -102,8 +104,12 @@ fn k_block(width: usize) -> usize {
 
 /// Lanes of the widest instruction set.
 const MAX_LANES: usize = 16;
-/// Up to this many rows, weights are read in place; with more, they are first made ready as f32.
-const FEW_ROWS: usize = 3;
+/// Most rows of a tile.
+const HEIGHT: usize = 6;
+/// Up to this many rows, weights are read in place; with more, a panel pays.
+const FEW_ROWS: usize = 24;
+/// Rows that pass weights in place one after another: they stay in the second-level cache.
+const ROW_BLOCK: usize = 8 * HEIGHT;
 
 /// Adds `x · wᵀ` to `out`.
 ///
@@ -129,12 +135,18 @@ pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     products(level, vec![Product { x, w: Matrix::Floats(w), out }]);
 }
 
+/// Whether so many rows pass weights in place.
+fn is_in_place(level: Level, rows: usize, w: Weights<'_>) -> bool {
+    let widens_fast = matches!(level, Level::Avx512 | Level::Avx512Vnni);
+    rows <= FEW_ROWS || (widens_fast && w.size() == 2)
+}
+
 /// What is made of the rows of a product before its tasks.
-pub(crate) fn prepare(x: Rows<'_>) -> Option<Vec<f32>> {
+pub(crate) fn prepare(level: Level, x: Rows<'_>, w: Weights<'_>) -> Option<Vec<f32>> {
     let (rows, width) = (x.len(), x.width());
-    // With many rows, those of `x` too are made whole chunks, which no real model needs.
+    // Beside a panel, rows of `x` too are made whole chunks, which no real model needs.
     let padded = width.next_multiple_of(MAX_LANES);
-    if rows <= FEW_ROWS || padded == width {
+    if is_in_place(level, rows, w) || padded == width {
         return None;
     }
     // Zeros at the end of each row add nothing to a sum.
@@ -158,37 +170,36 @@ pub(crate) fn task(
 ) {
     let (rows, width) = (x.len(), x.width());
     let w = w.rows(first, out[0].len(), width);
-    let x = prepared.map_or(x, |copy| Rows::dense(copy, copy.len() / rows));
-    // Weights in place up to three rows; from four on, unpacking them once pays.
-    if rows <= FEW_ROWS {
-        few_rows(level, x, w, out);
+    if is_in_place(level, rows, w) {
+        linear_rows(level, x, w, out);
     } else {
-        many_rows(level, x, w, width, out, panel);
+        let x = prepared.map_or(x, |copy| Rows::dense(copy, copy.len() / rows));
+        in_panels(level, x, w, width, out, panel);
     }
 }
 
 /// `x · wᵀ` of few features in one task, added to pieces of rows: for products inside other kernels.
 pub(crate) fn linear_rows(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
-    for (i, out) in out.chunks_mut(FEW_ROWS).enumerate() {
-        few_rows(level, x.slice(i * FEW_ROWS, out.len()), w, out);
+    for (i, out) in out.chunks_mut(ROW_BLOCK).enumerate() {
+        in_place(level, x.slice(i * ROW_BLOCK, out.len()), w, out);
     }
 }
 
-dispatch! { fn few_rows = few_rows_body(x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) }
+dispatch! { fn in_place = in_place_body(x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) }
 
 #[inline(always)]
-fn few_rows_body<S: Simd>(simd: S, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
+fn in_place_body<S: Simd>(simd: S, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
     match w {
-        Weights::F32(w) => few_rows_stored::<S, F32>(simd, x, w, out),
-        Weights::Bf16(w) => few_rows_stored::<S, Bf16>(simd, x, w, out),
-        Weights::F16(w) => few_rows_stored::<S, F16>(simd, x, w, out),
+        Weights::F32(w) => in_place_stored::<S, F32>(simd, x, w, out),
+        Weights::Bf16(w) => in_place_stored::<S, Bf16>(simd, x, w, out),
+        Weights::F16(w) => in_place_stored::<S, F16>(simd, x, w, out),
     }
 }
 
 /// Runs along each row of weights to its end before the next, four rows a quarter of the block apart:
 /// four long streams, which the processor fetches ahead of their use.
 #[inline(always)]
-fn few_rows_stored<S: Simd, W: Stored<S>>(
+fn in_place_stored<S: Simd, W: Stored<S>>(
     simd: S,
     x: Rows<'_>,
     w: &[W::Elem],
@@ -203,19 +214,32 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
             let len = k_block.min(width - k);
             // Four rows of weights a quarter of the block apart, the same k of each.
             let w = |i: usize| &w[(n + i * quarter) * width + k..][..len];
-            let x = |m: usize| &x.row(m)[k..][..len];
             let w = [w(0), w(1), w(2), w(3)];
-            // A tile of `rows` x 4 outputs over at most 1024 k.
-            let mut sums = [[0.0; 4]; FEW_ROWS];
-            match out.len() {
-                1 => sums[..1].copy_from_slice(&tile::<S, W, 1, 4>(simd, [x(0)], w)),
-                2 => sums[..2].copy_from_slice(&tile::<S, W, 2, 4>(simd, [x(0), x(1)], w)),
-                _ => sums = tile::<S, W, 3, 4>(simd, [x(0), x(1), x(2)], w),
-            }
-            // Sums of this piece of k are added to the output, so pieces come in order.
-            for (out, sums) in out.iter_mut().zip(sums) {
-                for (i, sum) in sums.into_iter().enumerate() {
-                    out[n + i * quarter] += sum;
+            // All rows of x pass them, a tile after the other: the first brings them from memory.
+            // Beside 12 sums, sixteen registers do not hold what widening needs.
+            let height = match S::LANES {
+                MAX_LANES => HEIGHT,
+                _ if W::WIDENED => 2,
+                _ => 3,
+            };
+            for (i, out) in out.chunks_mut(height).enumerate() {
+                let x = |m: usize| &x.row(height * i + m)[k..][..len];
+                // A tile of `rows` x 4 outputs over at most 1024 k.
+                let mut sums = [[0.0; 4]; HEIGHT];
+                match out.len() {
+                    1 => sums[..1].copy_from_slice(&tile::<S, W, 1, 4>(simd, array::from_fn(x), w)),
+                    2 => sums[..2].copy_from_slice(&tile::<S, W, 2, 4>(simd, array::from_fn(x), w)),
+                    3 => sums[..3].copy_from_slice(&tile::<S, W, 3, 4>(simd, array::from_fn(x), w)),
+                    _ if S::LANES < MAX_LANES => unreachable!("a tile of more than three rows"),
+                    4 => sums[..4].copy_from_slice(&tile::<S, W, 4, 4>(simd, array::from_fn(x), w)),
+                    5 => sums[..5].copy_from_slice(&tile::<S, W, 5, 4>(simd, array::from_fn(x), w)),
+                    _ => sums = tile::<S, W, HEIGHT, 4>(simd, array::from_fn(x), w),
+                }
+                // Sums of this piece of k are added to the output, so pieces come in order.
+                for (out, sums) in out.iter_mut().zip(sums) {
+                    for (i, sum) in sums.into_iter().enumerate() {
+                        out[n + i * quarter] += sum;
+                    }
                 }
             }
         }
@@ -233,16 +257,32 @@ fn few_rows_stored<S: Simd, W: Stored<S>>(
 }
 
 dispatch! {
-    fn many_rows = many_rows_body(
+    fn in_panels = in_panels_body(
         x: Rows<'_>, w: Weights<'_>, width: usize, out: &mut [&mut [f32]], panel: &mut Vec<f32>,
     )
 }
 
 #[inline(always)]
-fn many_rows_body<S: Simd>(
+fn in_panels_body<S: Simd>(
     simd: S,
     x: Rows<'_>,
     w: Weights<'_>,
+    width: usize,
+    out: &mut [&mut [f32]],
+    panel: &mut Vec<f32>,
+) {
+    match w {
+        Weights::F32(w) => in_panels_stored::<S, F32>(simd, x, w, width, out, panel),
+        Weights::Bf16(w) => in_panels_stored::<S, Bf16>(simd, x, w, width, out, panel),
+        Weights::F16(w) => in_panels_stored::<S, F16>(simd, x, w, width, out, panel),
+    }
+}
+
+#[inline(always)]
+fn in_panels_stored<S: Simd, W: Stored<S>>(
+    simd: S,
+    x: Rows<'_>,
+    w: &[W::Elem],
     width: usize,
     out: &mut [&mut [f32]],
     panel: &mut Vec<f32>,
@@ -254,8 +294,15 @@ fn many_rows_body<S: Simd>(
         // Weights `[features, k_block]` become f32, and zeros fill rows up to whole vectors.
         let (len, stored) = (k_block.min(x.width() - k), k_block.min(width - k));
         for (n, row) in panel.chunks_exact_mut(k_block).take(features).enumerate() {
-            w.widen(n * width + k, &mut row[..stored]);
-            row[stored..len].fill(0.0);
+            let row = S::chunks_mut(&mut row[..len]).0;
+            let (whole, rest) = W::chunks(&w[n * width + k..][..stored]);
+            for (from, to) in whole.iter().zip(&mut *row) {
+                simd.store(W::load(simd, from), to);
+            }
+            row[whole.len()..].fill(S::ZERO);
+            if !rest.is_empty() {
+                simd.store(W::load_tail(simd, rest), &mut row[whole.len()]);
+            }
         }
         let w = |n: usize| &panel[n * k_block..][..len];
         let x = |m: usize| &x.row(m)[k..][..len];
@@ -352,6 +399,8 @@ fn tile<S: Simd, W: Stored<S>, const M: usize, const N: usize>(
 trait Stored<S: Simd> {
     /// Whether rows are known to be whole chunks.
     const PADDED: bool = false;
+    /// Whether elements are not f32.
+    const WIDENED: bool = false;
     type Elem;
     type Chunk;
     fn chunks(w: &[Self::Elem]) -> (&[Self::Chunk], &[Self::Elem]);
@@ -392,6 +441,7 @@ stored_f32!(Panel, true);
 macro_rules! stored_half {
     ($name:ident, $load:ident) => {
         impl<S: Simd> Stored<S> for $name {
+            const WIDENED: bool = true;
             type Elem = u16;
             type Chunk = S::Half;
             #[inline(always)]
@@ -454,7 +504,7 @@ mod tests {
         let mut rng = Rng::new(5);
         for (i, &width) in SIZES.iter().enumerate() {
             for features in [1, 3, 4, 66, 131] {
-                let rows = SIZES[(i * 3 + features) % 6];
+                let rows = SIZES[(i * 3 + features) % 8];
                 let x = rng.floats(rows * width);
                 let w = rng.floats(features * width);
                 let before = rng.floats(rows * features);
@@ -476,7 +526,7 @@ mod tests {
     fn a_row_has_the_same_bits_in_any_batch() {
         let mut rng = Rng::new(6);
         for width in [5, 48, 500, 1031, 2100] {
-            let (rows, features) = (14, 70);
+            let (rows, features) = (2 * FEW_ROWS + 5, 70);
             let (x, w) = (rng.floats(rows * width), rng.floats(features * width));
             for kind in 0..3 {
                 let bits = if kind == 0 { vec![] } else { stored(&w, kind).0 };
@@ -488,8 +538,8 @@ mod tests {
                         out
                     };
                     let whole = run(0, rows);
-                    for count in [1, 2, 3, 4, 5, 7] {
-                        for first in 0..=rows - count {
+                    for count in [1, 2, 3, 4, 5, 6, 7, 11, FEW_ROWS, FEW_ROWS + 1] {
+                        for first in (0..=rows - count).step_by(5) {
                             let want = &whole[first * features..(first + count) * features];
                             assert_eq!(run(first, count), want, "{count} rows at {first}");
                         }
