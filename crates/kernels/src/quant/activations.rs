@@ -329,7 +329,7 @@ mod tests {
                             let apart = &quantized.apart(m)[k * terms + t];
                             let mut negative = 0;
                             for (i, &code) in codes.iter().enumerate() {
-                                assert_eq!(apart.sizes[i], code.unsigned_abs());
+                                assert_eq!(apart.sizes[i], code.abs());
                                 assert_eq!(apart.signs[i], if code < 0 { -1 } else { 0 });
                                 negative += i32::from(code.min(0)).abs();
                             }

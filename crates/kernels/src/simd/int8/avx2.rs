@@ -69,7 +69,7 @@ fn add_signed<C: Steps<Avx2>, const V: usize, const T: usize>(
         for v in 0..V {
             let codes = codes.codes(simd, v, step);
             for t in 0..T {
-                let size = fours(&x[t].apart.sizes.map(u8::cast_signed), step);
+                let size = fours(&x[t].apart.sizes, step);
                 let sign = fours(&x[t].apart.signs, step);
                 for i in 0..2 {
                     let products = _mm256_maddubs_epi16(size, _mm256_xor_si256(codes[i], sign));

@@ -150,7 +150,7 @@ pub(crate) const TERM: i32 = 254;
 /// 32 integers in -127..=127 taken apart, for instruction sets that multiply unsigned ones by signed ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Apart {
-    pub sizes: [u8; 32],
+    pub sizes: [i8; 32],
     /// -1 where the integer is negative, else 0.
     pub signs: [i8; 32],
     /// The sum of the sizes of the negative ones.
@@ -165,10 +165,10 @@ impl Apart {
         let mut apart = Self::ZERO;
         let mut negative = 0;
         for i in 0..32 {
-            let (size, sign) = (integers[i].unsigned_abs(), integers[i] >> 7);
+            let (size, sign) = (integers[i].abs(), integers[i] >> 7);
             apart.sizes[i] = size;
             apart.signs[i] = sign;
-            negative += u16::from(size & sign.cast_unsigned());
+            negative += i16::from(size & sign);
         }
         apart.negative = i32::from(negative);
         apart
