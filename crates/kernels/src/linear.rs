@@ -13,7 +13,7 @@
 //! 3. With few rows of `x`, weights are read where they lie, once, and 16-bit ones widened in registers; the
 //!    four rows of a tile lie far apart, so that memory sees four long streams, not many short ones.
 //! 4. With many rows, the weights of a block of outputs are laid out once, as f32, in a panel that
-//!    stays in the second-level cache. AVX-512 widens fast enough to do without.
+//!    stays in the second-level cache.
 //! 5. Blocks of outputs run in parallel.
 //!
 //! The order in which an output is summed depends on the width of `x` and the instruction set alone:
@@ -107,9 +107,7 @@ const MAX_LANES: usize = 16;
 /// Most rows of a tile.
 const HEIGHT: usize = 6;
 /// Up to this many rows, weights are read in place; with more, a panel pays.
-const FEW_ROWS: usize = 24;
-/// Rows that pass weights in place one after another: they stay in the second-level cache.
-const ROW_BLOCK: usize = 8 * HEIGHT;
+const FEW_ROWS: usize = 32;
 
 /// Adds `x · wᵀ` to `out`.
 ///
@@ -135,18 +133,12 @@ pub fn linear(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [f32]) {
     products(level, vec![Product { x, w: Matrix::Floats(w), out }]);
 }
 
-/// Whether so many rows pass weights in place.
-fn is_in_place(level: Level, rows: usize, w: Weights<'_>) -> bool {
-    let widens_fast = matches!(level, Level::Avx512 | Level::Avx512Vnni);
-    rows <= FEW_ROWS || (widens_fast && w.size() == 2)
-}
-
 /// What is made of the rows of a product before its tasks.
-pub(crate) fn prepare(level: Level, x: Rows<'_>, w: Weights<'_>) -> Option<Vec<f32>> {
+pub(crate) fn prepare(x: Rows<'_>) -> Option<Vec<f32>> {
     let (rows, width) = (x.len(), x.width());
     // Beside a panel, rows of `x` too are made whole chunks, which no real model needs.
     let padded = width.next_multiple_of(MAX_LANES);
-    if is_in_place(level, rows, w) || padded == width {
+    if rows <= FEW_ROWS || padded == width {
         return None;
     }
     // Zeros at the end of each row add nothing to a sum.
@@ -170,8 +162,8 @@ pub(crate) fn task(
 ) {
     let (rows, width) = (x.len(), x.width());
     let w = w.rows(first, out[0].len(), width);
-    if is_in_place(level, rows, w) {
-        linear_rows(level, x, w, out);
+    if rows <= FEW_ROWS {
+        in_place(level, x, w, out);
     } else {
         let x = prepared.map_or(x, |copy| Rows::dense(copy, copy.len() / rows));
         in_panels(level, x, w, width, out, panel);
@@ -180,8 +172,8 @@ pub(crate) fn task(
 
 /// `x · wᵀ` of few features in one task, added to pieces of rows: for products inside other kernels.
 pub(crate) fn linear_rows(level: Level, x: Rows<'_>, w: Weights<'_>, out: &mut [&mut [f32]]) {
-    for (i, out) in out.chunks_mut(ROW_BLOCK).enumerate() {
-        in_place(level, x.slice(i * ROW_BLOCK, out.len()), w, out);
+    for (i, out) in out.chunks_mut(FEW_ROWS).enumerate() {
+        in_place(level, x.slice(i * FEW_ROWS, out.len()), w, out);
     }
 }
 

@@ -158,7 +158,7 @@ impl Operand<'_> {
 
     fn prepare(&self, level: Level) -> Prepared {
         match self.w {
-            Matrix::Floats(w) => Prepared::Rows(linear::prepare(level, self.x, w)),
+            Matrix::Floats(_) => Prepared::Rows(linear::prepare(self.x)),
             Matrix::Quantized(w) => Prepared::Integers(quantized::prepare(level, self.x, w, 1)),
             Matrix::Precise(w) => Prepared::Integers(quantized::prepare(level, self.x, w, 2)),
         }
