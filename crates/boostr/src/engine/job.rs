@@ -44,6 +44,11 @@ pub(super) struct Job<'a, B: Backend> {
     awaited: Option<usize>,
     /// Whether it began with one.
     is_from_disk: bool,
+    /// Tells it from others.
+    number: u64,
+    /// The number of a request whose prompt begins like its own and is being computed, and how many tokens of it that one
+    /// is to have seen before this one begins.
+    behind: Option<(u64, usize)>,
     /// Is computed alone until it is where it was, after a step of several failed.
     pub(super) is_alone: bool,
     strikes: usize,
@@ -59,6 +64,7 @@ impl<'a, B: Backend> Job<'a, B> {
         is_lent: bool,
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
+        number: u64,
     ) -> Self {
         let covered = request.covered(request.state.as_ref());
         Self {
@@ -77,6 +83,8 @@ impl<'a, B: Backend> Job<'a, B> {
             is_forked: false,
             awaited: None,
             is_from_disk: false,
+            number,
+            behind: None,
             is_alone: false,
             strikes: 0,
             remains: None,
@@ -99,6 +107,67 @@ impl<'a, B: Backend> Job<'a, B> {
     }
 
     // Its course
+
+    /// How many tokens of its prompt it would begin with once `leader` has seen them, whose prompt is being computed;
+    /// `None` where waiting would not pay.
+    fn shared_with(&self, leader: &Self, known: usize) -> Option<usize> {
+        let first = leader.sequences.first().filter(|it| !leader.is_over && it.is_in_prompt())?;
+        let is_kept = leader.request.scope.is_some() && first.state.position() == first.seen;
+        if !is_kept || leader.request.scope != self.request.scope || !leader.is_ready() {
+            return None;
+        }
+        let (own, way) = (&self.request.prompt, &first.ids[..first.prompt]);
+        let alike = own.iter().zip(way).take_while(|(a, b)| a == b).count();
+        // The logits of what comes next are kept where the prompt of the other ends.
+        let is_same = alike == own.len() && alike == way.len();
+        let until = if is_same { alike } else { alike.min(own.len().saturating_sub(1)) };
+        (until > first.seen && until >= known.max(self.covered) + MIN_MARK).then_some(until)
+    }
+
+    /// Waits for the one of `others` that will have seen the most of its prompt, if that is more than is known. Otherwise
+    /// it has to [start](Self::start).
+    pub(super) fn wait_behind(&mut self, others: &mut [Self], store: &Store<B>) -> bool {
+        self.behind = None;
+        if !self.is_plain() || !store.keeps() {
+            return false;
+        }
+        let known = store.known(self.request.scope, &self.request.prompt);
+        let shared = others.iter().enumerate();
+        let shared = shared.filter_map(|(i, leader)| Some((self.shared_with(leader, known)?, i)));
+        let Some((until, i)) = shared.max() else { return false };
+        let leader = &mut others[i];
+        self.behind = Some((leader.number, leader.mark(until)));
+        true
+    }
+
+    /// Keeps a snapshot after so many tokens of its prompt, or shortly before. Returns after how many.
+    fn mark(&mut self, at: usize) -> usize {
+        let (seen, len) = self.sequences.first().map_or((0, 0), |it| (it.seen, it.prompt));
+        let marks = &mut self.request.marks;
+        let near = |mark: &usize| *mark > seen && *mark <= at && at - mark < MIN_MARK;
+        if at < len
+            && let Some(near) = marks.iter().copied().rfind(near)
+        {
+            return near;
+        }
+        if let Err(place) = marks.binary_search(&at) {
+            marks.insert(place, at);
+        }
+        at
+    }
+
+    /// Whether it waits for one of `others` to see more of the prompt that they share.
+    pub(super) fn is_behind(&self, others: &[Self]) -> bool {
+        let Some((number, until)) = self.behind.filter(|_| !self.is_over) else { return false };
+        let mut leader = others.iter().filter(|it| it.number == number && !it.is_over);
+        let first = leader.find_map(|it| it.sequences.first().filter(|_| it.is_ready()));
+        first.is_some_and(|it| it.is_in_prompt() && it.seen < until)
+    }
+
+    /// Whether it waits for one of others.
+    pub(super) fn waits_behind(&self) -> bool {
+        self.behind.is_some() && !self.is_over
+    }
 
     /// Begins, or waits for a state that is read from disk.
     pub(super) fn start(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
@@ -350,7 +419,7 @@ impl<'a, B: Backend> Job<'a, B> {
             let finish = sequence.finish.unwrap_or(Finish::Stopped);
             self.finish(sequence.index, Some(sequence), finish, stats);
         }
-        if self.sequences.is_empty() && self.awaited.is_none() {
+        if self.sequences.is_empty() && self.awaited.is_none() && self.behind.is_none() {
             self.is_over = true;
         }
         if self.is_alone && self.sequences.iter().all(Sequence::is_up_to_date) {

@@ -56,6 +56,8 @@ pub struct Scheduler<'a, B: Backend> {
     running: Vec<Job<'a, B>>,
     store: Store<B>,
     stats: Stats,
+    /// Requests that came so far.
+    count: u64,
     /// Steps that are made to panic.
     #[cfg(test)]
     faults: Vec<u64>,
@@ -74,6 +76,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             running: Vec::new(),
             store,
             stats: Stats::default(),
+            count: 0,
             #[cfg(test)]
             faults: Vec::new(),
         }
@@ -121,7 +124,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         listener: Box<dyn Listener<B> + 'a>,
         ticket: Ticket,
     ) {
-        self.push(Job::new(request, false, listener, ticket));
+        self.push(request, false, listener, ticket);
     }
 
     /// Takes the only request, checked. Its state is not copied, and comes back in its outcome or by
@@ -131,7 +134,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         request: Request<B>,
         listener: Box<dyn Listener<B> + 'a>,
     ) {
-        self.push(Job::new(request, true, listener, Ticket::default()));
+        self.push(request, true, listener, Ticket::default());
     }
 
     /// The state of the only request, which failed, as far as it got.
@@ -139,8 +142,15 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         self.remains.take()
     }
 
-    fn push(&mut self, job: Job<'a, B>) {
-        self.waiting.push_back(job);
+    fn push(
+        &mut self,
+        request: Request<B>,
+        is_lent: bool,
+        listener: Box<dyn Listener<B> + 'a>,
+        ticket: Ticket,
+    ) {
+        self.count += 1;
+        self.waiting.push_back(Job::new(request, is_lent, listener, ticket, self.count));
         self.stats.queued = self.waiting.len();
     }
 
@@ -197,13 +207,28 @@ impl<'a, B: Backend> Scheduler<'a, B> {
         any
     }
 
-    /// Begins those whose states were read.
+    /// Begins those whose states were read, or computed by others.
     fn resume(&mut self) -> bool {
         let mut any = false;
-        for job in &mut self.running {
-            any |= job.resume(self.model, &mut self.store, &mut self.stats);
+        for i in 0..self.running.len() {
+            if self.running[i].waits_behind() && !self.running[i].is_behind(&self.running) {
+                let job = self.running.remove(i);
+                let job = self.start(job);
+                self.running.insert(i, job);
+                any = true;
+            } else {
+                any |= self.running[i].resume(self.model, &mut self.store, &mut self.stats);
+            }
         }
         any
+    }
+
+    /// Lets a request wait for another that computes what their prompts share, or begin.
+    fn start(&mut self, mut job: Job<'a, B>) -> Job<'a, B> {
+        if !job.wait_behind(&mut self.running, &self.store) {
+            job.start(self.model, &mut self.store, &mut self.stats);
+        }
+        job
     }
 
     /// Takes requests out of the queue, in their order, while there is room.
@@ -217,7 +242,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
             let Some(mut job) = self.waiting.pop_front() else { break };
             if !job.is_over {
                 taken += job.count();
-                job.start(self.model, &mut self.store, &mut self.stats);
+                job = self.start(job);
             }
             self.running.push(job);
             any = true;

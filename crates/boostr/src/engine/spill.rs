@@ -366,13 +366,6 @@ impl<B: Backend> Spill<B> {
         self.worker.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Bytes of a state's own file, which takes `bytes`, and of its segments.
-    pub(super) fn size(&self, scope: u64, ids: &[u32], bytes: u64) -> u64 {
-        let keys = self.keys(scope, ids).0;
-        let segments = keys.iter().filter_map(|key| self.segments.get(key));
-        segments.map(|segment| segment.bytes).fold(bytes, u64::saturating_add)
-    }
-
     /// Whether a state needs a segment.
     pub(super) fn needs(&self, scope: u64, ids: &[u32], segment: u64) -> bool {
         self.keys(scope, ids).0.contains(&segment)

@@ -117,6 +117,8 @@ struct Snapshot<B: Backend> {
     /// Logits of what comes next, where a prompt ended.
     logits: Option<Vec<f32>>,
     standing: Standing,
+    /// Bytes of all its memory, also of what others share.
+    bytes: usize,
     /// Whether it could not be written, so that it is not tried again while there is time, but when it leaves memory.
     is_unfit: bool,
 }
@@ -192,6 +194,24 @@ impl<B: Backend> Store<B> {
         let snapshot = self.nodes[best].snapshot.as_ref()?;
         let logits = snapshot.logits.clone().filter(|_| seen == ids.len()).unwrap_or_default();
         Some(Known { state: snapshot.state.clone(), seen, logits, is_snapshot: true })
+    }
+
+    /// Whether it keeps anything.
+    pub(super) fn keeps(&self) -> bool {
+        self.limit > 0
+    }
+
+    /// How many of `ids` the state in memory has seen that a request would begin with.
+    pub(super) fn known(&self, scope: Option<u64>, ids: &[u32]) -> usize {
+        let Some(&root) = scope.and_then(|scope| self.roots.get(&scope)) else { return 0 };
+        self.known_at(&self.find(root, ids), ids.len())
+    }
+
+    /// The same where `len` ids lead to a place.
+    fn known_at(&self, place: &Place, len: usize) -> usize {
+        let held = self.held(place, len, true).map_or(0, |at| self.nodes[at].depth);
+        let cut = self.cut_back(place, held, len.saturating_sub(1));
+        cut.map_or(held, |(_, state)| state.position())
     }
 
     /// The last node on the way of `len` ids with a snapshot that serves as it is.
@@ -280,12 +300,8 @@ impl<B: Backend> Store<B> {
     ) {
         debug_assert_eq!(ids.len(), state.position());
         let Some(scope) = scope else { return };
-        if self.limit == 0 || ids.is_empty() {
+        if !self.keeps() || ids.is_empty() {
             return;
-        }
-        let own: usize = state.blocks().map(|(_, bytes)| bytes).sum();
-        if own + 4 * ids.len() > self.limit {
-            return; // It would push out all others, and then itself.
         }
         let at = self.reach(scope, ids);
         if let Some(kept) = &self.nodes[at].snapshot {
@@ -316,7 +332,8 @@ impl<B: Backend> Store<B> {
             .filed
             .as_ref()
             .map_or(standing, |filed| Standing { uses: filed.standing.uses, ..standing });
-        let snapshot = Snapshot { state, logits, standing, is_unfit: false };
+        let mut snapshot = Snapshot { state, logits, standing, bytes: 0, is_unfit: false };
+        snapshot.bytes = snapshot.blocks().map(|(_, bytes)| bytes).sum();
         for (address, bytes) in snapshot.blocks() {
             let (count, _) = self.blocks.entry(address).or_insert((0, bytes));
             *count += 1;

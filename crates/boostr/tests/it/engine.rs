@@ -262,6 +262,76 @@ fn snapshots_are_clean_runs(names: &[&str]) {
     }
 }
 
+/// One who takes no more while told so.
+struct Slow(Box<dyn Listener<Cpu>>, Arc<Mutex<bool>>);
+
+impl Listener<Cpu> for Slow {
+    fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
+        self.0.event(event)
+    }
+    fn is_ready(&self) -> bool {
+        *self.1.lock().unwrap()
+    }
+}
+
+#[test]
+fn requests_in_flight_compute_what_their_prompts_share_once() {
+    for name in ["mamba2-tiny", "bamba-tiny", "llama-tiny", "qwen3_5-tiny"] {
+        let model = model(name);
+        let limit = model.vocab_limit();
+        let shared = tokens(3, 700, limit);
+        let mut prompts: Vec<Vec<u32>> =
+            (0..6).map(|i| [&shared[..], &tokens(40 + i, 20 + i, limit)].concat()).collect();
+        // One that begins like another, one that parts earlier, and two that are equal.
+        prompts.push(shared[..500].to_vec());
+        prompts.push([&shared[..300], &tokens(77, 30, limit)].concat());
+        prompts.push(prompts[0].clone());
+        let config = EngineConfig { max_running: 16, ..EngineConfig::default() };
+        let mut scheduler = Scheduler::new(&model, config);
+        let listeners: Vec<Recorder> = prompts
+            .iter()
+            .map(|ids| {
+                let recorder = Recorder::default();
+                scheduler.submit(request(ids, 6, &model), recorder.listener()).unwrap();
+                recorder
+            })
+            .collect();
+        while scheduler.step() {}
+        for (ids, recorder) in prompts.iter().zip(&listeners) {
+            assert_eq!(recorder.answer(), clean(&model, ids, 6).0, "{name}: {}", ids.len());
+        }
+        // The shared part once, and of each its own: 6 ends of 20 to 25, one of 30, the last of the prefix, and what lies
+        // between a place and the mark before it.
+        let computed = scheduler.stats().prompt_tokens;
+        assert!(computed <= 700 + 135 + 30 + 3 * 32, "{name}: {computed} tokens");
+    }
+}
+
+#[test]
+fn who_waits_for_a_request_that_is_cancelled_or_not_listened_to_goes_on_alone() {
+    let model = model("mamba2-tiny");
+    let ids = tokens(3, 3000, model.vocab_limit());
+    let second = [&ids[..2900], &[1, 2, 3]].concat();
+    let want = clean(&model, &second, 4).0;
+    for cancels in [true, false] {
+        let mut scheduler = Scheduler::new(&model, EngineConfig::default());
+        let (first, other) = (Recorder::default(), Recorder::default());
+        let is_ready = Arc::new(Mutex::new(true));
+        let listener = Slow(first.listener(), is_ready.clone());
+        let ticket = scheduler.submit(request(&ids, 4, &model), Box::new(listener)).unwrap();
+        scheduler.submit(request(&second, 4, &model), other.listener()).unwrap();
+        assert!(scheduler.step());
+        assert!(other.0.lock().unwrap().pieces.is_empty(), "it waits");
+        if cancels {
+            ticket.cancel();
+        } else {
+            *is_ready.lock().unwrap() = false;
+        }
+        while scheduler.step() {}
+        assert_eq!(other.answer(), want, "{cancels}");
+    }
+}
+
 #[test]
 fn case_1_a_prompt_that_leaves_another_after_150_of_200_tokens_computes_no_more_than_94() {
     for name in ["bamba-tiny", "granitehybrid-dense-tiny", "nemotron-h-tiny", "mamba2-tiny"] {
@@ -836,15 +906,6 @@ fn r_d9_a_cancelled_request_ends_within_a_piece_and_touches_no_other() {
 
 #[test]
 fn a_listener_that_is_not_ready_waits_alone_and_gets_the_same() {
-    struct Slow(Box<dyn Listener<Cpu>>, Arc<Mutex<bool>>);
-    impl Listener<Cpu> for Slow {
-        fn event(&mut self, event: Event<Cpu>) -> ControlFlow<()> {
-            self.0.event(event)
-        }
-        fn is_ready(&self) -> bool {
-            *self.1.lock().unwrap()
-        }
-    }
     let tiny = Tiny::m("");
     let ids = tokens(1, 20, 80);
     let want = clean(&tiny.model, &ids, 10).0;

@@ -90,7 +90,7 @@ impl<B: Backend> Store<B> {
             if spill.drop_stranger() {
                 continue;
             }
-            let Some((at, worth)) = self.least(Tier::Disk) else { return };
+            let Some((at, worth)) = self.least(Tier::Disk, &[]) else { return };
             let floor = &mut self.floors[Tier::Disk as usize];
             *floor = floor.max(worth);
             self.drop_file(at);
@@ -121,26 +121,16 @@ impl<B: Backend> Store<B> {
         self.spill.as_ref()?;
         let place = self.find(*self.roots.get(&scope?)?, ids);
         let most = ids.len().checked_sub(1)?;
-        let held = self.held(&place, ids.len(), true).map_or(0, |at| self.nodes[at].depth);
-        let cut = self.cut_back(&place, held, most).map_or(0, |(_, state)| state.position());
-        let seen = held.max(cut).max(covered) + MIN_READ - 1;
-        // One that memory does not hold would push out all others, and then itself.
-        let fits = |at: usize| {
-            let (node, ids) = (&self.nodes[at], self.ids_to(at));
-            let files = self.spill.as_ref().zip(node.filed.as_ref());
-            let size = files.map(|(spill, filed)| spill.size(node.scope, &ids, filed.bytes));
-            size.is_some_and(|size| size <= self.limit as u64)
-        };
+        let seen = self.known_at(&place, ids.len()).max(covered) + MIN_READ - 1;
         let whole = |&at: &usize| {
             let node = &self.nodes[at];
-            node.filed.is_some() && node.depth <= most && (node.snapshot.is_some() || fits(at))
+            node.filed.is_some() && node.depth <= most
         };
         let whole = self.way_up(place.node).find(whole);
         let whole = whole.map(|at| (at, self.nodes[at].depth)).filter(|&(_, len)| len > seen);
         let longest = whole.map_or(seen, |(_, len)| len);
         let cut = self.beside(&place, longest, most, |at, _| {
-            let node = &self.nodes[at];
-            if node.can_cut(Tier::Disk, 0) && (node.snapshot.is_some() || fits(at)) {
+            if self.nodes[at].can_cut(Tier::Disk, 0) {
                 return ControlFlow::Break(Some(at));
             }
             ControlFlow::Continue(())
@@ -186,10 +176,7 @@ impl<B: Backend> Store<B> {
                     match state {
                         Ok(state) => {
                             self.reads += 1;
-                            let bytes: usize = state.blocks().map(|(_, bytes)| bytes).sum();
-                            if bytes > self.limit {
-                                self.drop_file(at);
-                            } else if self.nodes[at].snapshot.is_none() {
+                            if self.nodes[at].snapshot.is_none() {
                                 self.hold(at, state, None);
                             }
                         }

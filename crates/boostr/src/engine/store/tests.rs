@@ -67,7 +67,9 @@ fn check(store: &Store<Cpu>) {
     }
     assert_eq!((store.ways, store.len()), (ways, kept));
     assert_eq!(store.bytes(), ways + blocks.values().sum::<usize>());
-    assert!(store.bytes() <= store.limit || kept == 0);
+    let (spared, bytes) = store.spared();
+    assert!(spared.len() < 2);
+    assert!(store.bytes() <= store.limit + bytes || kept == 0);
 }
 
 fn alike(a: &[u32], b: &[u32]) -> usize {
@@ -113,6 +115,25 @@ fn finds_what_a_list_of_everything_finds() {
         }
         assert_eq!(limit == 40_000, store.len() < 100, "{}", store.len());
     }
+}
+
+#[test]
+fn of_states_over_the_limit_the_last_one_stays_beside_those_under_it() {
+    let model = model(true);
+    let mut small = model.new_state().unwrap();
+    small.set_position(3);
+    let bytes = |state: &State<Cpu>| state.blocks().map(|(_, bytes)| bytes).sum::<usize>();
+    let mut store = Store::<Cpu>::new(bytes(&small) - 1);
+    let ways = |i: u32| [i, 1, 2];
+    for i in 0..3 {
+        store.keep(Some(0), &ways(i), &small, None);
+        check(&store);
+    }
+    // All are over the limit: the last one is there, and serves.
+    assert_eq!(store.len(), 1);
+    let goes_on = [&ways(2)[..], &[7]].concat();
+    assert_eq!(store.longest(Some(0), &goes_on, true).unwrap().seen, 3);
+    assert!(store.longest(Some(0), &[1, 1, 2, 7], true).is_none());
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl<B: Backend> Store<B> {
             }
             if count == 0 {
                 // Ids that lead to files take memory as well.
-                match self.least(Tier::Disk) {
+                match self.least(Tier::Disk, &[]) {
                     Some((at, _)) if self.ways > 2 * part => {
                         self.drop_file(at);
                         self.tidy(at);

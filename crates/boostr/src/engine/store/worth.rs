@@ -38,12 +38,19 @@ pub(super) struct Worth {
 }
 
 impl<B: Backend> Store<B> {
-    /// Gives up what is worth the least, while all is over the limit.
+    /// Gives up what is worth the least, while all is over the limit. Of states that are over it alone, the one that was
+    /// used last stays beside the others, so that a history of any length is kept.
     pub(super) fn fit(&mut self) {
         self.drop_ways();
-        while self.bytes > self.limit
-            && let Some((at, worth)) = self.least(Tier::Memory)
-        {
+        loop {
+            let (spared, bytes) = self.spared();
+            if self.bytes <= self.limit.saturating_add(bytes) {
+                return;
+            }
+            let large = self.large().find(|at| !spared.contains(at)).map(|at| (at, 0.0));
+            let Some((at, worth)) = large.or_else(|| self.least(Tier::Memory, &spared)) else {
+                return;
+            };
             let floor = &mut self.floors[Tier::Memory as usize];
             *floor = floor.max(worth);
             self.file(at, None);
@@ -53,10 +60,30 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    /// The state that is worth the least there, and its worth.
-    pub(super) fn least(&self, tier: Tier) -> Option<(usize, f64)> {
+    /// Snapshots that are over the limit alone.
+    fn large(&self) -> impl Iterator<Item = usize> {
+        let is_large = |at: &usize| {
+            let snapshot = self.nodes[*at].snapshot.as_ref();
+            snapshot.is_some_and(|it| it.bytes > self.limit)
+        };
+        self.kept.iter().copied().filter(is_large)
+    }
+
+    /// Those of them that stay, one or what is waited for, and their bytes.
+    fn spared(&self) -> (Vec<usize>, usize) {
+        let last = self.large().max_by_key(|&at| self.nodes[at].used);
+        let spared: Vec<usize> =
+            self.large().filter(|&at| Some(at) == last || self.nodes[at].waiting > 0).collect();
+        let bytes = |&at: &usize| self.nodes[at].snapshot.as_ref().map_or(0, |it| it.bytes);
+        let bytes = spared.iter().map(bytes).sum();
+        (spared, bytes)
+    }
+
+    /// The state that is worth the least there but for some, and its worth.
+    pub(super) fn least(&self, tier: Tier, spared: &[usize]) -> Option<(usize, f64)> {
         let order = |a: &Worth, b: &Worth| a.value.total_cmp(&b.value).then(a.used.cmp(&b.used));
-        let least = self.worths(tier).into_iter().min_by(order);
+        let others = self.worths(tier).into_iter().filter(|it| !spared.contains(&it.at));
+        let least = others.min_by(order);
         least.map(|it| (it.at, it.value))
     }
 
