@@ -280,8 +280,9 @@ fn requests_in_flight_compute_what_their_prompts_share_once() {
         let model = model(name);
         let limit = model.vocab_limit();
         let shared = tokens(3, 700, limit);
-        let mut prompts: Vec<Vec<u32>> =
-            (0..6).map(|i| [&shared[..], &tokens(40 + i, 20 + i, limit)].concat()).collect();
+        let mut prompts: Vec<Vec<u32>> = (0..6)
+            .map(|i| [&shared[..], &tokens(40 + i, 20 + i as usize, limit)].concat())
+            .collect();
         // One that begins like another, one that parts earlier, and two that are equal.
         prompts.push(shared[..500].to_vec());
         prompts.push([&shared[..300], &tokens(77, 30, limit)].concat());

@@ -538,17 +538,18 @@ fn states_of_weights_that_were_replaced_are_not_taken() {
 }
 
 #[test]
-fn a_state_that_memory_does_not_hold_is_not_read() {
+fn a_state_over_the_limit_of_memory_is_read_and_the_last_one_of_them_stays() {
     let folder = Folder::new();
     let (model, longer, want) = spilled_and_longer(folder.path());
     let sizes = files(folder.path(), "state-");
     let small = sizes.iter().map(|path| fs::metadata(path).unwrap().len()).min().unwrap();
-    for (limit, is_read) in [(small as usize / 2, false), (1 << 28, true)] {
+    for limit in [small as usize / 2, 1 << 28] {
         let (engine, lines) = start(&model, config(limit), folder.path(), ROOMY);
         let got = ask(&engine, &model, &longer, 0);
         got.is(&want);
-        assert_eq!(got.timings.is_from_disk, is_read);
-        assert!(engine.stats().snapshot_bytes <= limit);
+        assert!(got.timings.is_from_disk);
+        let stats = engine.stats();
+        assert!(stats.snapshot_bytes <= limit || stats.snapshots == 1);
         engine.stop();
         assert!(lines.lock().unwrap().is_empty());
     }

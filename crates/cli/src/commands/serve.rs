@@ -105,7 +105,8 @@ pub struct ServeArgs {
     /// Most tokens of a prompt, each with 8 bytes of text at most on average; of a session, of all its turns
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompt)]
     pub max_prompt: usize,
-    /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default
+    /// Memory for states of prompts that may come again; at most 512MiB and a quarter of what is free by default. One
+    /// history whose state alone takes more is kept beside them
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub state_cache: Option<usize>,
     /// Disk for states that leave that memory, found again after a restart; 0 for none. 4GiB by default, and none where
@@ -542,7 +543,7 @@ fn announce(
     let parameters = system::count(lm.model.parameters().0 as u64);
     term.say(format!("boostr {}  {name} ({parameters} parameters)", env!("CARGO_PKG_VERSION")));
     term.say(format!(
-        "memory: {} a running sequence, {growth}; {} at once: {}; snapshots: at most {}",
+        "memory: {} a running sequence, {growth}; {} at once: {}; snapshots: at most {}, and one larger",
         system::bytes(*state_bytes),
         engine.max_running,
         system::bytes(state_bytes.saturating_mul(engine.max_running as u64)),
@@ -560,6 +561,9 @@ fn spill(args: &ServeArgs, is_for_one: bool, term: &Term) -> Result<Option<Spill
     let default = if is_for_one || named.is_some() { STATE_CACHE_DISK } else { 0 };
     let limit = disk.map_or(default, |bytes| bytes as u64);
     if limit == 0 || args.state_cache == Some(0) {
+        if disk.is_some_and(|bytes| bytes > 0) {
+            term.warn("--state-cache-disk is not used: states come from disk to memory, and --state-cache is 0");
+        }
         return Ok(None);
     }
     let open = |folder: &Path| {

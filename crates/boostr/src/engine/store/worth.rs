@@ -70,7 +70,7 @@ impl<B: Backend> Store<B> {
     }
 
     /// Those of them that stay, one or what is waited for, and their bytes.
-    fn spared(&self) -> (Vec<usize>, usize) {
+    pub(super) fn spared(&self) -> (Vec<usize>, usize) {
         let last = self.large().max_by_key(|&at| self.nodes[at].used);
         let spared: Vec<usize> =
             self.large().filter(|&at| Some(at) == last || self.nodes[at].waiting > 0).collect();
