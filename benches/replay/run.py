@@ -20,6 +20,7 @@ import sys
 import time
 import urllib.request
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,27 +100,33 @@ def replay(server: Server, trace) -> dict:
             server.stop()
             server.start()
             continue
-        body = {**body, "messages": own_answers(body["messages"], answers.setdefault(name, []))}
-        question = {key: body[key] for key in ("messages", "tools") if key in body}
-        text = server.post("/apply-template", question)["prompt"]
-        found = server.post("/tokenize", {"content": text, "add_special": False, "parse_special": True})
-        ids = array("I", found["tokens"]).tobytes()
-        known = max((shared(ids, other) for other in prompts), default=0)
-        prompts.append(ids)
-        answer = server.post("/v1/chat/completions", {**body, "cache_prompt": True})
-        answers[name].append(answer["choices"][0]["message"].get("content") or "")
-        usage = answer["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        if usage["prompt_tokens"] != len(ids) // 4:
-            sys.exit(f"error: the prompt has {usage['prompt_tokens']} tokens, and {len(ids) // 4} by /tokenize")
-        row["requests"] += 1
-        row["prompt"] += usage["prompt_tokens"]
-        row["needed"] += len(ids) // 4 - known
-        row["computed"] += usage["prompt_tokens"] - cached
-        row["hits"] += cached > 0
-        row["longest"] = max(row["longest"], usage["prompt_tokens"])
-        if os.environ.get("REPLAY_VERBOSE"):
-            print(f"  {name}: {len(ids) // 4} ids, {known} shared, {cached} cached", file=sys.stderr)
+        own = answers.setdefault(name, [])
+        bodies = [{**one, "messages": own_answers(one["messages"], own)} for one in (body if isinstance(body, list) else [body])]
+        sizes = []
+        for one in bodies:
+            question = {key: one[key] for key in ("messages", "tools") if key in one}
+            text = server.post("/apply-template", question)["prompt"]
+            found = server.post("/tokenize", {"content": text, "add_special": False, "parse_special": True})
+            ids = array("I", found["tokens"]).tobytes()
+            known = max((shared(ids, other) for other in prompts), default=0)
+            prompts.append(ids)
+            sizes.append((len(ids) // 4, known))
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            got = list(pool.map(lambda one: server.post("/v1/chat/completions", {**one, "cache_prompt": True}), bodies))
+        for answer, (size, known) in zip(got, sizes, strict=True):
+            own.append(answer["choices"][0]["message"].get("content") or "")
+            usage = answer["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            if usage["prompt_tokens"] != size:
+                sys.exit(f"error: the prompt has {usage['prompt_tokens']} tokens, and {size} by /tokenize")
+            row["requests"] += 1
+            row["prompt"] += size
+            row["needed"] += size - known
+            row["computed"] += size - cached
+            row["hits"] += cached > 0
+            row["longest"] = max(row["longest"], size)
+            if os.environ.get("REPLAY_VERBOSE"):
+                print(f"  {name}: {size} ids, {known} shared, {cached} cached", file=sys.stderr)
         kept = max(kept, server.kept())
     return {**row, "kept": kept, "seconds": time.monotonic() - began}
 

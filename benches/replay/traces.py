@@ -16,7 +16,8 @@ WORDS = (
     "server state model token layer cache memory page file error value check build test branch merge queue thread lock"
 ).split()
 
-Trace = Iterator[tuple[str, dict]]
+# A name, and what is asked: a body, a list of bodies at once, or None for a restart.
+Trace = Iterator[tuple[str, dict | list | None]]
 
 
 class Writer:
@@ -131,6 +132,17 @@ def compacted() -> Trace:
         messages.append({"role": "assistant", "content": writer.words(writer.random.randint(30, 90))})
 
 
+def together() -> Trace:
+    """An agent that sends eight helpers at once, ten times: one history, another task for each at its end."""
+    writer = Writer("together")
+    messages: list = [{"role": "system", "content": writer.text(1_500)}]
+    for _ in range(10):
+        task = writer.text(60)
+        said = [f"{task}\n\nTask: {writer.words(writer.random.randint(10, 30))}" for _ in range(8)]
+        yield "together", [ask([*messages, {"role": "user", "content": text}]) for text in said]
+        messages += [{"role": "user", "content": said[0]}, {"role": "assistant", "content": writer.words(40)}]
+
+
 def restart() -> Trace:
     """Four chats of 10 turns; the server restarts in the middle (a body of None)."""
     writer = Writer("restart")
@@ -144,4 +156,4 @@ def restart() -> Trace:
             messages.append({"role": "assistant", "content": writer.words(writer.random.randint(20, 60))})
 
 
-ALL = {it.__name__: it for it in (agent, document, system, chats, edited, compacted, restart)}
+ALL = {it.__name__: it for it in (agent, document, system, chats, edited, compacted, together, restart)}

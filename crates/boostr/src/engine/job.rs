@@ -169,36 +169,27 @@ impl<'a, B: Backend> Job<'a, B> {
         self.behind.is_some() && !self.is_over
     }
 
+    /// Whether the state that it waited for was read.
+    pub(super) fn is_read(&self, store: &Store<B>) -> bool {
+        self.awaited.is_some_and(|at| !self.is_over && !store.is_reading(at))
+    }
+
     /// Begins, or waits for a state that is read from disk.
     pub(super) fn start(&mut self, model: &Model<B>, store: &mut Store<B>, stats: &mut Stats) {
+        self.is_from_disk = self.awaited.is_some_and(|at| store.is_held(at));
+        if self.is_from_disk {
+            self.begin(model, store, stats);
+            self.forget_awaited(store);
+            return;
+        }
+        // Where its file was no use, and is gone, another may serve.
+        self.forget_awaited(store);
         if self.is_plain() {
             self.awaited = store.fetch(self.request.scope, &self.request.prompt, self.covered);
         }
         if self.awaited.is_none() {
             self.begin(model, store, stats);
         }
-    }
-
-    /// Begins if what it waited for is there; `false` if it did not.
-    pub(super) fn resume(
-        &mut self,
-        model: &Model<B>,
-        store: &mut Store<B>,
-        stats: &mut Stats,
-    ) -> bool {
-        let Some(at) = self.awaited.filter(|&at| !self.is_over && !store.is_reading(at)) else {
-            return false;
-        };
-        self.is_from_disk = store.is_held(at);
-        if self.is_from_disk {
-            self.begin(model, store, stats);
-            self.forget_awaited(store);
-        } else {
-            // Its file was no use, and is gone: another may serve.
-            self.forget_awaited(store);
-            self.start(model, store, stats);
-        }
-        true
     }
 
     /// Waits no more.

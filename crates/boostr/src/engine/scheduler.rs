@@ -211,13 +211,13 @@ impl<'a, B: Backend> Scheduler<'a, B> {
     fn resume(&mut self) -> bool {
         let mut any = false;
         for i in 0..self.running.len() {
-            if self.running[i].waits_behind() && !self.running[i].is_behind(&self.running) {
+            let job = &self.running[i];
+            let is_free = job.waits_behind() && !job.is_behind(&self.running);
+            if is_free || job.is_read(&self.store) {
                 let job = self.running.remove(i);
                 let job = self.start(job);
                 self.running.insert(i, job);
                 any = true;
-            } else {
-                any |= self.running[i].resume(self.model, &mut self.store, &mut self.stats);
             }
         }
         any
@@ -225,7 +225,9 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 
     /// Lets a request wait for another that computes what their prompts share, or begin.
     fn start(&mut self, mut job: Job<'a, B>) -> Job<'a, B> {
-        if !job.wait_behind(&mut self.running, &self.store) {
+        if job.wait_behind(&mut self.running, &self.store) {
+            job.forget_awaited(&mut self.store);
+        } else {
             job.start(self.model, &mut self.store, &mut self.stats);
         }
         job
