@@ -126,7 +126,12 @@ impl<'a, B: Backend> Job<'a, B> {
 
     /// Waits for the one of `others` that will have seen the most of its prompt, if that is more than is known. Otherwise
     /// it has to [start](Self::start).
-    pub(super) fn wait_behind(&mut self, others: &mut [Self], store: &Store<B>) -> bool {
+    pub(super) fn wait_behind(
+        &mut self,
+        others: &mut [Self],
+        store: &Store<B>,
+        stats: &mut Stats,
+    ) -> bool {
         self.behind = None;
         if !self.is_plain() || !store.keeps() {
             return false;
@@ -137,6 +142,12 @@ impl<'a, B: Backend> Job<'a, B> {
         let Some((until, i)) = shared.max() else { return false };
         let leader = &mut others[i];
         self.behind = Some((leader.number, leader.mark(until)));
+        // It has a place, and others work for it.
+        let total = self.request.prompt.len();
+        let event = Event::Prompt { cached: self.covered, done: self.covered, total };
+        if self.tell(event, stats).is_break() {
+            self.end(Finish::Stopped, stats);
+        }
         true
     }
 

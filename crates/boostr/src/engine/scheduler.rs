@@ -225,7 +225,7 @@ impl<'a, B: Backend> Scheduler<'a, B> {
 
     /// Lets a request wait for another that computes what their prompts share, or begin.
     fn start(&mut self, mut job: Job<'a, B>) -> Job<'a, B> {
-        if job.wait_behind(&mut self.running, &self.store) {
+        if job.wait_behind(&mut self.running, &self.store, &mut self.stats) {
             job.forget_awaited(&mut self.store);
         } else {
             job.start(self.model, &mut self.store, &mut self.stats);
