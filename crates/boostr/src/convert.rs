@@ -160,13 +160,12 @@ pub fn convert(
             .iter()
             .filter(lacks)
             .filter(|w| importance.names().all(|name| name != w.name))
-            .map(|w| kind_of(&w.name))
+            .map(|w| w.name.clone())
             .collect();
-        let kinds: BTreeSet<String> = without.iter().cloned().collect();
-        if !kinds.is_empty() {
-            let (count, kinds) = (without.len(), kinds.into_iter().collect::<Vec<_>>().join(", "));
+        if !without.is_empty() {
+            let (count, names) = (without.len(), by_block(&without).join(", "));
             warnings
-                .push(format!("the importance matrix has nothing of {count} matrices: {kinds}"));
+                .push(format!("the importance matrix has nothing of {count} matrices: {names}"));
         }
     }
     for what in written.iter().filter(|what| what.error > 0.5) {
@@ -742,6 +741,20 @@ pub fn kind_of(name: &str) -> String {
     let parts: Vec<&str> =
         name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
     parts.join(".")
+}
+
+/// Names of matrices, those of one kind as one with the numbers of their blocks: `blk.{3,4}.attn_k.weight`.
+fn by_block(names: &[String]) -> Vec<String> {
+    let mut kinds: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for name in names {
+        let number = name.split('.').find(|part| part.bytes().all(|b| b.is_ascii_digit()));
+        kinds.entry(kind_of(name)).or_default().push(number.unwrap_or_default());
+    }
+    let named = kinds.into_iter().map(|(kind, numbers)| match &numbers[..] {
+        [one] => kind.replacen('*', one, 1),
+        all => kind.replacen('*', &format!("{{{}}}", all.join(",")), 1),
+    });
+    named.collect()
 }
 
 /// The number by which `general.file_type` says what most of a file's bytes are (`llama_ftype` of

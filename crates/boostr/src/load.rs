@@ -9,7 +9,7 @@ use crate::backend::{Backend, Device};
 use crate::chat;
 use crate::checkpoint::gguf;
 use crate::checkpoint::{Access, Checkpoint, ConfigFile, Dtype, Summary, snapshots};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::files;
 use crate::generation_config::GenerationDefaults;
 use crate::models::{Config, Context, Families, Fingerprint, LeftOut, Model, Mtp};
@@ -479,9 +479,9 @@ impl Weights<'_> {
         match (written, Packs::open(&path, &list, notices)) {
             (Err(interrupted @ Error::Interrupted { .. }), _) => Err(interrupted),
             (Err(error), _) => {
-                let path = path.display();
+                let why = chain(&error);
                 let warning =
-                    format!("experts are packed in memory: `{path}` cannot be written: {error}");
+                    format!("experts are packed in memory: the packed file was not written: {why}");
                 Ok((None, Some(warning)))
             }
             (Ok(()), packs) => {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
 use crate::checkpoint::{Fnv, PrivateFile, PrivateFolder, try_lock};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::models::{Model, State};
 use crate::state_file::{self, MAX_IDS, Pieces, SEGMENT, SavedState};
 use crate::threads;
@@ -295,7 +295,7 @@ impl<B: Backend> Spill<B> {
                 Some((scope, ids))
             }
             Err(error) => {
-                self.shared.say(&error.to_string());
+                self.shared.say(&chain(&error));
                 self.drop_file(&found.file.name, found.file.len);
                 None
             }
@@ -571,7 +571,7 @@ impl<B: Backend> Shared<B> {
                         && !std::mem::replace(&mut has_failed, true)
                     {
                         // Once, until it succeeds again: a full disk has this with every state.
-                        self.say(&error.to_string());
+                        self.say(&chain(&error));
                     }
                     has_failed &= bytes.is_err();
                     let bytes = bytes.map_err(|error| match error {
@@ -584,14 +584,14 @@ impl<B: Backend> Shared<B> {
                     let mut broken = Broken::State;
                     let state = caught(|| self.read(scope, &ids, most, &mut broken));
                     let state = state.map_err(|error| {
-                        self.say(&error.to_string());
+                        self.say(&chain(&error));
                         broken
                     });
                     Some(Done::Read { at, state })
                 }
                 Task::Remove { name } => {
                     if let Err(error) = self.folder.remove(&name) {
-                        self.say(&error.to_string());
+                        self.say(&chain(&error));
                     }
                     None
                 }

@@ -133,7 +133,9 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
     ///
     /// [`Error::Unsupported`] for what GGUF has no place for.
     fn gguf_table(&self) -> Result<Vec<Row>> {
-        let what = format!("file: GGUF has no architecture for {}; write a folder", self.name());
+        let name = self.name();
+        let what =
+            format!("file: GGUF has no architecture for {name}; it stays a folder, not quantized");
         Err(Error::Unsupported { what })
     }
 

@@ -288,7 +288,18 @@ impl<'a> KeysMut<'a> {
 pub(super) fn drop_next_layers(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<()> {
     let Some(metadata) = checkpoint.gguf() else { return Ok(()) };
     let arch = metadata.text(ARCHITECTURE)?.unwrap_or_default();
-    let next = Keys::new(metadata, arch).next_layers()?;
+    let keys = Keys::new(metadata, arch);
+    let next = keys.next_layers()?;
+    // One with tensors of a layer alone is one of the model, which it lacks when it is left out.
+    let has = |start: &str| checkpoint.names().any(|name| name.starts_with(start));
+    let is_layer = |i: &usize| has(&format!("blk.{i}.")) && !has(&format!("blk.{i}.nextn."));
+    if let Some(i) = (n_layer..n_layer + next).find(is_layer) {
+        let reason = format!(
+            "{next}: the last {next} blocks would predict more than the next token, but block {i} has no tensor \
+             `blk.{i}.nextn.*`"
+        );
+        return Err(keys.error(NEXT, reason));
+    }
     let next: Vec<String> = (n_layer..n_layer + next).map(|i| format!("blk.{i}.")).collect();
     checkpoint.retain(|name| !next.iter().any(|block| name.starts_with(block)));
     Ok(())

@@ -13,6 +13,7 @@
 //!
 //! Gloeckle et al. 2024, *Better & Faster Large Language Models via Multi-token Prediction*; DeepSeek-V3, section 2.2.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::gguf::{self, Keys, KeysMut};
@@ -158,12 +159,15 @@ pub(crate) fn parameters(
 ) -> Result<Option<Checkpoint>> {
     let Some(block) = config.family().next_block() else { return Ok(None) };
     let is_gguf = checkpoint.gguf().is_some();
+    let there: BTreeSet<String> = checkpoint.names().map(str::to_owned).collect();
     let names = if is_gguf {
         of_gguf(&mut checkpoint, config.family().layers().len())?
     } else {
         of_folder(&mut checkpoint)?
     };
     let Some(names) = names else { return Ok(None) };
+    let prefix = names[0].strip_suffix("fc.weight").filter(|_| !is_gguf);
+    missing(config, &checkpoint, &there, prefix)?;
     let mut joint = checkpoint.clone();
     joint.retain(|name| names.iter().any(|own| own == name));
     checkpoint.retain(|name| !names.iter().any(|own| own == name));
@@ -174,6 +178,28 @@ pub(crate) fn parameters(
     checkpoint.rename(|name| Some(format!("{PREFIX}{name}")))?;
     checkpoint.add(&joint);
     Ok(Some(checkpoint))
+}
+
+/// Refuses a block of which a tensor is missing, by the name that it has in the file. Experts come in several forms, so
+/// they are left to who loads them.
+fn missing(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    there: &BTreeSet<String>,
+    prefix: Option<&str>,
+) -> Result<()> {
+    let stored = layout(config, prefix.is_none())?.0.into_iter().map(|stored| match prefix {
+        Some(prefix) => stored.name.replacen(PREFIX, prefix, 1),
+        None => stored.name,
+    });
+    let is_missing = |name: &String| !there.contains(name) && !name.contains("exp");
+    let missing: Vec<String> =
+        stored.filter(is_missing).map(|name| format!("`{name}`")).take(5).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let reason = format!("the block for one token more lacks {}", missing.join(", "));
+    Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason })
 }
 
 /// The embedding and the head, which are the model's.

@@ -90,6 +90,8 @@ fn both_kinds_of_file_lower_the_weighted_error_alike() {
         assert!(0.0 < with && with < without, "{with} with weights, {without} without");
         assert!(written.iter().filter(|w| w.weighted.is_some()).count() == 1);
         assert!(warnings.iter().any(|w| w.contains("has nothing of")), "{warnings:?}");
+        let layers = |w: &String| w.contains("has nothing of") && w.contains(".{0,1");
+        assert!(warnings.iter().any(layers), "the blocks are named: {warnings:?}");
         files.push(fs::read(folder.path().join(out)).unwrap());
     }
     assert!(files[0] == files[1]);

@@ -446,3 +446,45 @@ fn a_block_of_another_shape_is_named_and_a_draft_that_fails_ends_no_request() {
     let draft = Draft::With(Arc::new(guess));
     assert_eq!(answers(&model, Some(&draft)), answers(&model, None));
 }
+
+#[test]
+fn a_tensor_that_the_block_lacks_is_named_as_the_file_names_it() {
+    for (name, start) in [(TINY, "mtp."), (TINY_GGUF, "blk.4.")] {
+        let model = open(name).model;
+        let whole = Checkpoint::open(&fixtures().join(name), false).unwrap();
+        let of_block: Vec<String> =
+            whole.names().filter(|name| name.starts_with(start)).map(str::to_owned).collect();
+        assert!(of_block.len() > 10, "{name}");
+        for lacking in of_block {
+            let mut checkpoint = whole.clone();
+            checkpoint.retain(|name| name != lacking);
+            let found = Mtp::load(&model, checkpoint);
+            // By fc a file shows that it has the block.
+            if lacking.ends_with("fc.weight") || lacking.ends_with("eh_proj.weight") {
+                assert!(found.unwrap().is_none());
+                continue;
+            }
+            let error = found.err().unwrap().to_string();
+            assert!(error.contains(&format!("lacks `{lacking}`")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn layers_that_a_gguf_file_counts_to_the_block_but_are_the_models_are_an_error() {
+    let folder = Folder::new();
+    let bytes = std::fs::read(fixtures().join(TINY_GGUF)).unwrap();
+    let key = b"qwen35.nextn_predict_layers";
+    let at = bytes.windows(key.len()).position(|part| part == key).unwrap() + key.len() + 4;
+    assert_eq!(bytes[at], 1);
+    for (count, block) in [(2_u8, 3), (4, 1)] {
+        let mut bytes = bytes.clone();
+        bytes[at] = count;
+        let path = folder.path().join("more.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        let found = LanguageModel::<Cpu>::open(&path, &Default::default(), cpu());
+        let error = crate::tiny::message(&found.err().unwrap());
+        assert!(error.contains("qwen35.nextn_predict_layers"), "{error}");
+        assert!(error.contains(&format!("block {block} has no tensor")), "{error}");
+    }
+}

@@ -503,7 +503,10 @@ fn gguf_is_refused_and_leaves_nothing() {
     let folder = Folder::new();
     for types in [Types::kept(), Types::named("q8_0").unwrap()] {
         let text = written(&fixture(NAME), &folder.path().join("m.gguf"), types).unwrap_err();
-        assert_eq!(text, "unsupported file: GGUF has no architecture for zamba2; write a folder");
+        assert_eq!(
+            text,
+            "unsupported file: GGUF has no architecture for zamba2; it stays a folder, not quantized"
+        );
     }
     assert_eq!(folder.names(), [""; 0]);
     let text = written(&fixture(NAME), &folder.path().join("m"), Types::named("q8_0").unwrap())

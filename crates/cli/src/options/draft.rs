@@ -9,7 +9,7 @@ use boostr::engine::Draft;
 use boostr::load::LanguageModel;
 use clap::Args;
 
-use crate::exit::usage;
+use crate::exit::{BadModel, usage};
 use crate::options::model::ModelArgs;
 
 /// Where guesses come from.
@@ -33,7 +33,7 @@ fn open(named: &Path, args: &ModelArgs, lm: &LanguageModel<Cpu>) -> Result<Draft
         return Ok(Draft::Lookup);
     }
     if named.as_os_str() == "mtp" {
-        let block = lm.mtp()?.ok_or_else(|| {
+        let block = lm.mtp().map_err(BadModel::from)?.ok_or_else(|| {
             usage("--draft mtp: the model has no block that predicts one token more".to_owned())
         })?;
         return Ok(Draft::Mtp(Arc::new(block)));
