@@ -21,6 +21,8 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// Refuse requests with fields that are not known.
     pub strict_fields: bool,
+    /// Give the thought of a chat's answer apart from its text, where a request's `reasoning_format` says nothing.
+    pub divides_thoughts: bool,
     /// Serve the web page.
     pub page: bool,
     /// Serve `/metrics`.
@@ -45,6 +47,7 @@ impl Default for Config {
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             strict_fields: false,
+            divides_thoughts: true,
             page: true,
             metrics: true,
             max_sessions: 1000,

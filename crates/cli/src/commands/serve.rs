@@ -120,6 +120,10 @@ pub struct ServeArgs {
     /// Refuse requests with fields that are not known, in place of naming those in a header
     #[arg(long)]
     pub strict_fields: bool,
+    /// Thoughts of answers of /v1/chat/completions: apart from the text as reasoning_content (auto), or within it (none);
+    /// the reasoning_format of a request says otherwise
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Reasoning::Auto)]
+    pub reasoning: Reasoning,
     /// Another name that the server goes by; may be given several times
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
@@ -266,6 +270,7 @@ pub fn run(args: &ServeArgs, threads: usize, pin: bool, term: &Term) -> Result<(
         allowed_hosts: args.allowed_host.clone(),
         cors_origins: args.cors_origin.clone(),
         strict_fields: args.strict_fields,
+        divides_thoughts: args.reasoning == Reasoning::Auto,
         page: args.ui == Switch::On,
         metrics: args.metrics == Switch::On,
         max_sessions: args.max_sessions,
@@ -552,6 +557,13 @@ fn announce(
     let mut out = io::stdout().lock();
     writeln!(out, "http://{address}")?;
     Ok(out.flush()?)
+}
+
+/// Where thoughts of answers go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reasoning {
+    Auto,
+    None,
 }
 
 /// The folder for states that leave memory. Without an option there is one if the server is for one user, who alone

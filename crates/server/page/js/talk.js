@@ -19,7 +19,7 @@ const SHARE = 0.25;
 /** The request for an answer: with a session what is new alone, without one all that was said. `goesOn`: the last answer does. */
 function body(messages, goesOn) {
   const { settings } = choices;
-  const fields = { model: page.props.model, stream: true, stream_options: { include_usage: true } };
+  const fields = { model: page.props.model, stream: true, reasoning_format: "auto", stream_options: { include_usage: true } };
   if (goesOn) fields.continue_final_message = true;
   for (const name of NUMBERS) if (typeof settings[name] === 'number') fields[name] = settings[name];
   if (chat.info) return { ...fields, session: chat.info.id, messages };

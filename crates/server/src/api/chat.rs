@@ -121,7 +121,7 @@ pub(crate) async fn complete<B: Backend>(
         messages: chat.messages,
         shape: chat.shape,
         kwargs: chat.chat_template_kwargs.unwrap_or_default(),
-        is_divided: chat.reasoning_format != Some("none"),
+        is_divided: chat.reasoning_format.map_or(app.config.divides_thoughts, |it| it != "none"),
         session: chat.session,
         continues,
         top,

@@ -1,5 +1,6 @@
 //! The thought of an answer, apart from its text.
 
+use boostr_server::Config;
 use serde_json::{Value, json};
 
 use crate::server::{Setup, THINK, THINK_END, TestServer, thinker, with};
@@ -26,6 +27,22 @@ fn message(reply: &Value) -> (String, String) {
     let message = &reply["choices"][0]["message"];
     let text = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
     (text("reasoning_content"), text("content"))
+}
+
+#[test]
+fn a_server_that_does_not_divide_thoughts_does_so_where_a_request_wants_it() {
+    let config = Config { divides_thoughts: false, ..Config::default() };
+    let model = Some(thinker(&template("assistant: <think>\n")));
+    let plain = TestServer::with(Setup { config, model, ..Setup::default() });
+    let usual = server("assistant: <think>\n");
+    let asked = |server: &TestServer, format: Option<&str>| {
+        let more = format.map_or_else(|| json!({}), |it| json!({"reasoning_format": it}));
+        message(&server.post("/v1/chat/completions", &with(ask(1), more)).json())
+    };
+    assert_eq!(asked(&plain, None), asked(&usual, Some("none")));
+    assert_eq!(asked(&plain, Some("auto")), asked(&usual, None));
+    assert_eq!(asked(&plain, None).0, "");
+    assert_ne!(asked(&usual, None).0, "");
 }
 
 #[test]
