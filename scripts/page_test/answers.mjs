@@ -262,7 +262,7 @@ export default function steps({ step, page: the, offline, tell, options, base, s
     assert.equal(await count('.thought[open]'), 1);
     await shot('thought-open');
     const sent = await page.evaluate(() => window.asked.at(-1));
-    assert.equal(sent.reasoning_format, undefined);
+    assert.equal(sent.reasoning_format, 'auto');
     // Whoever opened or shut it by hand is obeyed.
     const again = tell('Yes.', { thought: 'Hm.', hold: 'thought' });
     await page.locator('.live .thought summary').click();
