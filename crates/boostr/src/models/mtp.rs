@@ -320,6 +320,11 @@ fn of_gguf(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<Option<[String
         return Ok(None);
     }
     refuse_own_embedding(checkpoint, &next)?;
+    let second = format!("blk.{}.nextn.", n_layer + 1);
+    if checkpoint.names().any(|name| name.starts_with(&second)) {
+        let what = "a second block for more than the next token".into();
+        return Err(Error::Unsupported { what });
+    }
     let around = [gguf::EMBEDDING, gguf::HEAD];
     checkpoint.retain(|name| name.starts_with(&block) || around.contains(&name));
     let norm = format!("{next}{NORM_GGUF}");

@@ -488,3 +488,23 @@ fn layers_that_a_gguf_file_counts_to_the_block_but_are_the_models_are_an_error()
         assert!(error.contains(&format!("block {block} has no tensor")), "{error}");
     }
 }
+
+#[test]
+fn a_second_block_is_refused_in_a_folder_and_in_gguf() {
+    for (name, of, to) in
+        [(TINY, "mtp.layers.0.", "mtp.layers.1."), (TINY_GGUF, "blk.4.", "blk.5.")]
+    {
+        let model = open(name).model;
+        let mut checkpoint = Checkpoint::open(&fixtures().join(name), false).unwrap();
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+        for (name, entry) in tensors.clone() {
+            if let Some(part) = name.strip_prefix(of) {
+                tensors.insert(format!("{to}{part}"), entry);
+            }
+        }
+        checkpoint.replace(tensors);
+        let error = Mtp::load(&model, checkpoint).err().unwrap().to_string();
+        assert!(error.contains("second block") || error.contains("layers.1."), "{error}");
+    }
+}
