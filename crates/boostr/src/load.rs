@@ -210,12 +210,13 @@ impl<B: Backend> LanguageModel<B> {
         let adapter = adapters_of(options)?;
         let weights =
             Weights { checkpoint: checkpoint.clone(), adapter, options, is_embedded: false };
+        let summary = config.own(&file).summary();
         // A large vocabulary takes as long as the weights.
         let (text, opened) =
             rayon::join(|| TextSide::of_gguf(metadata, options), || weights.open(config, client));
         let (text, opened) = (text?, opened?);
         file.check_unchanged()?;
-        Ok(Self::new(path, file.summary(), text, opened))
+        Ok(Self::new(path, summary, text, opened))
     }
 
     /// The parts, put together.
@@ -254,7 +255,6 @@ impl<B: Backend> LanguageModel<B> {
         weights: Weights<'_>,
         client: B::Client,
     ) -> Result<Self> {
-        let summary = weights.checkpoint.summary();
         let folder = file.path().parent().unwrap_or(Path::new(""));
         let mut text = TextSide::of_files(files, folder, Some(file))?;
         let config = weights.options.families.read(file)?;
@@ -264,6 +264,7 @@ impl<B: Backend> LanguageModel<B> {
             let what = LeftOut::Pictures.what();
             text.warnings.push(format!("{count} tensors of {what} are not read: text only"));
         }
+        let summary = config.own(&weights.checkpoint).summary();
         let opened = weights.open(config, client)?;
         Ok(Self::new(path, summary, text, opened))
     }
@@ -284,7 +285,14 @@ impl<B: Backend> LanguageModel<B> {
             if options.exact && checkpoint.gguf().is_some() {
                 checkpoint.decode()?;
             }
-            Mtp::load(&self.model, checkpoint)
+            let Some(block) = Mtp::parameters(&self.model, checkpoint)? else { return Ok(None) };
+            let list = Mtp::packs(&self.model, &block)?;
+            let base = &*self.base;
+            let made = Experts { list, kind: "-mtp", checkpoint: &block, options: &options };
+            let (packs, warning) =
+                made.packs::<B>(self.model.client(), &base.fingerprint, &base.notices)?;
+            warning.into_iter().for_each(|line| base.notices.add(line));
+            Mtp::of(&self.model, &block, packs).map(Some)
         })
     }
 
@@ -451,48 +459,13 @@ impl Weights<'_> {
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.prepare(&config)?;
         let (weights, notices) = (SharedWeights::default(), Arc::default());
-        let (packs, warning) = self.packs::<B>(&config, &client, &fingerprint, &notices)?;
+        let list = config.packs::<B>(&self.checkpoint, &client)?;
+        let experts = Experts { list, kind: "", checkpoint: &self.checkpoint, options: &options };
+        let (packs, warning) = experts.packs::<B>(&client, &fingerprint, &notices)?;
         let model = self.model(config, tied, client, (&weights, packs.clone()), &files)?;
         let base = Base { weights, fingerprint, options, embedded, packs, notices };
         let base = Arc::new(base);
         Ok(Opened { model: Arc::new(model), base, warning })
-    }
-
-    /// The file of packed experts, made if it is not there; and why there is none, though there should be.
-    fn packs<B: Backend>(
-        &self,
-        config: &Config,
-        client: &B::Client,
-        fingerprint: &Fingerprint,
-        notices: &Arc<Notices>,
-    ) -> Result<(Option<Arc<Packs>>, Option<String>)> {
-        if self.options.no_mmap || self.options.no_pack_cache {
-            return Ok((None, None));
-        }
-        let list = config.packs::<B>(&self.checkpoint, client)?;
-        let name = || fingerprint.text().to_owned();
-        let Some(path) = Packs::path_for::<B>(&list, client, name) else { return Ok((None, None)) };
-        if let Some(packs) = Packs::open(&path, &list, notices) {
-            return Ok((Some(Arc::new(packs)), None));
-        }
-        let written = Packs::write::<B>(&path, &list, client, |part| self.checkpoint.taken(part));
-        match (written, Packs::open(&path, &list, notices)) {
-            (Err(interrupted @ Error::Interrupted { .. }), _) => Err(interrupted),
-            (Err(error), _) => {
-                let why = chain(&error);
-                let warning =
-                    format!("experts are packed in memory: the packed file was not written: {why}");
-                Ok((None, Some(warning)))
-            }
-            (Ok(()), packs) => {
-                let size = fs::metadata(&path).map_or(0, |file| file.len() >> 20);
-                let path = path.display();
-                Ok((
-                    packs.map(Arc::new),
-                    Some(format!("packed experts are written to `{path}`: {size} MiB")),
-                ))
-            }
-        }
     }
 
     /// Gives the weights the model's own names. Whether the embedding is the head, and the fingerprint without adapters.
@@ -525,6 +498,55 @@ impl Weights<'_> {
     }
 }
 
+/// Experts' blocks that are to be packed.
+struct Experts<'a> {
+    list: Vec<Pack>,
+    /// What the file's name says of them beside the model and the order.
+    kind: &'a str,
+    checkpoint: &'a Checkpoint,
+    options: &'a OpenOptions,
+}
+
+impl Experts<'_> {
+    /// The file of packed experts, made if it is not there; and why there is none, though there should be.
+    fn packs<B: Backend>(
+        &self,
+        client: &B::Client,
+        fingerprint: &Fingerprint,
+        notices: &Arc<Notices>,
+    ) -> Result<(Option<Arc<Packs>>, Option<String>)> {
+        let Self { list, kind, checkpoint, options } = self;
+        if options.no_mmap || options.no_pack_cache {
+            return Ok((None, None));
+        }
+        let name = || fingerprint.text().to_owned();
+        let Some(path) = Packs::path_for::<B>(list, client, kind, name) else {
+            return Ok((None, None));
+        };
+        if let Some(packs) = Packs::open(&path, list, notices) {
+            return Ok((Some(Arc::new(packs)), None));
+        }
+        let written = Packs::write::<B>(&path, list, client, |part| checkpoint.taken(part));
+        match (written, Packs::open(&path, list, notices)) {
+            (Err(interrupted @ Error::Interrupted { .. }), _) => Err(interrupted),
+            (Err(error), _) => {
+                let why = chain(&error);
+                let warning =
+                    format!("experts are packed in memory: the packed file was not written: {why}");
+                Ok((None, Some(warning)))
+            }
+            (Ok(()), packs) => {
+                let size = fs::metadata(&path).map_or(0, |file| file.len() >> 20);
+                let path = path.display();
+                Ok((
+                    packs.map(Arc::new),
+                    Some(format!("packed experts are written to `{path}`: {size} MiB")),
+                ))
+            }
+        }
+    }
+}
+
 /// Bytes of the weights of a checkpoint that stay in its files when it is opened by default, and of those that take
 /// memory. Experts that are packed in a file beside the model stay too.
 ///
@@ -536,7 +558,8 @@ pub fn placed(config: &Config, checkpoint: &Checkpoint) -> Result<[usize; 2]> {
     config.prepare(&mut checkpoint)?;
     let client = crate::backend::cpu();
     let list = config.packs::<crate::backend::Cpu>(&checkpoint, &client)?;
-    let are_packed = Packs::path_for::<crate::backend::Cpu>(&list, &client, String::new).is_some();
+    let are_packed =
+        Packs::path_for::<crate::backend::Cpu>(&list, &client, "", String::new).is_some();
     let packed = if are_packed { list.iter().map(Pack::blocks).sum() } else { 0 };
     let mut placed = [packed, 0];
     for (_, entry) in checkpoint.iter() {

@@ -64,8 +64,9 @@ pub(crate) struct Finished {
     pub(crate) cached_tokens: usize,
     pub(crate) prompt_time: Duration,
     pub(crate) decode_time: Duration,
-    /// What the state of the sequence takes, and how many tokens it has seen.
+    /// What the state of the sequence takes.
     pub(crate) state_bytes: usize,
+    /// Tokens of the sequence, those of the answer among them.
     pub(crate) position: usize,
     /// The turn of a session that it became.
     pub(crate) session: Option<SessionTurn>,
@@ -533,7 +534,7 @@ impl<B: Backend> Driver<B> {
             prompt_time: timings.prompt,
             decode_time: timings.decode,
             state_bytes: state.map_or(0, boostr::models::State::size_in_bytes),
-            position: state.map_or(0, boostr::models::State::position),
+            position: outcome.position,
             session: None,
         })
     }

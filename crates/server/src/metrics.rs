@@ -27,6 +27,8 @@ pub(crate) struct Metrics {
     rejected: IntCounterVec,
     pub(crate) first_token: Histogram,
     pub(crate) inter_token: Histogram,
+    /// Tokens of prompts that were computed beside the engine
+    pub(crate) beside: AtomicU64,
     /// Panics of handlers; the engine counts its own
     pub(crate) panics: AtomicU64,
 }
@@ -64,6 +66,7 @@ impl Metrics {
                 "Between two tokens of an answer",
                 BETWEEN,
             ))?,
+            beside: AtomicU64::new(0),
             panics: AtomicU64::new(0),
         };
         metrics.registry.register(Box::new(metrics.requests.clone()))?;
@@ -108,7 +111,7 @@ impl Metrics {
                 "prompt_tokens_total",
                 counter,
                 "Tokens of prompts that were computed",
-                &stats.prompt_tokens,
+                &(stats.prompt_tokens + self.beside.load(Ordering::Relaxed)),
             );
             line(
                 "generated_tokens_total",

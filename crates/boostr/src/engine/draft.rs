@@ -71,6 +71,16 @@ impl<B: Backend> Draft<B> {
         }
     }
 
+    /// Bytes of the weights of who guesses that lie in files, and of those in memory.
+    #[must_use]
+    pub fn placed(&self) -> [usize; 2] {
+        match self {
+            Self::Model(model) => model.placed(),
+            Self::Mtp(block) => block.placed(),
+            Self::Lookup | Self::With(_) => [0; 2],
+        }
+    }
+
     /// Guesses for one sequence.
     pub(super) fn drafter(&self) -> Result<Drafter<B>> {
         let source = match self {

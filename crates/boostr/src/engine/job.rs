@@ -215,7 +215,10 @@ impl<'a, B: Backend> Job<'a, B> {
         self.begun = Some(Instant::now());
         let mut has_given = false;
         let first = self.known(model, store, &self.request.prompt, true).and_then(|known| {
-            stats.skipped_tokens += known.seen as u64;
+            let computed = self.request.computed.min(known.seen);
+            self.cached = known.seen - computed;
+            stats.skipped_tokens += self.cached as u64;
+            stats.prompt_tokens += computed as u64;
             stats.snapshot_hits += u64::from(known.is_snapshot);
             has_given = !known.is_snapshot && self.covered > 0;
             let mut first = Sequence::new(&self.request, 0, known.state, known.seen)?;
@@ -232,14 +235,13 @@ impl<'a, B: Backend> Job<'a, B> {
                 if self.is_lent {
                     self.request.state = None;
                 }
-                self.cached = first.seen;
                 if has_given {
                     // What was given may be of another type of cache, or edited: it is no state of these ids for others.
                     self.request.scope = None;
                 }
                 self.mark_way(first.seen, first.prompt);
                 self.sequences.push(first);
-                self.tell_prompt(self.cached, stats);
+                self.tell_prompt(self.sequences[0].seen, stats);
                 self.end_prompt(stats);
             }
             Err(error) => self.fail(error, stats),
@@ -471,11 +473,12 @@ impl<'a, B: Backend> Job<'a, B> {
             is_from_disk: self.is_from_disk,
         };
         let (drafted, accepted) = sequence.as_ref().map_or((0, 0), |it| (it.drafted, it.accepted));
+        let position = sequence.as_ref().map_or(0, Sequence::position);
         let (ids, state) = match sequence {
             Some(it) => (it.generated().to_vec(), Some(it.state)),
             None => (Vec::new(), None),
         };
-        let outcome = Outcome { finish, ids, state, timings, drafted, accepted };
+        let outcome = Outcome { finish, ids, state, position, timings, drafted, accepted };
         // There is nothing left that it could end.
         let _ = self.tell(Event::Finished { index, outcome }, stats);
     }

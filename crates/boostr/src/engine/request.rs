@@ -24,6 +24,8 @@ pub struct Request<B: Backend> {
     /// How many tokens of the prompt the state has seen; its [`position`](State::position) when `None`. Fewer where the
     /// tokens before the prompt are not known, as those of a state from a file without ids.
     pub seen: Option<usize>,
+    /// How many of those were computed for this request alone, before it came here: they count as computed, not as kept.
+    pub computed: usize,
     /// Numbers of tokens of the prompt after which a snapshot is kept: the ends of messages. A mark less than 32 tokens
     /// after another is passed over. A prompt in many short pieces would cost more than the snapshots save. The engine
     /// adds its own: where the prompt leaves the way of an earlier one, and near the end of a long prompt.
@@ -61,6 +63,7 @@ impl<B: Backend> Request<B> {
             begun: 0,
             state: None,
             seen: None,
+            computed: 0,
             marks: Vec::new(),
             scope: Some(0),
             count: 1,
@@ -186,6 +189,8 @@ pub struct Outcome<B: Backend> {
     /// A state that has seen the first [`position`](State::position) of the prompt's tokens and these: most often all but
     /// the last, which nobody needed yet. `None` when nothing was begun.
     pub state: Option<State<B>>,
+    /// Tokens of the sequence: those that the state has seen, and those of the answer that it has not.
+    pub position: usize,
     /// Where time went.
     pub timings: Timings,
     /// Tokens that the draft guessed.

@@ -106,6 +106,12 @@ impl<B: Backend> Sequence<B> {
         &self.ids[self.prompt..]
     }
 
+    /// How long it is, whatever its state has seen of what was generated.
+    pub(super) fn position(&self) -> usize {
+        let unseen = if self.is_in_prompt() { 0 } else { self.ids.len() - self.seen };
+        self.state.position() + unseen
+    }
+
     /// Takes for the next run a piece of the prompt, which ends where a snapshot is to be kept, if it has no more than
     /// `room` tokens. Returns how many are run.
     pub(super) fn plan_piece(&mut self, marks: &[usize], every: usize, room: usize) -> usize {

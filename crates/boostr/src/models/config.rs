@@ -147,13 +147,32 @@ impl Config {
         params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
     }
 
+    /// The tensors of a checkpoint that the model reads: without [what it leaves out](LeftOut), and a weight that layers
+    /// share once, however often a folder has it.
+    #[must_use]
+    pub fn own(&self, checkpoint: &Checkpoint) -> Checkpoint {
+        let mut own = checkpoint.clone();
+        own.retain(|name| self.family.left_out(name).is_none());
+        if own.gguf().is_none() {
+            // What is wrong with them is told by who loads them.
+            let _ = self.family.normalise(&mut own);
+        }
+        own
+    }
+
+    /// Whether a layer has experts, of which a token reads few.
+    pub(crate) fn has_experts(&self) -> bool {
+        let layers = self.family.layers();
+        layers.iter().flat_map(LayerSpec::parts).any(|part| part.experts() > 0)
+    }
+
     /// The blocks of the experts in a checkpoint with the model's own names, as loading asks for them.
     pub(crate) fn packs<B: Backend>(
         &self,
         checkpoint: &Checkpoint,
         client: &B::Client,
     ) -> Result<Vec<Pack>> {
-        if !self.family.layers().iter().flat_map(LayerSpec::parts).any(|part| part.experts() > 0) {
+        if !self.has_experts() {
             return Ok(Vec::new());
         }
         Params::<B>::list_packs(checkpoint, client, |params| self.load(params).map(drop))

@@ -115,7 +115,8 @@ impl<'a> Keys<'a> {
     ///
     /// [`Error::Config`] when no layer is left.
     pub fn next_layers(&self) -> Result<usize> {
-        let (all, next) = (self.n_layer()?, self.optional(NEXT)?.unwrap_or(0));
+        let next = self.metadata.usize(&self.key(NEXT), 0..=MAX_SIZE)?.unwrap_or(0);
+        let all = self.n_layer()?;
         if next >= all {
             return Err(self.error(NEXT, format!("{next} of {all} blocks leave no layer")));
         }
@@ -136,11 +137,13 @@ impl<'a> Keys<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when it is no small positive number.
+    /// [`Error::Config`] when it is missing, or no small positive number.
     pub fn norm_eps(&self) -> Result<f32> {
+        const OWN: &str = "attention.layer_norm_rms_epsilon";
         let eps = |name: &str| self.metadata.float(&self.key(name), f32::MIN_POSITIVE..=1.0);
-        let own = eps("attention.layer_norm_rms_epsilon")?;
-        Ok(own.or(eps("attention.layer_norm_epsilon")?).unwrap_or(1e-5))
+        let found =
+            eps(OWN)?.map_or_else(|| eps("attention.layer_norm_epsilon"), |it| Ok(Some(it)))?;
+        self.metadata.required(&self.key(OWN), found)
     }
 
     /// Ids below this are tokens, by the list of tokens or, when there is none, its size.

@@ -58,7 +58,7 @@ pub use gguf::{
 };
 pub use hybrid::Hybrid;
 pub use model::{Context, Logits, Model, PIECE, Run};
-pub use mtp::Mtp;
+pub use mtp::{Mtp, next_block};
 pub use state::State;
 
 /// Largest size that a configuration may name.

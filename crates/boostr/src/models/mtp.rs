@@ -22,7 +22,9 @@ use crate::backend::{Backend, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::Metadata;
 use crate::error::{Error, Result};
-use crate::nn::{Batch, How, Layer, Layout, Linear, Params, RmsNorm, Row, Slot, Tensors};
+use crate::nn::{
+    Batch, How, Layer, Layout, Linear, Pack, Packs, Params, RmsNorm, Row, Slot, Tensors,
+};
 use crate::ops::{self, ActivationOps, KvType};
 
 /// What a folder's tensors of the block are under.
@@ -57,6 +59,10 @@ pub struct Mtp<B: Backend> {
     norm: RmsNorm<B>,
     kv_type: KvType,
     width: usize,
+    /// Bytes of the weights that lie in files, and of those in memory.
+    placed: [usize; 2],
+    /// The file of packed experts.
+    packs: Option<Arc<Packs>>,
 }
 
 impl<B: Backend> Mtp<B> {
@@ -67,13 +73,45 @@ impl<B: Backend> Mtp<B> {
     /// [`Error::Tensors`] when its tensors are not those of the configuration, [`Error::Unsupported`] for one with an
     /// embedding of its own.
     pub fn load(model: &Model<B>, checkpoint: Checkpoint) -> Result<Option<Self>> {
-        let Some(config) = model.family().next_block() else { return Ok(None) };
-        let Some(checkpoint) = parameters(model.config(), checkpoint)? else { return Ok(None) };
+        let Some(checkpoint) = Self::parameters(model, checkpoint)? else { return Ok(None) };
+        Self::of(model, &checkpoint, None).map(Some)
+    }
+
+    /// The block's parameters by their own names, out of the file of `model`; `None` as in [`load`](Self::load).
+    pub(crate) fn parameters(
+        model: &Model<B>,
+        checkpoint: Checkpoint,
+    ) -> Result<Option<Checkpoint>> {
+        parameters(model.config(), checkpoint)
+    }
+
+    /// The blocks of the experts among its parameters.
+    pub(crate) fn packs(model: &Model<B>, parameters: &Checkpoint) -> Result<Vec<Pack>> {
+        let Some(config) = model.family().next_block() else { return Ok(Vec::new()) };
+        if !config.has_experts() {
+            return Ok(Vec::new());
+        }
+        Params::<B>::list_packs(parameters, model.client(), |params| {
+            config.load(&params.under(stem(PREFIX))).map(drop)
+        })
+    }
+
+    /// The block of these parameters, whose experts may be in `packs`.
+    pub(crate) fn of(
+        model: &Model<B>,
+        checkpoint: &Checkpoint,
+        packs: Option<Arc<Packs>>,
+    ) -> Result<Self> {
+        let Some(config) = model.family().next_block() else {
+            let what = format!("a block for one token more of {}", model.family().name());
+            return Err(Error::Unsupported { what });
+        };
         let client = model.client();
         let family = config.family();
         let frame = family.frame();
         let width = frame.d_model;
-        let block = Params::<B>::new(&checkpoint, client).under(stem(PREFIX));
+        let root = Params::<B>::new(checkpoint, client).packed_in(packs.as_deref());
+        let block = root.under(stem(PREFIX));
         let norm = |params: &Params<'_, B>| {
             RmsNorm::load(params, width, frame.norm_eps, frame.zero_centred)
         };
@@ -83,17 +121,11 @@ impl<B: Backend> Mtp<B> {
             let what = format!("a block of {} that is not one layer", family.name());
             return Err(Error::Unsupported { what });
         };
-        let root = Params::<B>::new(&checkpoint, client);
         let [fc, embedding, hidden] = JOINT.map(|name| root.under(stem(name)));
-        Ok(Some(Self {
-            norms: [norm(&embedding)?, norm(&hidden)?],
-            fc: Linear::load(&fc, [width, 2 * width], false)?,
-            layer,
-            slots,
-            norm: frame.load_norm(&block)?,
-            kv_type: model.kv_type(),
-            width,
-        }))
+        let fc = Linear::load(&fc, [width, 2 * width], false)?;
+        let (norms, norm) = ([norm(&embedding)?, norm(&hidden)?], frame.load_norm(&block)?);
+        let (kv_type, placed) = (model.kv_type(), root.placed());
+        Ok(Self { norms, fc, layer, slots, norm, kv_type, width, placed, packs })
     }
 
     /// What the block remembers of a sequence of which it has seen nothing.
@@ -120,6 +152,9 @@ impl<B: Backend> Mtp<B> {
     ) -> Result<Tensor<B>> {
         let client = model.client();
         ops::expect("hidden", hidden, &[tokens.len(), self.width])?;
+        if let Some(packs) = &self.packs {
+            packs.look();
+        }
         model.awake(|| {
             let [of_embedding, of_hidden] = &self.norms;
             let embedded = of_embedding.forward(client, &model.embed(tokens)?)?;
@@ -134,6 +169,12 @@ impl<B: Backend> Mtp<B> {
             state.set_position(state.position() + tokens.len());
             self.norm.forward(client, &h)
         })
+    }
+
+    /// Bytes of the matrices that lie in files, and of those in memory, as [`Model::placed`].
+    #[must_use]
+    pub fn placed(&self) -> [usize; 2] {
+        self.placed
     }
 
     /// Bytes that a pass over the block's matrices reads.
@@ -180,6 +221,15 @@ pub(crate) fn parameters(
     Ok(Some(checkpoint))
 }
 
+/// Whether the file of a model has its block for one token more, whole, as far as names tell; `false` where there is none.
+///
+/// # Errors
+///
+/// As [`Mtp::load`].
+pub fn next_block(config: &Config, checkpoint: &Checkpoint) -> Result<bool> {
+    parameters(config, checkpoint.clone()).map(|found| found.is_some())
+}
+
 /// Refuses a block of which a tensor is missing, by the name that it has in the file. Experts come in several forms, so
 /// they are left to who loads them.
 fn missing(
@@ -198,8 +248,13 @@ fn missing(
     if missing.is_empty() {
         return Ok(());
     }
-    let reason = format!("the block for one token more lacks {}", missing.join(", "));
-    Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason })
+    Err(lacks(checkpoint, &missing))
+}
+
+/// The error of a block without some tensors.
+fn lacks(checkpoint: &Checkpoint, names: &[String]) -> Error {
+    let reason = format!("the block for one token more lacks {}", names.join(", "));
+    Error::Tensors { path: checkpoint.path().to_path_buf(), reason }
 }
 
 /// The embedding and the head, which are the model's.
@@ -294,7 +349,9 @@ fn refuse_own_embedding(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
 fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
     let fc = PREFIXES.map(|prefix| format!("{prefix}fc.weight"));
     let Some(at) = fc.iter().position(|name| checkpoint.get(name).is_some()) else {
-        return Ok(None);
+        let prefix =
+            PREFIXES.iter().find(|it| checkpoint.names().any(|name| name.starts_with(**it)));
+        return prefix.map_or(Ok(None), |it| Err(lacks(checkpoint, &[format!("`{it}fc.weight`")])));
     };
     let prefix = PREFIXES[at];
     refuse_own_embedding(checkpoint, prefix)?;
@@ -316,8 +373,10 @@ fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
 fn of_gguf(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<Option<[String; 3]>> {
     let block = format!("blk.{n_layer}.");
     let next = format!("{block}nextn.");
-    if checkpoint.get(&format!("{next}{}", JOINT_GGUF[0])).is_none() {
-        return Ok(None);
+    let fc = format!("{next}{}", JOINT_GGUF[0]);
+    if checkpoint.get(&fc).is_none() {
+        let is_there = checkpoint.names().any(|name| name.starts_with(&next));
+        return if is_there { Err(lacks(checkpoint, &[format!("`{fc}`")])) } else { Ok(None) };
     }
     refuse_own_embedding(checkpoint, &next)?;
     let second = format!("blk.{}.nextn.", n_layer + 1);

@@ -87,7 +87,7 @@ impl Pack {
 pub struct Notices(Mutex<Vec<String>>);
 
 impl Notices {
-    fn add(&self, line: String) {
+    pub(crate) fn add(&self, line: String) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
     }
 
@@ -172,15 +172,16 @@ pub struct Packs {
 }
 
 impl Packs {
-    /// The file beside the model for the experts `list`, by the model's `fingerprint`. `None` where there are none, or so
-    /// few that they may as well be in memory.
+    /// The file beside the model for the experts `list`, by the model's `fingerprint`; `kind` follows the order in its
+    /// name. `None` where there are none, or so few that they may as well be in memory.
     #[must_use]
     pub fn path_for<B: Backend>(
         list: &[Pack],
         client: &B::Client,
+        kind: &str,
         fingerprint: impl FnOnce() -> String,
     ) -> Option<PathBuf> {
-        let order = client.packing()?;
+        let order = format!("{}{kind}", client.packing()?);
         let bytes = list.iter().map(Pack::size).fold(0, usize::saturating_add);
         let source = list.first()?.parts.first()?.file.clone();
         let name = source.file_name()?.to_string_lossy().into_owned();

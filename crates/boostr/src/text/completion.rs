@@ -70,6 +70,8 @@ pub struct Answer<B: Backend> {
     pub prompt: Vec<u32>,
     /// A state that has seen the prompt and the answer but its last token, or with a draft its last few.
     pub state: State<B>,
+    /// Tokens of the sequence: those that the state has seen, and those of the answer that it has not.
+    pub position: usize,
     /// Tokens that the draft guessed.
     pub drafted: usize,
     /// Those of them that the model chose as well.
@@ -339,6 +341,7 @@ impl<'a, B: Backend> Completion<'a, B> {
             timings: outcome.timings,
             prompt,
             state,
+            position: outcome.position,
             drafted: outcome.drafted,
             accepted: outcome.accepted,
         })

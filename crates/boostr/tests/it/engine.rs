@@ -956,6 +956,7 @@ fn a_stop_in_the_middle_of_guesses_leaves_tokens_and_state_as_without_guesses() 
         while scheduler.step() {}
         let outcome = end.lock().unwrap().take().unwrap();
         assert_eq!((outcome.finish, &outcome.ids[..]), (Finish::Stopped, &want.ids[..stop]));
+        assert_eq!(outcome.position, prompt.len() + stop, "the sequence is as long as without");
         let state = outcome.state.unwrap();
         assert!(state.position() <= prompt.len() + stop);
         let (_, plain) = clean(&model, &prompt, state.position() - prompt.len() + 1);

@@ -505,6 +505,15 @@ fn r_a24_a_number_of_layers_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn an_epsilon_that_the_file_lacks_is_no_default_of_ours() {
+    const KEY: &str = "mamba2.attention.layer_norm_rms_epsilon";
+    let folder = Folder::new();
+    let text =
+        refused(&changed(&folder, |metadata| metadata.retain(|key| key != KEY), |_, _, _, _| {}));
+    assert!(text.contains(KEY) && text.contains("missing"), "{text}");
+}
+
+#[test]
 fn r_a25_ssm_sizes_that_disagree_are_refused_with_both_numbers() {
     for (key, value, expected) in [
         ("mamba2.ssm.conv_kernel", 0, "found 0"),

@@ -17,7 +17,7 @@ use boostr::backend::Cpu;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, safetensors};
 use boostr::convert::{Options, Types, convert};
 use boostr::load::{LanguageModel, OpenOptions, placed};
-use boostr::models::{Config, Logits, Model, Run};
+use boostr::models::{Config, Logits, Model, Mtp, Run};
 use boostr::ops::to_vec;
 
 const PAGE: usize = 4096;
@@ -37,19 +37,32 @@ const CONFIG: &str = r#"{"model_type": "granitemoehybrid", "hidden_size": 256, "
     "embedding_multiplier": 12.0, "attention_multiplier": 0.125, "logits_scaling": 4.0,
     "residual_multiplier": 0.22}"#;
 
-/// A folder with the model in bf16, of values that repeat at no expert's place.
+/// One layer of attention with 84 experts, before a block for one token more: experts of over 64 MiB in q8_0 each.
+const WITH_BLOCK: &str = r#"{"model_type": "qwen3_next", "hidden_size": 256, "num_hidden_layers": 1,
+    "layer_types": ["full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4, "intermediate_size": 1024,
+    "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 64, "num_experts": 84,
+    "num_experts_per_tok": 2, "norm_topk_prob": true, "vocab_size": 512, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000, "partial_rotary_factor": 0.25, "tie_word_embeddings": true}"#;
+
+/// A folder with the model in bf16.
 fn folder() -> Folder {
+    folder_of(CONFIG, &[])
+}
+
+/// A folder with a model in bf16, and with `more` tensors, of values that repeat at no expert's place.
+fn folder_of(config_text: &str, more: &[(String, Vec<usize>)]) -> Folder {
     let folder = Folder::new();
-    folder.write("config.json", CONFIG);
+    folder.write("config.json", config_text);
     fs::copy(
         fixture("granitehybrid-moe-tiny").join("tokenizer.json"),
         folder.path().join("tokenizer.json"),
     )
     .unwrap();
-    let config = Config::read(&ConfigFile::parse("config.json", CONFIG).unwrap()).unwrap();
-    let tensors = config.family().hf_layout(512, false).unwrap().tensors();
+    let tensors = tensors_of(config_text);
     let (mut header, mut end) = (String::from("{"), 0);
-    for (name, shape) in tensors.iter() {
+    for (name, shape) in tensors.iter().chain(more) {
         let size = 2 * shape.iter().product::<usize>();
         let comma = if end > 0 { "," } else { "" };
         header += &format!(
@@ -85,6 +98,13 @@ fn folder() -> Folder {
         end -= piece.len();
     }
     folder
+}
+
+/// Names and shapes of a folder's tensors.
+fn tensors_of(config: &str) -> Vec<(String, Vec<usize>)> {
+    let config = Config::read(&ConfigFile::parse("config.json", config).unwrap()).unwrap();
+    let tensors = config.family().hf_layout(512, false).unwrap().tensors();
+    tensors.iter().map(|(name, shape)| (name.to_owned(), shape.to_vec())).collect()
 }
 
 /// A file of the model in q8_0.
@@ -351,4 +371,55 @@ fn quantized_experts_are_packed_once_into_a_file_of_which_the_chosen_are_read() 
         lm.warnings
     );
     assert_eq!(lm.model.placed()[0], routers);
+}
+
+#[test]
+fn quantized_experts_of_the_block_for_one_token_more_have_a_packed_file_of_their_own() {
+    let _alone = alone();
+    let layer = tensors_of(WITH_BLOCK).into_iter();
+    let mut block: Vec<(String, Vec<usize>)> = layer
+        .filter_map(|(name, shape)| {
+            let part = name.strip_prefix("model.layers.0.")?;
+            Some((format!("mtp.layers.0.{part}"), shape))
+        })
+        .collect();
+    block.push(("mtp.fc.weight".into(), vec![256, 512]));
+    for norm in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+        block.push((format!("mtp.{norm}.weight"), vec![256]));
+    }
+    let folder = folder_of(WITH_BLOCK, &block);
+    let path = quantized(&folder);
+
+    let said = |lm: &LanguageModel<Cpu>, block: &Mtp<Cpu>| {
+        let mut state = lm.model.new_state().unwrap();
+        let hidden = lm.model.hidden(&mut [Run { tokens: &TOKENS, state: &mut state }]).unwrap();
+        let mut state = block.new_state(&lm.model).unwrap();
+        let given = block.forward(&lm.model, &mut state, &hidden, &TOKENS).unwrap();
+        to_vec(&lm.model.logits(&given).unwrap()).unwrap()
+    };
+    let in_memory = open(&path, true);
+    let block = in_memory.mtp().unwrap().unwrap();
+    assert!(block.placed()[1] > 64 << 20, "{:?}", block.placed());
+    let want = said(&in_memory, &block);
+    drop((in_memory, block));
+
+    let mut written = None;
+    for is_first in [true, false] {
+        let lm = open(&path, false);
+        let before = anonymous();
+        let block = lm.mtp().unwrap().unwrap();
+        assert!(said(&lm, &block) == want);
+        let grown = anonymous().saturating_sub(before);
+        let [in_files, in_memory] = block.placed();
+        assert!(in_files > 64 << 20 && in_memory < 4 << 20, "{in_files} {in_memory}");
+        assert!(grown < 16 << 20, "{grown}");
+        let files = packed_of(&folder);
+        let own = files.iter().find(|file| file.to_string_lossy().ends_with("-mtp.packed"));
+        assert_eq!(files.len(), 2, "{files:?}");
+        let own = fs::metadata(own.expect("a file of the block")).unwrap();
+        let stamp = (own.ino(), own.mtime_nsec());
+        assert_eq!(*written.get_or_insert(stamp), stamp);
+        let said = lm.notices().iter().filter(|line| line.contains("-mtp.packed")).count();
+        assert_eq!(said, usize::from(is_first));
+    }
 }

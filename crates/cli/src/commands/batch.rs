@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 
 use crate::exit::{self, Interrupted, usage};
 use crate::options::context::ContextArgs;
+use crate::options::draft::DraftArgs;
 use crate::options::model::ModelArgs;
 use crate::stream;
 use crate::term::Term;
@@ -64,6 +65,8 @@ pub struct BatchArgs {
     /// Ask those again that failed
     #[arg(long)]
     pub retry_failed: bool,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub context: ContextArgs,
     #[command(flatten)]
@@ -136,6 +139,7 @@ pub fn run(args: &BatchArgs, threads: usize, pin: bool, term: &Term) -> Result<(
         load::OpenOptions { progress: term.opening(), threads: Some(threads.clone()), ..options };
     let lm = Arc::new(source.open(&options, &term.cpu)?);
     term.warn_all(&lm.warnings);
+    let draft = args.draft.open(&args.model, &lm)?;
     let parallel = usize::from(args.parallel);
     let sizes = EngineConfig {
         max_running: parallel,
@@ -156,7 +160,7 @@ pub fn run(args: &BatchArgs, threads: usize, pin: bool, term: &Term) -> Result<(
         ..Limits::default()
     };
     let server = Server::new(Config { model_name: source.name(), limits, ..Config::default() })?;
-    server.load(lm, engine, None, None).map_err(exit::of_server)?;
+    server.load(lm, engine, draft, None).map_err(exit::of_server)?;
 
     stream::catch_signals();
     let bar = term.bar("{bar:32} {pos}/{len} requests, {eta} left {msg}");

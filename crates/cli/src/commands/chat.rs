@@ -333,7 +333,7 @@ impl Chat<'_> {
             let error = anyhow::Error::from(error);
             self.term.say(format!("note: the text is kept, the state is not: {error:#}"));
         }
-        context::note(&self.lm.model, answer.state.position(), self.term);
+        context::note(&self.lm.model, answer.position, self.term);
         let answered = Answered {
             tokens: answer.ids.len(),
             guessed: answer.drafted,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use boostr::backend::Cpu;
 use boostr::checkpoint::Summary;
-use boostr::engine::{Finish, Timings};
+use boostr::engine::{Draft, Finish, Timings};
 use boostr::load::{LanguageModel, OpenOptions};
 use boostr::models::{Logits, Run};
 use boostr::ops::KvType;
@@ -178,6 +178,8 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         (Prompt::Ids(_), _) => Show::Ids,
     };
     let draft = args.draft.open(&args.model, &lm)?;
+    let of_draft = draft.as_ref().map_or([0; 2], Draft::placed);
+    let placed = [0, 1].map(|at| lm.model.placed()[at] + of_draft[at]);
     let completion = lm
         .complete_ids(ids.clone())
         .after(seen.unwrap_or(&[]).to_vec(), state)
@@ -210,7 +212,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         }
     }
 
-    context::note(&lm.model, answer.state.position(), term);
+    context::note(&lm.model, answer.position, term);
     let report = Report {
         source: &source,
         summary,
@@ -220,7 +222,7 @@ pub fn run(args: &RunArgs, bare: bool, term: &Term) -> Result<()> {
         prompt_n: ids.len(),
         reused,
         context: context::describe(&lm.model),
-        placed: lm.model.placed(),
+        placed,
         grows: lm.model.family().layers().iter().any(|layer| {
             let (_, of_a_token) = layer.state_bytes(term.cpu.level(), KvType::F32);
             of_a_token > 0
@@ -466,7 +468,7 @@ impl Report<'_> {
         let state = &self.answer.state;
         let bytes = system::bytes(state.size_in_bytes() as u64);
         let kind = if self.grows { "grows with the text" } else { "constant" };
-        format!("{bytes}, {kind} (position {})", state.position())
+        format!("{bytes}, {kind} (position {})", self.answer.position)
     }
 
     fn json(&self, lm: &LanguageModel<Cpu>) -> Value {
@@ -508,7 +510,7 @@ impl Report<'_> {
                 "time_to_first_token_ms": (!ids.is_empty()).then(|| milliseconds(first_token)),
             },
             "state_bytes": self.answer.state.size_in_bytes(),
-            "position": self.answer.state.position(),
+            "position": self.answer.position,
             "threads": rayon::current_num_threads(),
             "peak_memory_bytes": system::peak_memory(),
         })

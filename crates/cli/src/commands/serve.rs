@@ -473,31 +473,38 @@ impl Plan {
     ) -> Result<Self> {
         let bytes =
             |model: &Model<Cpu>| model.new_state().map(|state| state.size_in_bytes() as u64);
-        // Bytes of what attention keeps of so many tokens, and of one.
-        let kept = |model: &Model<Cpu>, tokens: usize| -> u64 {
-            let layers = model.family().layers();
-            layers.iter().map(|layer| layer.kv_bytes(level, kind, tokens) as u64).sum()
-        };
-        let of_token = |model: &Model<Cpu>| -> u64 {
-            let layers = model.family().layers();
-            layers.iter().map(|layer| layer.state_bytes(level, kind).1 as u64).sum()
-        };
         let saved_bytes = bytes(&lm.model)?;
-        let (mut state_bytes, mut token_bytes) = (saved_bytes, of_token(&lm.model));
+        let mut state_bytes = saved_bytes;
         // Who guesses goes back to the state before wrong guesses.
         if draft.is_some() {
             state_bytes += saved_bytes;
         }
-        if let Some(Draft::Model(draft)) = draft {
-            state_bytes += bytes(draft)?;
-            token_bytes += of_token(draft);
+        // All layers that see a sequence, those of who guesses among them.
+        let mut layers = lm.model.family().layers();
+        match draft {
+            Some(Draft::Model(draft)) => {
+                state_bytes += bytes(draft)?;
+                layers.extend(draft.family().layers());
+            }
+            Some(Draft::Mtp(block)) => {
+                state_bytes += block.new_state(&lm.model)?.size_in_bytes() as u64;
+                let block = lm.model.family().next_block();
+                layers.extend(block.into_iter().flat_map(|block| block.family().layers()));
+            }
+            Some(Draft::Lookup | Draft::With(_)) | None => {}
         }
+        // Bytes of what attention keeps of one token, and of so many.
+        let token_bytes: u64 =
+            layers.iter().map(|layer| layer.state_bytes(level, kind).1 as u64).sum();
+        let kept = |tokens: usize| -> u64 {
+            layers.iter().map(|layer| layer.kv_bytes(level, kind, tokens) as u64).sum()
+        };
         let growth = match lm.model.context_limit() {
             _ if token_bytes == 0 => "whatever its length".to_owned(),
             Some(limit) => format!(
                 "and {} for each token that attention keeps, {} for the {limit} of its context",
                 system::bytes(token_bytes),
-                system::bytes(kept(&lm.model, limit))
+                system::bytes(kept(limit))
             ),
             None => {
                 format!("and {} for each token that attention keeps", system::bytes(token_bytes))

@@ -9,9 +9,10 @@ use anyhow::Result;
 use boostr::Error;
 use boostr::checkpoint::{Checkpoint, ConfigFile, Dtype, Summary, TensorEntry};
 use boostr::convert::kind_of;
+use boostr::error::chain;
 use boostr::load::adapters::Adapters;
 use boostr::load::{OpenOptions, of_quantized_at, placed, read_text};
-use boostr::models::{Config, Family, LeftOut, PIECE};
+use boostr::models::{self, Config, Family, LeftOut, PIECE};
 use boostr::nn::{AttentionConfig, LayerSpec, Part, SlotSize};
 use boostr::ops::{KvType, Level};
 use clap::Args;
@@ -122,6 +123,14 @@ fn unloadable(path: &Path, config: &Config, checkpoint: &Checkpoint) -> Option<E
     Some(of_quantized_at(path, error))
 }
 
+/// Whether the file has its block for one token more, whole; `None` where it has none.
+fn next_block(config: &Config, checkpoint: &Checkpoint) -> Option<Result<(), String>> {
+    match models::next_block(config, checkpoint) {
+        Ok(is_there) => is_there.then_some(Ok(())),
+        Err(error) => Some(Err(chain(&error))),
+    }
+}
+
 /// The window that a `config.json` does not state, and that transformers' class has.
 fn class_window(source: &Source, config: &Config) -> Option<usize> {
     let path = source.folder()?.join("config.json");
@@ -154,6 +163,8 @@ struct Facts<'a> {
     summary: Summary,
     /// Tensors of the files that the model does without, and their bytes.
     left_out: BTreeMap<LeftOut, (usize, usize)>,
+    /// Whether the block for one token more is whole, or why not; `None` where there is none.
+    next_block: Option<Result<(), String>>,
     file_bytes: u64,
     /// Bytes of weights that stay in files, and of those that take memory, once the model is open.
     placed: Option<[usize; 2]>,
@@ -207,8 +218,8 @@ impl<'a> Facts<'a> {
             Source::Embedded => crate::model::demo::FILES.weights.len() as u64,
             _ => sizes.sum(),
         };
-        // A weight that layers share is one, however often a folder has it.
-        let mut once = checkpoint.clone();
+        let own_tensors = config.as_ref().map(|config| config.own(checkpoint));
+        let summary = own_tensors.as_ref().unwrap_or(checkpoint).summary();
         let mut left_out: BTreeMap<LeftOut, (usize, usize)> = BTreeMap::new();
         if let Some(config) = &config {
             let family = config.family();
@@ -219,11 +230,8 @@ impl<'a> Facts<'a> {
                     *bytes += entry.data.len();
                 }
             }
-            once.retain(|name| family.left_out(name).is_none());
         }
-        if let Some(config) = config.as_ref().filter(|_| checkpoint.gguf().is_none()) {
-            let _ = config.family().normalise(&mut once);
-        }
+        let next_block = config.as_ref().and_then(|config| next_block(config, checkpoint));
         Self {
             name: source.name(),
             path: match source {
@@ -239,8 +247,9 @@ impl<'a> Facts<'a> {
             adapter,
             context,
             level,
-            summary: once.summary(),
+            summary,
             left_out,
+            next_block,
             file_bytes,
             vocab_rows: embedding.and_then(|(_, entry)| entry.shape.first().copied()),
             embedding_parameters: elements(embedding) + elements(head),
@@ -300,13 +309,11 @@ impl<'a> Facts<'a> {
         lines.push(("file size", system::bytes(self.file_bytes)));
         for (of, (count, bytes)) in &self.left_out {
             let (what, bytes) = (of.what(), system::bytes(*bytes as u64));
-            let is_draft = |config: &Config| config.family().next_block().is_some();
-            let how = match of {
-                LeftOut::Pictures => ": text only",
-                LeftOut::NextTokens if self.config.as_ref().is_some_and(is_draft) => {
-                    ": --draft mtp reads it"
-                }
-                LeftOut::NextTokens => "",
+            let how = match (of, &self.next_block) {
+                (LeftOut::Pictures, _) => ": text only".to_owned(),
+                (LeftOut::NextTokens, Some(Ok(()))) => ": --draft mtp reads it".to_owned(),
+                (LeftOut::NextTokens, Some(Err(why))) => format!(": --draft mtp cannot: {why}"),
+                (LeftOut::NextTokens, None) => String::new(),
             };
             lines.push(("not read", format!("{count} tensors of {what}, {bytes}{how}")));
         }

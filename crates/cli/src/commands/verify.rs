@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use boostr::backend::{self, Cpu, CpuClient};
 use boostr::checkpoint::{Checkpoint, ConfigFile, NotFinite, Summary, gguf, not_finite};
-use boostr::error::chain;
+use boostr::error::{Error, chain};
 use boostr::generation_config::{GenerationDefaults, SpecialTokens};
 use boostr::load::adapters::Adapters;
 use boostr::load::{OpenOptions, is_gguf, of_quantized_at, read_text};
-use boostr::models::{Config, Logits, Model, Run};
+use boostr::models::{Config, Logits, Model, Mtp, Run};
 use boostr::ops;
 use boostr::tokenizer::Tokenizer;
 use clap::Args;
@@ -57,7 +57,7 @@ pub fn run(args: &VerifyArgs, term: &Term) -> Result<()> {
     if let Some(folder) = adapter {
         let options = OpenOptions { adapter: Some(folder.clone()), ..OpenOptions::default() };
         let opened = source.open(&options, &term.cpu);
-        let parameters = || Ok::<_, boostr::Error>(Adapters::read(&folder)?.parameters());
+        let parameters = || Ok::<_, Error>(Adapters::read(&folder)?.parameters());
         let found = opened.and_then(|_| parameters().map_err(BadModel::from));
         checks.record("adapters", found, |count| format!("{count} parameters beside the model"));
     }
@@ -127,6 +127,14 @@ fn check_model(
             Source::Embedded => error,
         });
         model = checks.record("tensors", loaded, |_| "those of the configuration".to_owned());
+        if let Some(model) = &model {
+            match Mtp::load(model, checkpoint.clone()) {
+                Ok(None) => {}
+                Ok(Some(_)) => checks.ok("draft", "the block for one token more is whole"),
+                Err(error @ Error::Unsupported { .. }) => checks.warn("draft", chain(&error)),
+                Err(error) => checks.fail("draft", chain(&error)),
+            }
+        }
     }
     match checkpoint.as_ref().and_then(Checkpoint::gguf) {
         Some(metadata) => check_gguf_text(metadata, checks),
@@ -151,9 +159,11 @@ fn check_model(
 
 fn check_weights(source: &Source, allow_pickle: bool, checks: &mut Checks) -> Option<Checkpoint> {
     checks.record("weights", source.checkpoint(allow_pickle), |checkpoint| {
-        let Summary { parameters, bytes, dtype, .. } = checkpoint.summary();
+        let own = source.config(Some(checkpoint)).ok().map(|config| config.own(checkpoint));
+        let own = own.as_ref().unwrap_or(checkpoint);
+        let Summary { parameters, bytes, dtype, .. } = own.summary();
         let [count, bytes] = [system::count(parameters as u64), system::bytes(bytes as u64)];
-        format!("{} tensors, {count} parameters, {dtype}, {bytes}", checkpoint.len())
+        format!("{} tensors, {count} parameters, {dtype}, {bytes}", own.len())
     })
 }
 

@@ -62,6 +62,12 @@ fn tokens_that_the_author_keeps_out_come_in_no_answer_of_run_and_batch() {
     let beam = ["run", path, "--tokens", "5,6,7", "-n", "6", "--beams", "1", "--json"];
     assert_eq!(ids(&boostr(&beam).ok().json()["beams"][0]["ids"]), kept);
     boostr(&["batch", "-m", path, "--in", &input, "--out", &out]).ok();
+    let guessed = format!("{out}.guessed");
+    boostr(&["batch", path, "--in", &input, "--out", &guessed, "--draft", "lookup"]).ok();
+    let texts = |file: &str| -> Vec<Value> {
+        lines(file).iter().map(|line| line["response"]["body"]["choices"].clone()).collect()
+    };
+    assert_eq!(texts(&guessed), texts(&out));
     let line = ["run", path, "--tokens", "5,6,7", "-n", "6", "--temp", "0", "--json"];
     let text = boostr(&line).ok().json()["text"].as_str().unwrap().to_owned();
     for line in lines(&out) {

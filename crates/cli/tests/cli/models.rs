@@ -322,6 +322,40 @@ fn show_counts_what_a_model_does_without() {
     assert!(text.contains("512 ids, 512 rows"), "{text}");
     assert!(text.contains("for more than the next token, ") && text.contains("--draft mtp"));
     assert_eq!(parameters("models/olmo-hybrid-tiny").1, []);
+
+    // The numbers are those of the model in every command that says them.
+    let count = format!("{folder} parameters");
+    let thousands = format!("{:.2} k parameters", folder as f64 / 1e3);
+    for name in ["models/qwen3_5-tiny", "gguf/qwen3_5-tiny.gguf"] {
+        let text = boostr(&["verify", &fixture(name)]).ok().stdout;
+        assert!(text.contains(&count) || text.contains(&thousands), "{name}: {text}");
+    }
+}
+
+#[test]
+fn a_block_for_one_token_more_that_lacks_a_tensor_is_said_to_be_of_no_use() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3_5-tiny");
+    let folder = folder("half-a-block");
+    fs::copy(fixture.join("config.json"), folder.join("config.json")).unwrap();
+    fs::copy(fixture.join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let mut file = Checkpoint::open(&fixture, false).unwrap();
+    for lacking in ["mtp.norm.weight", "mtp.fc.weight"] {
+        file.retain(|name| name != lacking);
+        let tensors: Vec<(&str, Dtype, &[usize], &[u8])> = file
+            .iter()
+            .map(|(name, entry)| (name, entry.dtype, &entry.shape[..], &entry.data[..]))
+            .collect();
+        safetensors::write(&folder.join("model.safetensors"), &tensors, &Default::default())
+            .unwrap();
+        let path = folder.to_str().unwrap();
+        let text = boostr(&["show", path]).ok().stdout;
+        let says = format!("--draft mtp cannot: `{path}`: ");
+        assert!(text.contains(&says) && text.contains(lacking), "{text}");
+        let text = boostr(&["verify", path]).fails(3).stdout;
+        assert!(text.contains("draft") && text.contains(lacking), "{text}");
+        boostr(&["run", path, "-p", "a", "-n", "2"]).ok();
+        boostr(&["run", path, "-p", "a", "-n", "2", "--draft", "mtp"]).fails(3);
+    }
 }
 
 #[test]

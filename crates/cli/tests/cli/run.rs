@@ -163,7 +163,7 @@ fn timings_are_on_stderr_when_asked_for() {
         "eval rate:",
         "time to first token:",
         "state:",
-        "constant (position 22)",
+        "constant (position 23)",
         "seed 11",
         "2.68 M params, bf16",
     ] {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -226,6 +227,28 @@ fn r_f8_more_memory_than_there_is_is_refused_with_the_sum() {
             assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
         }
     }
+}
+
+#[test]
+fn memory_of_a_sequence_counts_the_block_that_guesses() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    let path = fixtures.join("qwen3_5-tiny");
+    // Bytes that attention keeps of a token: a layer of the model's, and one of the block's.
+    let per_token = |more: &[&str]| {
+        let args = ["serve", path.to_str().unwrap(), "--port", "0", "--no-sessions"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_boostr"));
+        command.args(args).args(more).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = Running::of(command);
+        server.signal("TERM");
+        assert_eq!(server.code(Duration::from_secs(10)), 0);
+        let mut log = String::new();
+        server.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        let (_, rest) = log.split_once("a running sequence, and ").expect("growth");
+        let (number, _) = rest.split_once(" B for each token").expect("bytes");
+        number.parse::<f64>().unwrap()
+    };
+    assert_eq!(per_token(&["--draft", "mtp"]), 2.0 * per_token(&[]));
 }
 
 #[test]

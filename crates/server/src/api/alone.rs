@@ -1,7 +1,7 @@
 //! Work outside of the engine, one piece at a time: it takes the processors from those that generate.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use boostr::backend::Backend;
 
@@ -10,14 +10,25 @@ use crate::app::{App, Loaded};
 use crate::desk::late;
 use crate::error::Result;
 
-/// Tells work whether anybody waits for it still.
+/// What work and its handler tell each other.
 #[derive(Clone, Default)]
-pub(crate) struct Waiting(Arc<AtomicBool>);
+pub(crate) struct Waiting(Arc<Told>);
+
+#[derive(Default)]
+struct Told {
+    is_over: AtomicBool,
+    tokens: AtomicUsize,
+}
 
 impl Waiting {
     /// Whether nobody waits any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Counts tokens of prompts that were computed and are in no other count.
+    pub(crate) fn count(&self, tokens: usize) {
+        self.0.tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 }
 
@@ -26,7 +37,7 @@ struct Handler(Waiting);
 
 impl Drop for Handler {
     fn drop(&mut self) {
-        self.0.0.store(true, Ordering::Relaxed);
+        self.0.0.is_over.store(true, Ordering::Relaxed);
     }
 }
 
@@ -43,9 +54,16 @@ pub(crate) async fn alone<B: Backend, T: Send + 'static>(
     let waiting = Waiting::default();
     let _handler = Handler(waiting.clone());
     let guard = app.begin_work();
-    blocking(app, move || {
+    let told = waiting.clone();
+    let done = blocking(app, move || {
         let _held = (turn, guard);
         work(&waiting)
     })
-    .await
+    .await;
+    let tokens = told.0.tokens.load(Ordering::Relaxed);
+    if tokens > 0 {
+        app.metrics.beside.fetch_add(tokens as u64, Ordering::Relaxed);
+        tracing::info!("kept 0 of {tokens} tokens");
+    }
+    done
 }

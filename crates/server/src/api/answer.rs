@@ -317,7 +317,7 @@ pub(crate) struct Timings {
     predicted_per_second: f64,
     /// Memory of the sequence's state
     state_bytes: usize,
-    /// Tokens that the state has seen
+    /// Tokens of the sequence: the prompt's and the answer's
     position: usize,
 }
 

@@ -50,6 +50,7 @@ pub(crate) async fn complete<B: Backend>(
             if beams.is_empty() && is_over() {
                 break;
             }
+            waiting.count(prompt_tokens);
             usage.count(prompt_tokens, beams.iter().map(|beam| beam.ids.len()).sum());
             let given = beams.into_iter().take(ask.n).map(|beam| {
                 let reason = match beam.finish {

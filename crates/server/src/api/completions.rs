@@ -263,6 +263,7 @@ pub(crate) async fn complete<B: Backend>(
     for (i, ((ids, text), scored)) in prompts.into_iter().zip(scored).enumerate() {
         let limits = &app.config.limits;
         let mut echo = Echo::default();
+        let computed = if scored.is_some() { ids.len() - 1 } else { 0 };
         let state = scored.map(|Scored { tokens, state }| {
             echo.logprobs = Some(TextLogprobs::of_prompt(&loaded.tokenizer, &ids, &text, &tokens));
             state
@@ -273,7 +274,8 @@ pub(crate) async fn complete<B: Backend>(
         let request = options.request(&loaded, limits, scope, sampler.clone(), ids);
         let logprobs = top.or(is_choosing.then_some(0));
         let constraint = constraint.as_ref().map(|constraint| constraint.fork());
-        let mut request = Request { count: tries, logprobs, constraint, state, ..request };
+        let mut request =
+            Request { count: tries, logprobs, constraint, state, computed, ..request };
         if is_scored && request.max_tokens == 1 {
             // Who wants one token beside those of the prompt counts on it, also where it would end the text.
             request.eos.clear();

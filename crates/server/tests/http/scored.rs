@@ -53,6 +53,28 @@ fn the_tokens_of_a_prompt_have_the_numbers_of_eval() {
     assert_eq!(reply_of_zero(&server), ids.len());
 }
 
+#[test]
+fn tokens_that_were_computed_to_be_reported_do_not_count_as_kept() {
+    let server = TestServer::start();
+    let len = MODEL.encode(PROMPT).unwrap().len();
+    let reply = server.post("/v1/completions", &ask(json!({}))).json();
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{reply}");
+    let timings = &reply["timings"];
+    assert_eq!((&timings["cache_n"], &timings["prompt_n"]), (&json!(0), &json!(len)), "{reply}");
+    let counted = |name: &str| {
+        let metrics = server.get("/metrics").body;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("boostr_{name} ")));
+        line.expect(name).parse::<usize>().unwrap()
+    };
+    assert_eq!((counted("prompt_tokens_total"), counted("tokens_skipped_total")), (len, 0));
+    // So do those of vectors and of beams, which are computed beside the engine.
+    server.post("/v1/embeddings", &json!({"input": PROMPT}));
+    assert_eq!(counted("prompt_tokens_total"), 2 * len);
+    let beams = json!({"prompt": PROMPT, "max_tokens": 1, "use_beam_search": true, "best_of": 2});
+    assert_eq!(server.post("/v1/completions", &beams).status, 200);
+    assert_eq!(counted("prompt_tokens_total"), 3 * len);
+}
+
 /// How many tokens are reported where none are generated.
 fn reply_of_zero(server: &TestServer) -> usize {
     let reply = server.post("/v1/completions", &ask(json!({"max_tokens": 0}))).json();
