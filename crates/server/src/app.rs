@@ -32,7 +32,7 @@ const TEXT_MEMORY: usize = 160 << 20;
 /// What a server knows. Handlers have no state of their own.
 pub(crate) struct App<B: Backend> {
     pub(crate) config: Config,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) ids: Ids,
     /// Answers that later requests may go on from.
     pub(crate) responses: Responses,
@@ -54,7 +54,7 @@ impl<B: Backend> App<B> {
             inflight: InFlight::new(config.limits.max_inflight),
             responses: Responses::new(config.max_responses),
             config,
-            metrics: Metrics::new()?,
+            metrics: Metrics::new()?.into(),
             ids: Ids::new(),
             begun: Instant::now(),
             loaded: OnceLock::new(),

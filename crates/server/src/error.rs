@@ -108,6 +108,12 @@ impl ApiError {
     /// An error of the library about what the client sent in `param`; what is no fault of the client becomes 500.
     pub(crate) fn of_input(param: &str, error: &boostr::Error) -> Self {
         match error {
+            // Where constraints and biases leave no token it is the client's.
+            boostr::Error::Argument { name: "logits", reason }
+                if !reason.ends_with("no token is allowed") =>
+            {
+                Self::failed(error)
+            }
             boostr::Error::Argument { reason, .. } => Self::field(param, reason),
             boostr::Error::Context { tokens, limit } => {
                 // In the words that clients look for.

@@ -29,6 +29,8 @@ pub(crate) struct Metrics {
     pub(crate) inter_token: Histogram,
     /// Tokens of prompts that were computed beside the engine
     pub(crate) beside: AtomicU64,
+    /// Tokens that were generated there
+    pub(crate) generated_beside: AtomicU64,
     /// Panics of handlers; the engine counts its own
     pub(crate) panics: AtomicU64,
 }
@@ -67,6 +69,7 @@ impl Metrics {
                 BETWEEN,
             ))?,
             beside: AtomicU64::new(0),
+            generated_beside: AtomicU64::new(0),
             panics: AtomicU64::new(0),
         };
         metrics.registry.register(Box::new(metrics.requests.clone()))?;
@@ -117,7 +120,7 @@ impl Metrics {
                 "generated_tokens_total",
                 counter,
                 "Tokens that were generated",
-                &stats.generated_tokens,
+                &(stats.generated_tokens + self.generated_beside.load(Ordering::Relaxed)),
             );
             let skipped = "Tokens not computed again thanks to a state or a snapshot";
             line("tokens_skipped_total", counter, skipped, &stats.skipped_tokens);

@@ -220,7 +220,7 @@ impl<'a, B: Backend> Job<'a, B> {
             stats.skipped_tokens += self.cached as u64;
             stats.prompt_tokens += computed as u64;
             stats.snapshot_hits += u64::from(known.is_snapshot);
-            has_given = !known.is_snapshot && self.covered > 0;
+            has_given = !known.is_snapshot && self.covered > computed;
             let mut first = Sequence::new(&self.request, 0, known.state, known.seen)?;
             first.drafter = self.request.draft.as_ref().map(Draft::drafter).transpose()?;
             first.logits = known.logits;

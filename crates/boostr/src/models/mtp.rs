@@ -19,8 +19,8 @@ use std::sync::Arc;
 use super::gguf::{self, Keys, KeysMut};
 use super::{Config, Model, State};
 use crate::backend::{Backend, Tensor};
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::{Checkpoint, Dtype, TensorEntry};
 use crate::error::{Error, Result};
 use crate::nn::{
     Batch, How, Layer, Layout, Linear, Pack, Packs, Params, RmsNorm, Row, Slot, Tensors,
@@ -28,7 +28,7 @@ use crate::nn::{
 use crate::ops::{self, ActivationOps, KvType};
 
 /// What a folder's tensors of the block are under.
-const PREFIXES: [&str; 2] = ["mtp.", "model.mtp."];
+const PREFIXES: [&str; 3] = ["mtp.", "model.mtp.", "model.language_model.mtp."];
 
 /// Whether a tensor of a folder is of the block.
 pub(super) fn is_of_block(name: &str) -> bool {
@@ -37,6 +37,10 @@ pub(super) fn is_of_block(name: &str) -> bool {
 
 /// What the embedding's name ends with, after its prefix.
 const EMBEDDING: &str = "embed_tokens.weight";
+
+/// What a head is called, in a folder and in GGUF.
+const HEAD: &str = "lm_head.weight";
+const HEAD_GGUF: &str = "shared_head_head.weight";
 
 /// What the parameters are under.
 const PREFIX: &str = "mtp.";
@@ -200,12 +204,11 @@ pub(crate) fn parameters(
 ) -> Result<Option<Checkpoint>> {
     let Some(block) = config.family().next_block() else { return Ok(None) };
     let is_gguf = checkpoint.gguf().is_some();
+    let n_layer = config.family().layers().len();
+    check_types(&checkpoint, n_layer)?;
     let there: BTreeSet<String> = checkpoint.names().map(str::to_owned).collect();
-    let names = if is_gguf {
-        of_gguf(&mut checkpoint, config.family().layers().len())?
-    } else {
-        of_folder(&mut checkpoint)?
-    };
+    let names =
+        if is_gguf { of_gguf(&mut checkpoint, n_layer)? } else { of_folder(&mut checkpoint)? };
     let Some(names) = names else { return Ok(None) };
     let prefix = names[0].strip_suffix("fc.weight").filter(|_| !is_gguf);
     missing(config, &checkpoint, &there, prefix)?;
@@ -213,7 +216,8 @@ pub(crate) fn parameters(
     joint.retain(|name| names.iter().any(|own| own == name));
     checkpoint.retain(|name| !names.iter().any(|own| own == name));
     joint_layout(&block, &names, is_gguf).read(&mut joint)?;
-    block.prepare(&mut checkpoint)?;
+    let prepared = block.prepare(&mut checkpoint);
+    prepared.map_err(|error| as_in_file(error, prefix, n_layer))?;
     let around = around(&block);
     checkpoint.retain(|name| !around.contains(&stem(name)));
     checkpoint.rename(|name| Some(format!("{PREFIX}{name}")))?;
@@ -230,6 +234,41 @@ pub fn next_block(config: &Config, checkpoint: &Checkpoint) -> Result<bool> {
     parameters(config, checkpoint.clone()).map(|found| found.is_some())
 }
 
+/// Refuses tensors of a block that are no floats.
+fn check_types(checkpoint: &Checkpoint, n_layer: usize) -> Result<()> {
+    let is_gguf = checkpoint.gguf().is_some();
+    let is_own = |name: &str| {
+        if is_gguf { gguf::is_next_layer(name, n_layer) } else { is_of_block(name) }
+    };
+    let is_number = |entry: &TensorEntry| {
+        matches!(entry.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::Block(_))
+    };
+    match checkpoint.iter().find(|(name, entry)| is_own(name) && !is_number(entry)) {
+        None => Ok(()),
+        Some((name, entry)) => {
+            let reason = format!("`{name}` is {}, expected floats", entry.dtype.name());
+            Err(Error::Tensors { path: checkpoint.path().to_path_buf(), reason })
+        }
+    }
+}
+
+/// An error that calls the block's tensors as those of a model of one layer, with the names that they have in the file.
+fn as_in_file(error: Error, prefix: Option<&str>, n_layer: usize) -> Error {
+    let Error::Tensors { path, reason } = error else { return error };
+    let reason = match prefix {
+        Some(prefix) => ["model.language_model.", "model."].iter().fold(reason, |text, trunk| {
+            let text = text.replace(&format!("`{trunk}layers."), &format!("`{prefix}layers."));
+            text.replace(&format!("`{trunk}norm."), &format!("`{prefix}norm."))
+        }),
+        None => {
+            let norm = format!("`blk.{n_layer}.nextn.{NORM_GGUF}`");
+            let text = reason.replace("`blk.0.", &format!("`blk.{n_layer}."));
+            text.replace(&format!("`{}`", gguf::NORM), &norm)
+        }
+    };
+    Error::Tensors { path, reason }
+}
+
 /// Refuses a block of which a tensor is missing, by the name that it has in the file. Experts come in several forms, so
 /// they are left to who loads them.
 fn missing(
@@ -242,7 +281,8 @@ fn missing(
         Some(prefix) => stored.name.replacen(PREFIX, prefix, 1),
         None => stored.name,
     });
-    let is_missing = |name: &String| !there.contains(name) && !name.contains("exp");
+    let is_experts = |name: &str| name.contains(".experts.") || name.contains("_exps.");
+    let is_missing = |name: &String| !there.contains(name) && !is_experts(name);
     let missing: Vec<String> =
         stored.filter(is_missing).map(|name| format!("`{name}`")).take(5).collect();
     if missing.is_empty() {
@@ -335,13 +375,20 @@ pub(crate) fn write_gguf(config: &Config, metadata: &mut Metadata) -> Result<()>
     Ok(())
 }
 
-/// Refuses an embedding under what the block is under: the model's own serves.
-fn refuse_own_embedding(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
-    if checkpoint.get(&format!("{prefix}{EMBEDDING}")).is_none() {
-        return Ok(());
+/// Refuses an embedding or a head under what the block is under: the model's own serve.
+fn refuse_own_tables(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
+    let own = [(EMBEDDING, "an embedding"), (HEAD, "a head"), (HEAD_GGUF, "a head")];
+    let mut own = own.into_iter();
+    let is_there = |(name, _): &(&str, &str)| checkpoint.get(&format!("{prefix}{name}")).is_some();
+    match own.find(is_there) {
+        None => Ok(()),
+        Some((name, of)) => {
+            let what = format!(
+                "a block for more than the next token with {of} of its own, `{prefix}{name}`"
+            );
+            Err(Error::Unsupported { what })
+        }
     }
-    let what = "a block for more than the next token with an embedding of its own".into();
-    Err(Error::Unsupported { what })
 }
 
 /// Leaves in a checkpoint of a folder the block as the only layer of a model, and returns the names of fc and of the norms
@@ -354,7 +401,7 @@ fn of_folder(checkpoint: &mut Checkpoint) -> Result<Option<[String; 3]>> {
         return prefix.map_or(Ok(None), |it| Err(lacks(checkpoint, &[format!("`{it}fc.weight`")])));
     };
     let prefix = PREFIXES[at];
-    refuse_own_embedding(checkpoint, prefix)?;
+    refuse_own_tables(checkpoint, prefix)?;
     let embedding = checkpoint.names().find(|name| !is_of_block(name) && name.ends_with(EMBEDDING));
     let trunk =
         embedding.and_then(|name| name.strip_suffix(EMBEDDING)).unwrap_or("model.").to_owned();
@@ -378,7 +425,7 @@ fn of_gguf(checkpoint: &mut Checkpoint, n_layer: usize) -> Result<Option<[String
         let is_there = checkpoint.names().any(|name| name.starts_with(&next));
         return if is_there { Err(lacks(checkpoint, &[format!("`{fc}`")])) } else { Ok(None) };
     }
-    refuse_own_embedding(checkpoint, &next)?;
+    refuse_own_tables(checkpoint, &next)?;
     let second = format!("blk.{}.nextn.", n_layer + 1);
     if checkpoint.names().any(|name| name.starts_with(&second)) {
         let what = "a second block for more than the next token".into();

@@ -1,7 +1,7 @@
 //! Work outside of the engine, one piece at a time: it takes the processors from those that generate.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use boostr::backend::Backend;
 
@@ -17,7 +17,9 @@ pub(crate) struct Waiting(Arc<Told>);
 #[derive(Default)]
 struct Told {
     is_over: AtomicBool,
-    tokens: AtomicUsize,
+    /// Tokens of prompts that were computed, and tokens that were generated, which are in no other count.
+    computed: AtomicU64,
+    generated: AtomicU64,
 }
 
 impl Waiting {
@@ -27,8 +29,13 @@ impl Waiting {
     }
 
     /// Counts tokens of prompts that were computed and are in no other count.
-    pub(crate) fn count(&self, tokens: usize) {
-        self.0.tokens.fetch_add(tokens, Ordering::Relaxed);
+    pub(crate) fn count_computed(&self, tokens: usize) {
+        self.0.computed.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
+    /// The same of tokens that were generated.
+    pub(crate) fn count_generated(&self, tokens: usize) {
+        self.0.generated.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 }
 
@@ -54,16 +61,19 @@ pub(crate) async fn alone<B: Backend, T: Send + 'static>(
     let waiting = Waiting::default();
     let _handler = Handler(waiting.clone());
     let guard = app.begin_work();
-    let told = waiting.clone();
-    let done = blocking(app, move || {
+    let metrics = app.metrics.clone();
+    blocking(app, move || {
         let _held = (turn, guard);
-        work(&waiting)
+        let done = work(&waiting);
+        // Here, as the handler of a client that is gone goes no further.
+        let [computed, generated] = [&waiting.0.computed, &waiting.0.generated];
+        let [computed, generated] = [computed, generated].map(|it| it.load(Ordering::Relaxed));
+        metrics.beside.fetch_add(computed, Ordering::Relaxed);
+        metrics.generated_beside.fetch_add(generated, Ordering::Relaxed);
+        if computed > 0 {
+            tracing::info!("kept 0 of {computed} tokens");
+        }
+        done
     })
-    .await;
-    let tokens = told.0.tokens.load(Ordering::Relaxed);
-    if tokens > 0 {
-        app.metrics.beside.fetch_add(tokens as u64, Ordering::Relaxed);
-        tracing::info!("kept 0 of {tokens} tokens");
-    }
-    done
+    .await
 }

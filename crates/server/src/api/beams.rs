@@ -40,6 +40,7 @@ pub(crate) async fn complete<B: Backend>(
         let (mut choices, mut usage) = (Vec::new(), Usage::default());
         for (ids, text) in prompts {
             let prompt_tokens = ids.len();
+            waiting.count_computed(prompt_tokens);
             let completion =
                 model.lm.complete_ids(ids).max_tokens(ask.max_tokens).stops(&ask.stops);
             let is_over = || waiting.is_over() || start.elapsed() > most;
@@ -50,8 +51,9 @@ pub(crate) async fn complete<B: Backend>(
             if beams.is_empty() && is_over() {
                 break;
             }
-            waiting.count(prompt_tokens);
-            usage.count(prompt_tokens, beams.iter().map(|beam| beam.ids.len()).sum());
+            let generated = beams.iter().map(|beam| beam.ids.len()).sum();
+            waiting.count_generated(generated);
+            usage.count(prompt_tokens, generated);
             let given = beams.into_iter().take(ask.n).map(|beam| {
                 let reason = match beam.finish {
                     Finish::Eos | Finish::StopString => FinishReason::Stop,

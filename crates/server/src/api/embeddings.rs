@@ -127,7 +127,7 @@ fn vectors<B: Backend>(
                 return Err(ApiError::invalid("the client is gone"));
             }
             let run = Run { tokens: piece, state: &mut state };
-            waiting.count(piece.len());
+            waiting.count_computed(piece.len());
             let hidden = model.hidden(&mut [run]).and_then(|rows| ops::to_vec(&rows));
             for row in hidden.map_err(failed)?.chunks(sum.len()) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));

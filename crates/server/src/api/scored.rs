@@ -36,6 +36,7 @@ pub(crate) fn score<B: Backend>(
         let limit = loaded.lm.vocab_limit();
         let tokens = choices(model, ids, limit, top, &mut state, go_on).map_err(failed)?;
         if waiting.is_over() {
+            waiting.count_computed(state.position());
             return Err(ApiError::invalid("the client is gone"));
         }
         Ok(Scored { tokens, state })
