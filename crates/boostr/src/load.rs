@@ -210,11 +210,12 @@ impl<B: Backend> LanguageModel<B> {
         let adapter = adapters_of(options)?;
         let weights =
             Weights { checkpoint: checkpoint.clone(), adapter, options, is_embedded: false };
-        let summary = config.own(&file).summary();
+        let (summary, assumed) = (config.own(&file).summary(), config.gguf_assumes());
         // A large vocabulary takes as long as the weights.
         let (text, opened) =
             rayon::join(|| TextSide::of_gguf(metadata, options), || weights.open(config, client));
-        let (text, opened) = (text?, opened?);
+        let (mut text, opened) = (text?, opened?);
+        text.warnings.extend(assumed);
         file.check_unchanged()?;
         Ok(Self::new(path, summary, text, opened))
     }
@@ -291,7 +292,9 @@ impl<B: Backend> LanguageModel<B> {
             let made = Experts { list, kind: "-mtp", checkpoint: &block, options: &options };
             let (packs, warning) =
                 made.packs::<B>(self.model.client(), &base.fingerprint, &base.notices)?;
-            warning.into_iter().for_each(|line| base.notices.add(line));
+            if let Some(line) = warning {
+                base.notices.add(line);
+            }
             Mtp::of(&self.model, &block, packs).map(Some)
         })
     }

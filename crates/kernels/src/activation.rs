@@ -6,6 +6,7 @@
 //! gelu_tanh(x) = x (1 + tanh u) / 2 = x / (1 + exp(-2 u)),  u = sqrt(2 / pi) (x + 0.044715 x³)
 //! relu2(x)     = max(x, 0)²
 //! sigmoid(x)   = 1 / (1 + exp(-x))
+//! identity(x)  = x
 //! ```
 //!
 //! `gelu(x) = max(x, 0) - |x| Phi(-|x|)` has no cancellation. `Phi(-a) = exp(-a² / 2) g(a)`, where g falls from 1/2
@@ -37,6 +38,8 @@ pub enum Activation {
     Relu2,
     /// `1 / (1 + exp(-x))`
     Sigmoid,
+    /// `x`: a gate without a function is a product.
+    Identity,
 }
 
 /// Largest error of [`activate`] at any finite x, as a share of the larger of |x| and the result.
@@ -121,6 +124,7 @@ pub(crate) fn gate_row_body<S: Simd>(simd: S, activation: Activation, y: &mut [f
         Activation::GeluTanh => gate_by::<S, GeluTanh>(simd, y, z),
         Activation::Relu2 => gate_by::<S, Relu2>(simd, y, z),
         Activation::Sigmoid => gate_by::<S, Sigmoid>(simd, y, z),
+        Activation::Identity => gate_by::<S, Identity>(simd, y, z),
     }
 }
 
@@ -147,6 +151,7 @@ fn activate_row_body<S: Simd>(simd: S, activation: Activation, x: &[f32], out: &
         Activation::GeluTanh => map::<S, GeluTanh>(simd, x, out),
         Activation::Relu2 => map::<S, Relu2>(simd, x, out),
         Activation::Sigmoid => map::<S, Sigmoid>(simd, x, out),
+        Activation::Identity => map::<S, Identity>(simd, x, out),
     }
 }
 
@@ -181,6 +186,7 @@ pub(crate) struct Gelu;
 pub(crate) struct GeluTanh;
 pub(crate) struct Relu2;
 pub(crate) struct Sigmoid;
+pub(crate) struct Identity;
 
 impl Function for Silu {
     #[inline(always)]
@@ -241,17 +247,25 @@ impl Function for Sigmoid {
     }
 }
 
+impl Function for Identity {
+    #[inline(always)]
+    fn lanes<S: Simd>(_simd: S, x: S::F) -> S::F {
+        x
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::Rng;
 
-    const ALL: [Activation; 5] = [
+    const ALL: [Activation; 6] = [
         Activation::Silu,
         Activation::Gelu,
         Activation::GeluTanh,
         Activation::Relu2,
         Activation::Sigmoid,
+        Activation::Identity,
     ];
 
     /// `erfc` for x >= 0, in f64: the series of erf below 3, the continued fraction of erfc above.
@@ -284,6 +298,7 @@ mod tests {
             }
             Activation::Relu2 => x.max(0.0).powi(2),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Activation::Identity => x,
         }
     }
 

@@ -13,7 +13,9 @@
 
 use rayon::prelude::*;
 
-use crate::activation::{Activation, Gelu, GeluTanh, Relu2, Sigmoid, Silu, TASK, normal_tail};
+use crate::activation::{
+    Activation, Gelu, GeluTanh, Identity, Relu2, Sigmoid, Silu, TASK, normal_tail,
+};
 use crate::math::exp_lanes;
 use crate::rows::Rows;
 use crate::simd::{Level, Simd, dispatch};
@@ -113,6 +115,7 @@ fn glu_row_backward_body<S: Simd>(
         Activation::GeluTanh => glu_row::<S, GeluTanh>(simd, gate, up, dout, dgate, dup),
         Activation::Relu2 => glu_row::<S, Relu2>(simd, gate, up, dout, dgate, dup),
         Activation::Sigmoid => glu_row::<S, Sigmoid>(simd, gate, up, dout, dgate, dup),
+        Activation::Identity => glu_row::<S, Identity>(simd, gate, up, dout, dgate, dup),
     }
 }
 
@@ -166,6 +169,7 @@ fn activate_row_backward_body<S: Simd>(
         Activation::GeluTanh => activate_row::<S, GeluTanh>(simd, x, dout, dx),
         Activation::Relu2 => activate_row::<S, Relu2>(simd, x, dout, dx),
         Activation::Sigmoid => activate_row::<S, Sigmoid>(simd, x, dout, dx),
+        Activation::Identity => activate_row::<S, Identity>(simd, x, dout, dx),
     }
 }
 
@@ -254,6 +258,13 @@ impl Differentiable for Sigmoid {
     }
 }
 
+impl Differentiable for Identity {
+    #[inline(always)]
+    fn value_and_derivative<S: Simd>(simd: S, x: S::F) -> (S::F, S::F) {
+        (x, simd.splat(1.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,12 +273,13 @@ mod tests {
     };
     use crate::testing::Rng;
 
-    const ALL: [Activation; 5] = [
+    const ALL: [Activation; 6] = [
         Activation::Silu,
         Activation::Gelu,
         Activation::GeluTanh,
         Activation::Relu2,
         Activation::Sigmoid,
+        Activation::Identity,
     ];
 
     /// `erf`, by its series: within 1e-15 for |x| <= 3, which are added without loss.
@@ -298,6 +310,7 @@ mod tests {
             }
             Activation::Relu2 => x.max(0.0).powi(2),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Activation::Identity => x,
         }
     }
 
@@ -328,6 +341,7 @@ mod tests {
                 let s = 1.0 / (1.0 + (-x.abs()).exp());
                 s * (1.0 - s)
             }
+            Activation::Identity => 1.0,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Families, Family, MAX_SIZE, gguf};
+use super::{Families, Family, Frame, MAX_SIZE, gguf};
 use crate::backend::Backend;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, ConfigFile, TensorEntry};
@@ -147,8 +147,8 @@ impl Config {
         params.each(layers.len(), |i| layers[i].load(&params.under(&i.to_string())))
     }
 
-    /// The tensors of a checkpoint that the model reads: without [what it leaves out](LeftOut), and a weight that layers
-    /// share once, however often a folder has it.
+    /// The tensors of a checkpoint that the model reads: without [what it leaves out](super::LeftOut); a weight that layers
+    /// share once, however often a folder has it; without a head that is a copy of the embedding.
     #[must_use]
     pub fn own(&self, checkpoint: &Checkpoint) -> Checkpoint {
         let mut own = checkpoint.clone();
@@ -156,8 +156,24 @@ impl Config {
         if own.gguf().is_none() {
             // What is wrong with them is told by who loads them.
             let _ = self.family.normalise(&mut own);
+            let Frame { names, tie_embeddings, .. } = self.family.frame();
+            let [head, embedding] = [names.head, names.embeddings].map(|it| format!("{it}.weight"));
+            let is_there = own.get(&embedding).is_some();
+            let is_copy = tie_embeddings == Some(true)
+                && is_there
+                && are_equal(own.get(&head), own.get(&embedding)).unwrap_or(false);
+            own.retain(|name| !is_copy || name != head);
         }
         own
+    }
+
+    /// A line for each field that GGUF has no key for, with the value that is taken.
+    #[must_use]
+    pub fn gguf_assumes(&self) -> Vec<String> {
+        let fields = self.family.gguf_assumes().into_iter();
+        fields
+            .map(|(name, value)| format!("GGUF has no key for `{name}`: {value} is taken"))
+            .collect()
     }
 
     /// Whether a layer has experts, of which a token reads few.

@@ -2,7 +2,8 @@
 
 use super::{Config, Family, Fields, Keys};
 use super::{
-    bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, llama, mamba2, nemotron_h, olmo_hybrid,
+    bamba, falcon_h1, gguf, granite_hybrid, kimi_linear, lfm2, llama, mamba2, nemotron_h,
+    olmo_hybrid,
 };
 use super::{qwen3_5, qwen3_5_moe, qwen3_next, zamba2};
 use crate::checkpoint::gguf::Metadata;
@@ -72,6 +73,7 @@ impl Families {
             Entry::of::<qwen3_next::Config>(),
             Entry::of::<olmo_hybrid::Config>(),
             Entry::of::<kimi_linear::Config>(),
+            Entry::of::<lfm2::Config>(),
         ])
     }
 

@@ -139,6 +139,16 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         Err(Error::Unsupported { what })
     }
 
+    /// What GGUF calls the last norm.
+    fn gguf_norm(&self) -> &'static str {
+        gguf::NORM
+    }
+
+    /// Fields that GGUF has no key for, and the values that are taken where a file is of it.
+    fn gguf_assumes(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
     /// Whether GGUF has factors of the configuration in the weights.
     fn gguf_folds(&self) -> bool {
         false
@@ -253,7 +263,7 @@ pub trait Family: fmt::Debug + Send + Sync + Any + FamilyType {
         let head_name = if is_tied { names.embeddings } else { names.head };
         let mut table = vec![
             Row::new(gguf::EMBEDDING, weight(names.embeddings)).how(How::Times(embedding)),
-            Row::new(gguf::NORM, weight(names.norm)).how(if zero_centred {
+            Row::new(self.gguf_norm(), weight(names.norm)).how(if zero_centred {
                 How::PlusOne
             } else {
                 How::Same

@@ -13,6 +13,7 @@
 //! | [`qwen3_5_moe`] | `qwen3_5_moe`, `qwen3_5_moe_text` | `qwen35moe` |
 //! | [`qwen3_next`] | `qwen3_next` | `qwen3next` |
 //! | [`olmo_hybrid`] | `olmo_hybrid` | none |
+//! | [`lfm2`] | `lfm2`, `lfm2_moe` | `lfm2`, `lfm2moe` |
 //! | [`kimi_linear`] | `kimi_linear` | `kimi-linear` |
 //!
 //! A family is one description ([`Family`]): its fields, what its layers are made of, its names in files. What is the
@@ -33,6 +34,7 @@ pub mod granite_hybrid;
 mod groups;
 mod hybrid;
 pub mod kimi_linear;
+pub mod lfm2;
 pub mod llama;
 pub mod mamba2;
 mod model;

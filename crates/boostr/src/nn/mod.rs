@@ -16,6 +16,7 @@ mod params;
 mod part;
 mod rope;
 mod shared_block;
+mod short_conv;
 mod slots;
 pub mod synthetic;
 
@@ -35,6 +36,7 @@ pub use params::{Params, SharedWeights, Tensors};
 pub use part::{Load, Module, Part};
 pub use rope::RopeConfig;
 pub use shared_block::SharedBlock;
+pub use short_conv::{ShortConv, ShortConvConfig};
 pub use slots::{Kept, Slot, SlotSize, Slots};
 
 pub use crate::ops::{decay_rate, log_of_rate};

@@ -1,5 +1,7 @@
 //! Mixtures of experts: a router gives each token a few of many feed-forward layers.
 
+use std::fmt;
+
 use serde_json::{Map, Value, json};
 
 use super::linear::Linear;
@@ -15,8 +17,11 @@ pub use crate::ops::Routing;
 /// Rows of experts that are computed together.
 const TOGETHER: usize = 64;
 
+/// Keeps the sum of weights from being 0, in most models.
+const SUM_EPS: f32 = 1e-20;
+
 /// Sizes and options of a mixture of experts.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct MoeConfig {
     /// Each expert; its width is that in which experts work.
     pub expert: MlpConfig,
@@ -32,11 +37,38 @@ pub struct MoeConfig {
     pub topk_group: usize,
     /// Whether the weights of a token's experts are made to sum to 1.
     pub normalized: bool,
+    /// Added to their sum before that.
+    pub sum_eps: f32,
+    /// Whether the router has a bias of each expert, which chooses and does not weigh; with [`Routing::Sigmoid`] alone.
+    pub biased: bool,
     /// Factor of the weights.
     pub scale: f32,
     /// Width of the input of the router, and of a latent pair of projections around the experts when
     /// it is not theirs.
     pub d_model: usize,
+}
+
+/// As a derived one, without options that most mixtures do not have: fingerprints of models know this text.
+impl fmt::Debug for MoeConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("MoeConfig");
+        text.field("expert", &self.expert)
+            .field("experts", &self.experts)
+            .field("used", &self.used)
+            .field("routing", &self.routing)
+            .field("ngroups", &self.ngroups)
+            .field("topk_group", &self.topk_group)
+            .field("normalized", &self.normalized)
+            .field("scale", &self.scale)
+            .field("d_model", &self.d_model);
+        if self.sum_eps != SUM_EPS {
+            text.field("sum_eps", &self.sum_eps);
+        }
+        if !self.biased {
+            text.field("biased", &false);
+        }
+        text.finish()
+    }
 }
 
 impl MoeConfig {
@@ -51,6 +83,8 @@ impl MoeConfig {
             ngroups: 1,
             topk_group: 1,
             normalized: false,
+            sum_eps: SUM_EPS,
+            biased: true,
             scale: 1.0,
             d_model,
         }
@@ -102,7 +136,7 @@ impl<B: Backend> Moe<B> {
         let bias = || params.values("gate.e_score_correction_bias", &[config.experts]);
         Ok(Self {
             gate: linear("gate", [config.experts, width])?,
-            bias: (config.routing == Routing::Sigmoid).then(bias).transpose()?,
+            bias: (config.routing == Routing::Sigmoid && config.biased).then(bias).transpose()?,
             experts: params.each(config.experts, |i| {
                 Mlp::load(&config.expert, &experts.under(&i.to_string()))
             })?,
@@ -367,7 +401,8 @@ impl MoeConfig {
 
     /// What becomes of the scores of chosen experts.
     fn weights(&self) -> ExpertWeights {
-        ExpertWeights { routing: self.routing, normalized: self.normalized, scale: self.scale }
+        let &Self { routing, normalized, sum_eps, scale, .. } = self;
+        ExpertWeights { routing, normalized, sum_eps, scale }
     }
 
     /// The experts of each token, in the order of their numbers, by the router's `scores`
@@ -507,6 +542,8 @@ mod tests {
                 ngroups,
                 topk_group,
                 normalized: self.coin(),
+                sum_eps: if self.coin() { SUM_EPS } else { 1e-6 },
+                biased: true,
                 scale: if self.coin() { 1.0 } else { 2.5 },
                 d_model,
             }

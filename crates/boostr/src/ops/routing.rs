@@ -18,12 +18,11 @@ pub struct ExpertWeights {
     pub routing: Routing,
     /// Whether the weights of a token's experts are made to sum to 1.
     pub normalized: bool,
+    /// Added to their sum before.
+    pub sum_eps: f32,
     /// Factor of the weights.
     pub scale: f32,
 }
-
-/// Keeps the sum of weights from being 0.
-const TINY: f32 = 1e-20;
 
 impl ExpertWeights {
     /// Weights of `experts` of one token whose scores are `scores`.
@@ -31,7 +30,7 @@ impl ExpertWeights {
     pub fn of(self, scores: &[f32], experts: &[usize]) -> Vec<f32> {
         let mut weights = self.raw(scores, experts);
         if self.normalized {
-            let sum = weights.iter().sum::<f32>() + TINY;
+            let sum = weights.iter().sum::<f32>() + self.sum_eps;
             for weight in &mut weights {
                 *weight /= sum;
             }
@@ -58,7 +57,7 @@ impl ExpertWeights {
         let raw = self.raw(scores, experts);
         let mut dweights: Vec<f32> = dout.iter().map(|dout| dout * self.scale).collect();
         if self.normalized {
-            let sum = raw.iter().sum::<f32>() + TINY;
+            let sum = raw.iter().sum::<f32>() + self.sum_eps;
             let dot: f32 = raw.iter().zip(&dweights).map(|(weight, dw)| weight * dw).sum();
             for dw in &mut dweights {
                 *dw = (*dw - dot / sum) / sum;
@@ -116,7 +115,7 @@ mod tests {
         let (experts, dout) = ([0usize, 2, 4], [0.5f32, -1.5, 0.25]);
         for routing in [Routing::TopKSoftmax, Routing::SoftmaxTopK, Routing::Sigmoid] {
             for normalized in [false, true] {
-                let weights = ExpertWeights { routing, normalized, scale: 2.5 };
+                let weights = ExpertWeights { routing, normalized, sum_eps: 1e-20, scale: 2.5 };
                 let value = |scores: &[f32]| -> f64 {
                     let of = weights.of(scores, &experts);
                     of.iter().zip(dout).map(|(w, d)| f64::from(*w) * f64::from(d)).sum()

@@ -46,6 +46,7 @@ mod jinja;
 mod kimi_linear;
 mod latent_attention;
 mod layer_checkpointing;
+mod lfm2;
 mod loading;
 mod mtp;
 mod nemotron_h;

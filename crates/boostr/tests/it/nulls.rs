@@ -112,7 +112,9 @@ fn a_null_where_the_class_wants_a_value_is_an_error_that_names_the_field() {
 
 #[test]
 fn a_null_activation_is_an_error_in_every_class() {
-    for model in crate::common::models() {
+    // LFM2 has one activation, and no field for it.
+    let models = crate::common::models().into_iter();
+    for model in models.filter(|name| !name.starts_with("lfm2")) {
         let key = if model.starts_with("nemotron-h") { "mlp_hidden_act" } else { "hidden_act" };
         let text = message(&read(model, key, Some(Value::Null)).expect_err(model));
         assert!(text.contains(key) && text.contains("null"), "{model}: {text}");

@@ -101,6 +101,7 @@ fn activated(act: Activation, x: f32) -> f64 {
         }
         Activation::Relu2 => x.max(0.0) * x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Identity => x,
     }
 }
 

@@ -73,6 +73,9 @@ pub fn run(args: &ShowArgs, term: &Term) -> Result<()> {
     // What is wrong with these files is what `verify` tells.
     let text = source.text_side(&OpenOptions::default()).map(|text| text.warnings);
     let mut warnings = text.unwrap_or_default();
+    if let Some(config) = facts.config.as_ref().filter(|_| checkpoint.gguf().is_some()) {
+        warnings.extend(config.gguf_assumes());
+    }
     if let (Source::Path(path), Some(config)) = (&source, &facts.config) {
         let error = unloadable(path, config, &checkpoint);
         warnings.extend(error.map(|error| format!("it does not load: {error}")));

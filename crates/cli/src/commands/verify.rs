@@ -120,6 +120,11 @@ fn check_model(
     let config = checks.record("config", source.config(checkpoint.as_ref()), describe_config);
     let rows = config.as_ref().map(|config| config.family().frame().padded_vocab());
     let mut model = None;
+    if let Some(config) = config.as_ref().filter(|_| is_gguf) {
+        for line in config.gguf_assumes() {
+            checks.warn("config", line);
+        }
+    }
     if let (Some(config), Some(checkpoint)) = (config, &checkpoint) {
         let loaded = Model::<Cpu>::load(config, checkpoint.clone(), cpu.clone());
         let loaded = loaded.map_err(|error| match source {
@@ -227,7 +232,7 @@ fn check_gguf_text(metadata: &gguf::Metadata, checks: &mut Checks) {
 fn check_json(path: &Path, checks: &mut Checks) {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let text = || {
-        let missing = || boostr::Error::io(path, std::io::ErrorKind::NotFound.into());
+        let missing = || Error::io(path, std::io::ErrorKind::NotFound.into());
         read_text(path)?.ok_or_else(missing)
     };
     let fine = |_: &_| "readable".to_owned();

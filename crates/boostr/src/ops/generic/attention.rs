@@ -243,6 +243,7 @@ where
         Activation::GeluTanh => client.gelu(&x)?,
         Activation::Relu2 => client.square(&client.relu(&x)?)?,
         Activation::Sigmoid => client.sigmoid(&x)?,
+        Activation::Identity => x,
     })
 }
 

@@ -82,6 +82,8 @@ pub enum Geometry {
     Qwen3_5_0_8b,
     #[value(name = "qwen3.5-9b")]
     Qwen3_5_9b,
+    #[value(name = "lfm2-350m")]
+    Lfm2_350m,
 }
 
 /// Runs the benchmark that the arguments name, on each number of threads, and prints its report.

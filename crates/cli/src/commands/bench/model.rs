@@ -285,6 +285,7 @@ pub(super) fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Mod
         Geometry::Mamba2_2_7b => ("mamba2-2.7b", mamba2(64, 2560)),
         Geometry::Qwen3_5_0_8b => ("qwen3.5-0.8b", qwen3_5([1024, 24, 3584], [8, 2], 16, true)),
         Geometry::Qwen3_5_9b => ("qwen3.5-9b", qwen3_5([4096, 32, 12_288], [16, 4], 32, false)),
+        Geometry::Lfm2_350m => ("lfm2-350m", lfm2()),
     };
     if let Some(layers) = args.layers {
         let field = if json["n_layer"].is_null() { "num_hidden_layers" } else { "n_layer" };
@@ -295,6 +296,17 @@ pub(super) fn open(args: &BenchArgs, cpu: &CpuClient) -> Result<(String, Arc<Mod
     let config = Config::read(&ConfigFile::parse(name, &json.to_string())?)?;
     let model = Model::synthetic_as(config, of, cpu.clone()).context("synthetic model")?;
     Ok((format!("{name} (synthetic, {})", args.dtype.to_lowercase()), Arc::new(model)))
+}
+
+/// Ten convolutions and six layers of attention. Width, heads and places of attention are assumed: with the known width of
+/// feed-forward parts they make 354 M parameters.
+fn lfm2() -> serde_json::Value {
+    json!({
+        "model_type": "lfm2", "hidden_size": 1024, "num_hidden_layers": 16, "vocab_size": 65_536,
+        "block_ff_dim": 4608, "block_auto_adjust_ff_dim": false, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "conv_L_cache": 3, "norm_eps": 1e-5, "rope_theta": 1e6,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    })
 }
 
 /// Three of four layers are gated delta mixers. The width of the feed-forward parts follows from the number of
