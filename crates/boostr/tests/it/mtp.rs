@@ -466,6 +466,54 @@ fn a_tensor_that_the_block_lacks_is_named_as_the_file_names_it() {
 }
 
 #[test]
+fn what_is_wrong_with_a_tensor_of_the_block_is_told_by_its_name_in_the_file() {
+    let changed = |name: &str, of: &str, entry: &dyn Fn(&TensorEntry) -> TensorEntry| {
+        let model = open(name).model;
+        let mut checkpoint = Checkpoint::open(&fixtures().join(name), false).unwrap();
+        let mut tensors: BTreeMap<String, TensorEntry> =
+            checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+        let new = entry(&tensors[of]);
+        tensors.insert(of.to_owned(), new);
+        checkpoint.replace(tensors);
+        let told = boostr::models::next_block(model.config(), &checkpoint);
+        let error = Mtp::load(&model, checkpoint).err().unwrap().to_string();
+        assert_eq!(told.map_err(|error| error.to_string()), Err(error.clone()), "{of}");
+        assert!(error.contains(&format!("`{of}`")), "{of}: {error}");
+        error
+    };
+    let shorter = |entry: &TensorEntry| {
+        let data = entry.data.slice(0..entry.data.len() / entry.shape[0]).unwrap();
+        let shape = [&[1], &entry.shape[1..]].concat();
+        TensorEntry { shape, data, ..entry.clone() }
+    };
+    for (name, of) in [
+        (TINY, "mtp.norm.weight"),
+        (TINY, "mtp.layers.0.mlp.gate_proj.weight"),
+        (TINY_GGUF, "blk.4.attn_norm.weight"),
+        (TINY_GGUF, "blk.4.nextn.shared_head_norm.weight"),
+    ] {
+        assert!(changed(name, of, &shorter).contains("wrong shape"), "{of}");
+    }
+    let whole = |entry: &TensorEntry| TensorEntry { dtype: Dtype::I32, ..entry.clone() };
+    for (name, of) in [(TINY, "mtp.fc.weight"), (TINY_GGUF, "blk.4.nextn.eh_proj.weight")] {
+        assert!(changed(name, of, &whole).contains("is I32, expected floats"), "{of}");
+    }
+}
+
+#[test]
+fn a_head_of_the_blocks_own_is_refused() {
+    let model = open(TINY).model;
+    let mut checkpoint = Checkpoint::open(&fixtures().join(TINY), false).unwrap();
+    let mut tensors: BTreeMap<String, TensorEntry> =
+        checkpoint.iter().map(|(name, entry)| (name.to_owned(), entry.clone())).collect();
+    let head = tensors["model.language_model.embed_tokens.weight"].clone();
+    tensors.insert("mtp.lm_head.weight".into(), head);
+    checkpoint.replace(tensors);
+    let error = Mtp::load(&model, checkpoint).err().unwrap().to_string();
+    assert!(error.contains("a head of its own, `mtp.lm_head.weight`"), "{error}");
+}
+
+#[test]
 fn layers_that_a_gguf_file_counts_to_the_block_but_are_the_models_are_an_error() {
     let folder = Folder::new();
     let bytes = std::fs::read(fixtures().join(TINY_GGUF)).unwrap();

@@ -81,12 +81,17 @@ fn tokens_that_were_computed_to_be_reported_do_not_count_as_kept() {
     };
     wait_for(len);
     assert_eq!(counted("tokens_skipped_total"), 0);
+    // The prompt is known now.
+    let longer = [&MODEL.encode(PROMPT).unwrap()[..], &[5, 6, 7]].concat();
+    let reply = server.post("/v1/completions", &json!({"prompt": longer, "max_tokens": 1})).json();
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], len, "{reply}");
+    let len_before = len + 3;
     // So do those of vectors and of beams, which are computed beside the engine.
     server.post("/v1/embeddings", &json!({"input": PROMPT}));
-    wait_for(2 * len);
+    wait_for(len_before + len);
     let beams = json!({"prompt": PROMPT, "max_tokens": 1, "use_beam_search": true, "best_of": 2});
     assert_eq!(server.post("/v1/completions", &beams).status, 200);
-    wait_for(3 * len);
+    wait_for(len_before + 2 * len);
 }
 
 /// How many tokens are reported where none are generated.
