@@ -12,7 +12,7 @@ use crate::checkpoint::{Access, Checkpoint, ConfigFile, Dtype, Summary, snapshot
 use crate::error::{Error, Result, chain};
 use crate::files;
 use crate::generation_config::GenerationDefaults;
-use crate::models::{Config, Context, Families, Fingerprint, LeftOut, Model, Mtp};
+use crate::models::{Config, Context, Families, Fingerprint, LeftOut, Model, Mtp, mtp};
 use crate::nn::{Notices, Pack, Packs, SharedWeights};
 use crate::ops::KvType;
 use crate::threads::Threads;
@@ -286,7 +286,8 @@ impl<B: Backend> LanguageModel<B> {
             if options.exact && checkpoint.gguf().is_some() {
                 checkpoint.decode()?;
             }
-            let Some(block) = Mtp::parameters(&self.model, checkpoint)? else { return Ok(None) };
+            let block = mtp::parameters(self.model.config(), checkpoint)?;
+            let Some(block) = block else { return Ok(None) };
             let list = Mtp::packs(&self.model, &block)?;
             let base = &*self.base;
             let made = Experts { list, kind: "-mtp", checkpoint: &block, options: &options };
@@ -462,7 +463,7 @@ impl Weights<'_> {
         let embedded = self.is_embedded.then(|| files.clone());
         let (tied, fingerprint) = self.prepare(&config)?;
         let (weights, notices) = (SharedWeights::default(), Arc::default());
-        let list = config.packs::<B>(&self.checkpoint, &client)?;
+        let list = config.packs::<B>(&self.checkpoint, &client, None)?;
         let experts = Experts { list, kind: "", checkpoint: &self.checkpoint, options: &options };
         let (packs, warning) = experts.packs::<B>(&client, &fingerprint, &notices)?;
         let model = self.model(config, tied, client, (&weights, packs.clone()), &files)?;
@@ -560,7 +561,7 @@ pub fn placed(config: &Config, checkpoint: &Checkpoint) -> Result<[usize; 2]> {
     let mut checkpoint = checkpoint.clone();
     config.prepare(&mut checkpoint)?;
     let client = crate::backend::cpu();
-    let list = config.packs::<crate::backend::Cpu>(&checkpoint, &client)?;
+    let list = config.packs::<crate::backend::Cpu>(&checkpoint, &client, None)?;
     let are_packed =
         Packs::path_for::<crate::backend::Cpu>(&list, &client, "", String::new).is_some();
     let packed = if are_packed { list.iter().map(Pack::blocks).sum() } else { 0 };

@@ -176,22 +176,21 @@ impl Config {
             .collect()
     }
 
-    /// Whether a layer has experts, of which a token reads few.
-    pub(crate) fn has_experts(&self) -> bool {
-        let layers = self.family.layers();
-        layers.iter().flat_map(LayerSpec::parts).any(|part| part.experts() > 0)
-    }
-
-    /// The blocks of the experts in a checkpoint with the model's own names, as loading asks for them.
+    /// The blocks of the experts in a checkpoint with the model's own names, perhaps all `under` another, as loading asks
+    /// for them.
     pub(crate) fn packs<B: Backend>(
         &self,
         checkpoint: &Checkpoint,
         client: &B::Client,
+        under: Option<&str>,
     ) -> Result<Vec<Pack>> {
-        if !self.has_experts() {
+        if !self.family.layers().iter().flat_map(LayerSpec::parts).any(|part| part.experts() > 0) {
             return Ok(Vec::new());
         }
-        Params::<B>::list_packs(checkpoint, client, |params| self.load(params).map(drop))
+        Params::<B>::list_packs(checkpoint, client, |params| match under {
+            None => self.load(params).map(drop),
+            Some(name) => self.load(&params.under(name)).map(drop),
+        })
     }
 
     /// Refuses sizes that are impossible, by an `error` made of the field and the reason.

@@ -133,6 +133,36 @@ impl<'a> Keys<'a> {
         self.metadata.required(&key, self.metadata.per_layer(&key, n_layer, 0..=MAX_SIZE)?)
     }
 
+    /// Heads of keys and values where a layer is attention, and which layers are: the others have 0 heads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when layers of attention differ.
+    pub fn heads_kv(&self, n_layer: usize, nheads: usize) -> Result<(usize, Vec<bool>)> {
+        const NAME: &str = "attention.head_count_kv";
+        let of_layers = self.per_layer(NAME, n_layer)?;
+        let heads = of_layers.iter().copied().max().filter(|&most| most > 0).unwrap_or(nheads);
+        if let Some(other) = of_layers.iter().find(|&&n| n != 0 && n != heads) {
+            let reason = format!("some layers have {other} heads, others {heads}");
+            return Err(self.error(NAME, reason));
+        }
+        Ok((heads, of_layers.iter().map(|&n| n > 0).collect()))
+    }
+
+    /// Refuses routers whose scores are no sigmoids.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for another number than that of sigmoids.
+    pub fn check_sigmoid_gating(&self) -> Result<()> {
+        const SIGMOID: usize = 2;
+        const NAME: &str = "expert_gating_func";
+        match self.optional(NAME)?.filter(|&found| found != SIGMOID) {
+            None => Ok(()),
+            Some(found) => Err(self.error(NAME, format!("expected 2 (sigmoid), found {found}"))),
+        }
+    }
+
     /// The epsilon of RMS norms; some files keep it as that of layer norms.
     ///
     /// # Errors
@@ -141,8 +171,10 @@ impl<'a> Keys<'a> {
     pub fn norm_eps(&self) -> Result<f32> {
         const OWN: &str = "attention.layer_norm_rms_epsilon";
         let eps = |name: &str| self.metadata.float(&self.key(name), f32::MIN_POSITIVE..=1.0);
-        let found =
-            eps(OWN)?.map_or_else(|| eps("attention.layer_norm_epsilon"), |it| Ok(Some(it)))?;
+        let found = match eps(OWN)? {
+            None => eps("attention.layer_norm_epsilon")?,
+            found => found,
+        };
         self.metadata.required(&self.key(OWN), found)
     }
 

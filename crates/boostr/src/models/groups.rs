@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::SILU;
 use super::fields::{Fields, Need::Class, Need::Missing, Need::Or, Need::Required};
+use super::{MAX_SIZE, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile, gguf};
 use crate::error::{Error, Result};
 use crate::nn::{AttentionConfig, MixerConfig, MlpConfig, MoeConfig};
@@ -284,6 +284,19 @@ pub(super) fn layer_kinds<K>(
         }
     };
     Err(file.error(key, reason))
+}
+
+/// Which layers a list of their numbers under `key` names; `None` where there is no list.
+pub(super) fn listed_layers(
+    (file, key): (&ConfigFile, &str),
+    n_layer: usize,
+) -> Result<Option<Vec<bool>>> {
+    let Some(indices) = file.usizes(key, 0..=MAX_SIZE)? else { return Ok(None) };
+    if let Some(index) = indices.iter().find(|&&index| index >= n_layer) {
+        let reason = format!("layer {index}, but num_hidden_layers is {n_layer}");
+        return Err(file.error(key, reason));
+    }
+    Ok(Some((0..n_layer).map(|layer| indices.contains(&layer)).collect()))
 }
 
 /// The numbers of the layers that are so.

@@ -6,7 +6,7 @@
 
 use super::fields::{Fields, Need::Missing, Need::Or, Need::Required};
 use super::gguf::{Keys, KeysMut, attention_table, mixer_table};
-use super::groups::{check_heads, layer_kinds, mamba_d_head, refuse};
+use super::groups::{check_heads, layer_kinds, listed_layers, mamba_d_head, refuse};
 use super::{Frame, MAX_SIZE, Names, SILU};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::Result;
@@ -91,13 +91,7 @@ impl Hybrid {
         let n_layer = keys.n_layer()?;
         let (d_model, nheads) =
             (keys.size("embedding_length")?, keys.size("attention.head_count")?);
-        let of_layers = keys.per_layer("attention.head_count_kv", n_layer)?;
-        let nheads_kv = of_layers.iter().copied().max().filter(|&most| most > 0).unwrap_or(nheads);
-        if let Some(other) = of_layers.iter().find(|&&n| n != 0 && n != nheads_kv) {
-            let reason = format!("some layers have {other} heads, others {nheads_kv}");
-            return Err(keys.error("attention.head_count_kv", reason));
-        }
-        let is_attention: Vec<bool> = of_layers.iter().map(|&n| n > 0).collect();
+        let (nheads_kv, is_attention) = keys.heads_kv(n_layer, nheads)?;
         let mixer = match is_attention.iter().position(|is_attention| !is_attention) {
             Some(layer) if keys.arch != ARCH => {
                 let reason = format!("layer {layer} has 0 heads, as only layers of {ARCH} have");
@@ -219,13 +213,9 @@ fn read_layers(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
         lists.extend(layers.map(|layers| (key, layers)));
     }
     let key = "attn_layer_indices";
-    if let Some(indices) = file.usizes(key, 0..=MAX_SIZE)?.filter(|list| !list.is_empty()) {
-        if let Some(index) = indices.iter().find(|&&index| index >= n_layer) {
-            let reason = format!("layer {index}, but num_hidden_layers is {n_layer}");
-            return Err(file.error(key, reason));
-        }
-        lists.push((key, (0..n_layer).map(|layer| indices.contains(&layer)).collect()));
-    }
+    // An empty list says nothing.
+    let listed = listed_layers((file, key), n_layer)?.filter(|layers| layers.contains(&true));
+    lists.extend(listed.map(|layers| (key, layers)));
     let key = "attn_layer_period";
     if let Some(period) = file.usize(&[key], 1..=MAX_SIZE)? {
         let offset = file.required(&["attn_layer_offset"], 0..=period - 1)?;

@@ -422,19 +422,9 @@ impl Config {
             moe.scale = 1.0;
         }
         match f.gguf() {
-            Some((keys, _)) => check_gating(keys),
+            Some((keys, _)) => keys.check_sigmoid_gating(),
             None => Ok(()),
         }
-    }
-}
-
-/// Refuses routers whose scores are no sigmoids.
-fn check_gating(keys: &Keys<'_>) -> Result<()> {
-    const SIGMOID: usize = 2;
-    let name = "expert_gating_func";
-    match keys.optional(name)?.filter(|&found| found != SIGMOID) {
-        None => Ok(()),
-        Some(found) => Err(keys.error(name, format!("expected 2 (sigmoid), found {found}"))),
     }
 }
 

@@ -14,7 +14,7 @@
 
 use super::fields::{Fields, Need::Class, Need::Missing, Need::Or, Need::Required};
 use super::gguf::{attention_table, mlp_table, moe_table, rope_factors};
-use super::groups::{layer_kinds, refuse};
+use super::groups::{layer_kinds, listed_layers, refuse};
 use super::{Family, Frame, MAX_SIZE, Names};
 use crate::checkpoint::{Checkpoint, ConfigFile};
 use crate::error::{Error, Result};
@@ -236,13 +236,7 @@ impl Config {
         f.flag(["conv_bias", ""], &mut self.conv.bias, Missing(false))?;
         f.size(["num_attention_heads", "attention.head_count"], &mut a.nheads, Class(32))?;
         if let Some((keys, checkpoint)) = f.gguf() {
-            let heads = keys.per_layer("attention.head_count_kv", n_layer)?;
-            self.is_attention = heads.iter().map(|&heads| heads > 0).collect();
-            a.nheads_kv = heads.iter().copied().max().filter(|&most| most > 0).unwrap_or(a.nheads);
-            if let Some(other) = heads.iter().find(|&&n| n != 0 && n != a.nheads_kv) {
-                let reason = format!("some layers have {other} heads, others {}", a.nheads_kv);
-                return Err(keys.error("attention.head_count_kv", reason));
-            }
+            (a.nheads_kv, self.is_attention) = keys.heads_kv(n_layer, a.nheads)?;
             let width = keys.optional("attention.key_length")?;
             a.headdim = width.unwrap_or(a.d_model / a.nheads);
             a.window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
@@ -311,30 +305,19 @@ impl Config {
         f.gguf_constant("expert_gating_func", 2u32);
         let Some((keys, checkpoint)) = f.gguf() else { return Ok(()) };
         moe.biased = checkpoint.names().any(|name| name.ends_with(".exp_probs_b.bias"));
-        let name = "expert_gating_func";
-        match keys.optional(name)?.filter(|&found| found != 2) {
-            None => Ok(()),
-            Some(found) => Err(keys.error(name, format!("expected 2 (sigmoid), found {found}"))),
-        }
+        keys.check_sigmoid_gating()
     }
 }
 
 /// Which layers are attention: those of either list, all where there is none.
 fn read_kinds(file: &ConfigFile, n_layer: usize) -> Result<Vec<bool>> {
-    const INDICES: &str = "full_attn_idxs";
     let kind = |word: &str| KINDS.iter().position(|kind| *kind == word).map(|i| i == 1);
     let key = (file, "layer_types");
     if let Some(kinds) = layer_kinds(key, Some(n_layer), kind, &KINDS.join(" or "))? {
         return Ok(kinds);
     }
-    let Some(indices) = file.usizes(INDICES, 0..=MAX_SIZE)? else {
-        return Ok(vec![true; n_layer]);
-    };
-    if let Some(index) = indices.iter().find(|&&index| index >= n_layer) {
-        let reason = format!("layer {index}, but num_hidden_layers is {n_layer}");
-        return Err(file.error(INDICES, reason));
-    }
-    Ok((0..n_layer).map(|layer| indices.contains(&layer)).collect())
+    let listed = listed_layers((file, "full_attn_idxs"), n_layer)?;
+    Ok(listed.unwrap_or_else(|| vec![true; n_layer]))
 }
 
 /// The width of the feed-forward part, which older files have transformers compute: two thirds of the width that they

@@ -75,29 +75,17 @@ impl<B: Backend> Mtp<B> {
     /// # Errors
     ///
     /// [`Error::Tensors`] when its tensors are not those of the configuration, [`Error::Unsupported`] for one with an
-    /// embedding of its own.
+    /// embedding or a head of its own, and for a second block.
     pub fn load(model: &Model<B>, checkpoint: Checkpoint) -> Result<Option<Self>> {
-        let Some(checkpoint) = Self::parameters(model, checkpoint)? else { return Ok(None) };
+        let Some(checkpoint) = parameters(model.config(), checkpoint)? else { return Ok(None) };
         Self::of(model, &checkpoint, None).map(Some)
     }
 
-    /// The block's parameters by their own names, out of the file of `model`; `None` as in [`load`](Self::load).
-    pub(crate) fn parameters(
-        model: &Model<B>,
-        checkpoint: Checkpoint,
-    ) -> Result<Option<Checkpoint>> {
-        parameters(model.config(), checkpoint)
-    }
-
-    /// The blocks of the experts among its parameters.
+    /// The blocks of the experts among its [`parameters`].
     pub(crate) fn packs(model: &Model<B>, parameters: &Checkpoint) -> Result<Vec<Pack>> {
-        let Some(config) = model.family().next_block() else { return Ok(Vec::new()) };
-        if !config.has_experts() {
-            return Ok(Vec::new());
-        }
-        Params::<B>::list_packs(parameters, model.client(), |params| {
-            config.load(&params.under(stem(PREFIX))).map(drop)
-        })
+        let packs =
+            |config: Config| config.packs::<B>(parameters, model.client(), Some(stem(PREFIX)));
+        model.family().next_block().map_or_else(|| Ok(Vec::new()), packs)
     }
 
     /// The block of these parameters, whose experts may be in `packs`.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::common::{Folder, cpu};
 use crate::tiny::{
-    close, converted as of_type, edited, entry, fixture, linear, message, norm, random, renamed,
-    run, save, silu, softplus, tokens, widened, with,
+    close, config_with, converted as of_type, edited, entry, fixture, linear, message, norm,
+    random, renamed, run, save, silu, softplus, tokens, widened, with,
 };
 use boostr::Error;
 use boostr::backend::{Cpu, Tensor};
@@ -30,16 +30,7 @@ const DRIFT: f64 = 1e-3;
 
 /// The configuration of the fixture with `changes`; null takes a field away.
 fn json(changes: Value) -> Value {
-    let text = std::fs::read_to_string(fixture(NAME).join("config.json")).unwrap();
-    let mut json: Value = serde_json::from_str(&text).unwrap();
-    let Value::Object(changes) = changes else { panic!("no object: {changes}") };
-    for (key, value) in changes {
-        match value {
-            Value::Null => drop(json.as_object_mut().unwrap().remove(&key)),
-            value => drop(json.as_object_mut().unwrap().insert(key, value)),
-        }
-    }
-    json
+    config_with(NAME, changes)
 }
 
 fn read(json: &Value) -> Result<Config, Error> {

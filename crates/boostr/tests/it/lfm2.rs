@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::common::{Folder, cpu};
-use crate::tiny::{fixture, message, random, run, save, tokens};
+use crate::tiny::{config_with as json, fixture, message, random, run, save, tokens};
 use boostr::Error;
 use boostr::backend::Cpu;
 use boostr::checkpoint::{Bytes, Checkpoint, ConfigFile, Dtype, TensorEntry};
@@ -23,20 +23,6 @@ const MOE: &str = "lfm2-moe-tiny";
 const VOCAB: usize = 512;
 /// The bound that the fixtures suggest for f32.
 const TOLERANCE: f64 = 2e-4;
-
-/// The configuration of a fixture with `changes`; null takes a field away.
-fn json(name: &str, changes: Value) -> Value {
-    let text = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
-    let mut json: Value = serde_json::from_str(&text).unwrap();
-    let Value::Object(changes) = changes else { panic!("no object: {changes}") };
-    for (key, value) in changes {
-        match value {
-            Value::Null => drop(json.as_object_mut().unwrap().remove(&key)),
-            value => drop(json.as_object_mut().unwrap().insert(key, value)),
-        }
-    }
-    json
-}
 
 fn read(json: &Value) -> Result<Config, Error> {
     let file = ConfigFile::parse("config.json", &json.to_string())?;

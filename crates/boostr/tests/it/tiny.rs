@@ -24,6 +24,20 @@ const M: &str = r#""model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "h
 /// Between f32 and the definition in f64, for logits and states of about 1.
 pub const F32: f64 = 1e-5;
 
+/// The configuration of a fixture with `changes`; null takes a field away.
+pub fn config_with(name: &str, changes: Value) -> Value {
+    let text = fs::read_to_string(fixture(name).join("config.json")).unwrap();
+    let mut json: Value = serde_json::from_str(&text).unwrap();
+    let Value::Object(changes) = changes else { panic!("no object: {changes}") };
+    for (key, value) in changes {
+        match value {
+            Value::Null => drop(json.as_object_mut().unwrap().remove(&key)),
+            value => drop(json.as_object_mut().unwrap().insert(key, value)),
+        }
+    }
+    json
+}
+
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
